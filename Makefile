@@ -53,7 +53,7 @@ slow: ## the slow tests
 coverage: ## lines reached by the fast tests, as a report
 	$(PYTHON) -m pytest -q --cov=flsv --cov-report=term:skip-covered \
 	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/sampling \
-	  tests/loop/test_federated_loop.py tests/loop/test_lightning_features.py
+	  tests/federation/test_federated_loop.py tests/federation/test_lightning_features.py
 
 docs: ## the site, into site/; warnings are errors
 	$(PYTHON) -m mkdocs build --quiet
@@ -69,7 +69,7 @@ lowest: .venv-lowest/made ## a small part of the tests with the lowest versions 
 	.venv-lowest/bin/python -m flsv fit --config quickstart --trainer.max_epochs 2 \
 	  --trainer.enable_progress_bar false --trainer.default_root_dir .venv-lowest/runs
 	.venv-lowest/bin/python -m pytest -q tests/functional tests/metrics/test_coalition_value.py \
-	  tests/loop/test_federated_loop.py tests/loop/test_lightning_features.py
+	  tests/federation/test_federated_loop.py tests/federation/test_lightning_features.py
 
 conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, in an environment of their own
 	rm -rf .venv-conformance

@@ -3,7 +3,7 @@
 import pytest
 from lightning_utilities.core.imports import RequirementCache
 
-collect_ignore_glob = ["flsv/engines/flower_template/*", "tests/engines/flower_app/*"]
+collect_ignore_glob = ["flsv/cli/templates/flower/*", "tests/engines/flower_app/*"]
 if not RequirementCache("flwr"):
     collect_ignore_glob.append("flsv/engines/flower*.py")
 

@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from flsv import FederatedDataModule, FederatedLoop, Reporting
-from flsv.clients.algorithms import ClientAlgorithm
 from flsv.metrics import CosineGradientShapley, GradientAgreement, GradientShapley, ShadowShapley
 from flsv.models.lora import add_lora, freeze_a
+from flsv.training.algorithms import ClientAlgorithm
 
 LENGTH, HELD_OUT, MOST = 64, 16, 160
 """Bytes of a piece; a group's first pieces, on which the server validates; a client's pieces, at most."""

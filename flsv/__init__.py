@@ -3,21 +3,21 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
-    from flsv.config import ClientEvaluation
-    from flsv.data import FederatedDataModule
-    from flsv.errors import ConfigurationError
-    from flsv.functional.allocation import allocate
-    from flsv.loop import FederatedLoop
-    from flsv.loop.retrain import retrain
-    from flsv.models.classifier import ClassifierClient
-    from flsv.parameters import ParameterSpace
-    from flsv.report import read_run
-    from flsv.report.folder import Reporting
-    from flsv.round import ClientUpdate, Round
-    from flsv.server.value_round import value_round
+from flsv.__about__ import __version__ as __version__
+from flsv.utilities.moved import find_moved_modules
 
-__version__ = "1.1.0rc1"
+if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
+    from flsv.configuration.federation_config import ClientEvaluation
+    from flsv.core import ClientUpdate, ParameterSpace, Round
+    from flsv.data import FederatedDataModule
+    from flsv.federation import FederatedLoop
+    from flsv.functional.allocation import allocate
+    from flsv.models.classifier import ClassifierClient
+    from flsv.report import read_run
+    from flsv.results.folder import Reporting
+    from flsv.retraining.retrain import retrain
+    from flsv.server.value_round import value_round
+    from flsv.utilities.errors import ConfigurationError
 
 __all__ = [
     "ClassifierClient",
@@ -35,21 +35,23 @@ __all__ = [
     "value_round",
 ]
 
+find_moved_modules()
+
 # Where the names above live. They are imported when they are first asked for: torch and Lightning take seconds, which
 # whoever asks for the version or for help need not wait.
 _HOMES = {
     "ClassifierClient": "flsv.models.classifier",
-    "ClientEvaluation": "flsv.config",
-    "ClientUpdate": "flsv.round",
-    "ConfigurationError": "flsv.errors",
+    "ClientEvaluation": "flsv.configuration.federation_config",
+    "ClientUpdate": "flsv.core",
+    "ConfigurationError": "flsv.utilities.errors",
     "FederatedDataModule": "flsv.data",
-    "FederatedLoop": "flsv.loop",
-    "ParameterSpace": "flsv.parameters",
-    "Reporting": "flsv.report.folder",
-    "Round": "flsv.round",
+    "FederatedLoop": "flsv.federation",
+    "ParameterSpace": "flsv.core.parameter_space",
+    "Reporting": "flsv.results.folder",
+    "Round": "flsv.core",
     "allocate": "flsv.functional.allocation",
     "read_run": "flsv.report",
-    "retrain": "flsv.loop.retrain",
+    "retrain": "flsv.retraining.retrain",
     "value_round": "flsv.server.value_round",
 }
 

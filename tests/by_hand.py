@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from toys import Plain, toy_data
 
 from flsv.data import FederatedDataModule
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.sampling import UniformSampler
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 
 SEED, COHORT, LOCAL_EPOCHS, ROUNDS = 5, 3, 2, 4
 

@@ -13,13 +13,13 @@ from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.clients.algorithms import InRunValues
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import InRunShapley
-from flsv.parameters import ParameterSpace
-from flsv.round import Round
-from flsv.seeding import generator_for
+from flsv.training.algorithms import InRunValues
+from flsv.utilities.seeding import generator_for
 
 SEED = 5
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.participants import Client, LocalData
+from flsv.core import Client, LocalData
 
 
 class Sigmoid:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flsv.csv_files import save_csv
-from flsv.report.record import VERSION
-from flsv.report.run_table import SCHEMA
+from flsv.results.record import VERSION
+from flsv.results.run_table import SCHEMA
+from flsv.utilities.csv_files import save_csv
 
 NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
 

@@ -10,7 +10,7 @@ from toys import sgd
 
 from flsv.data import FederatedDataModule
 from flsv.sampling import UniformSampler
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 
 
 class Batches:

@@ -12,11 +12,11 @@ from torch import Tensor
 from toys import fit, trainer_for
 
 from flsv import Reporting
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.federation import FederatedLoop
 from flsv.functional import ShapleyEstimate
-from flsv.loop import FederatedLoop
 from flsv.metrics import LeaveOneOut
-from flsv.parameters import ParameterSpace
 
 MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
 

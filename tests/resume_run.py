@@ -20,7 +20,7 @@ from toys import Plain, adam, fit, network, toy_data
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Personalizer
 from flsv.sampling import UniformSampler

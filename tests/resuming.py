@@ -10,7 +10,7 @@ from resume_run import checkpoints
 from toys import Plain, fit, toy_data, vector
 
 from flsv.data import FederatedDataModule
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 
 
 def assert_resumes(

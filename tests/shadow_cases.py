@@ -10,10 +10,10 @@ from torch import Tensor
 from toys import Plain, toy_data, vector
 
 from flsv import FederatedLoop, Reporting
+from flsv.core import Round, TrainedCoalitions
 from flsv.data import FederatedDataModule
 from flsv.metrics import ShadowShapley
-from flsv.round import Round, TrainedCoalitions
-from flsv.seeding import generator_for, seed_global_rngs
+from flsv.utilities.seeding import generator_for, seed_global_rngs
 
 SEED, ROUNDS = 5, 3
 

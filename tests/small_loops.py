@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from flsv.aggregation import FedAvg, ShapFedWA
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 
 

@@ -40,7 +40,7 @@ NOT_RUN = {
 }
 #: Blocks that are quoted from a file which is tested elsewhere.
 QUOTED = {
-    "fedapp/federation.py": Path(flsv.__file__).parent / "engines/flower_template/fedapp/federation.py",
+    "fedapp/federation.py": Path(flsv.__file__).parent / "cli/templates/flower/fedapp/federation.py",
     "fedapp/server_app.py": Path(__file__).parent / "engines/flower_app/fedapp/server_app.py",
 }
 #: Arguments of flsv that a test has not got what they need for: the configuration is then read, and not run.

@@ -10,10 +10,10 @@ from toys import toy_data
 
 from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.aggregation import GeometricMedian
-from flsv.arguments import plain_name
 from flsv.attacks import SignFlip
 from flsv.filters import CopyFilter, OutlierFilter
 from flsv.metrics import ClassSpecificShapley
+from flsv.utilities.arguments import plain_name
 
 
 def test_arguments_are_not_set_but_replaced() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas import DataFrame
 
-from flsv.csv_files import csv_text, read_csv, save_table
-from flsv.report.run_table import CSV, Numbers, read_table, rows_of
+from flsv.results.run_table import CSV, Numbers, read_table, rows_of
+from flsv.utilities.csv_files import csv_text, read_csv, save_table
 
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
 

@@ -23,15 +23,15 @@ from torch import nn
 from flsv import ConfigurationError
 from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.cli import main
+from flsv.configuration.identity import described
 from flsv.data import IIDPartitioner
-from flsv.declared import Count, Declared, Momentum, NonNegative, Positive, Share, check_argument, declared
-from flsv.identity import described
 from flsv.privacy import GaussianPrivacy
+from flsv.utilities.declared import Count, Declared, Momentum, NonNegative, Positive, Share, check_argument, declared
 
 PACKAGES = (
-    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.features", "flsv.filters", "flsv.clients.algorithms",
-    "flsv.metrics", "flsv.models", "flsv.personalization", "flsv.privacy", "flsv.sampling", "flsv.uploads",
-    "flsv.valuation",
+    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.valuation.features", "flsv.filters",
+    "flsv.training.algorithms", "flsv.metrics", "flsv.models", "flsv.personalization", "flsv.privacy", "flsv.sampling",
+    "flsv.uploads", "flsv.valuation",
 )  # fmt: skip
 #: What a class cannot be made without, beside numbers.
 NEEDED: dict[str, dict[str, Any]] = {

@@ -15,15 +15,15 @@ from toys import fit
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.charts import drawing
+from flsv.core import Client, LocalData
+from flsv.core.artifacts import keep_artifact, write_artifacts
 from flsv.data import plot_partition
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
-from flsv.participants import Client, LocalData
-from flsv.participants.artifacts import keep_artifact, write_artifacts
-from flsv.report.run_table import Numbers, frame, rows_of
-from flsv.report.terminal import class_columns, print_table
+from flsv.results.run_table import Numbers, frame, rows_of
+from flsv.results.terminal import class_columns, print_table
+from flsv.utilities.charts import drawing
 
 #: What rich takes for markup or an emoji, what matplotlib takes for a formula or leaves out, and what has no room.
 NAMES = ["[/b]", "$x^{$", "$a$", ":smile:", "_hidden", "two\nlines", "x" * 300, "\\[red]", "", "%s {0}"]
@@ -82,7 +82,7 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
     def fail(*_: Any) -> None:
         raise ValueError("Number of bins")
 
-    monkeypatch.setattr("flsv.loop.reports.plot_partition", fail)
+    monkeypatch.setattr("flsv.federation.reports.plot_partition", fail)
     metrics = {"bad": Undrawable(), "good": ClassSpecificShapley()}
     loop = FederatedLoop(FedAvg(), metrics, seed=1, reporting=Reporting(figures=1))
     with pytest.warns(UserWarning, match="could not be drawn") as caught:

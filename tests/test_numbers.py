@@ -10,9 +10,9 @@ from test_declared import CASES, PACKAGES, public_classes
 from torch import nn
 
 from flsv import ClassifierClient, ConfigurationError, functional
-from flsv.arguments import check_number
-from flsv.clients.algorithms import MoreauSGD
 from flsv.data import SizePartitioner
+from flsv.training.algorithms import MoreauSGD
+from flsv.utilities.arguments import check_number
 
 #: Whose constructors check by hand, and what they are made of.
 BY_HAND: dict[type, Any] = {MoreauSGD: [nn.Parameter(torch.zeros(1))]}

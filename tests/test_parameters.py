@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torchmetrics import MeanMetric
 
-from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
+from flsv.core.parameter_space import ParameterSpace
+from flsv.utilities.errors import ConfigurationError
 
 
 def network() -> nn.Module:

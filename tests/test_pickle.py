@@ -13,11 +13,11 @@ from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAdam
-from flsv.clients.algorithms import FedDyn, FedDynServer
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, PartialFederatedShapley
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
+from flsv.training.algorithms import FedDyn, FedDynServer
 
 LOOPS: dict[str, Callable[[], FederatedLoop]] = {
     "metrics": lambda: FederatedLoop(

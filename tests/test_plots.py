@@ -5,8 +5,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from flsv.charts import BOTTOM, TOP
-from flsv.plots import beeswarm, draw_steps, waterfall
+from flsv.utilities.charts import BOTTOM, TOP
+from flsv.utilities.plots import beeswarm, draw_steps, waterfall
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.3, 0.9), (0.3, 0.3), (0.0, 0.0)])

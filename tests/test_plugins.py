@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from flsv import plugins
 from flsv.cli import main
 from flsv.cli.parser import make_cli
 from flsv.data.sources import source
 from flsv.metrics import ContributionMetric
 from flsv.report import read_run
+from flsv.utilities import plugins
 
 CODE = """
 import torch
 from torch.utils.data import TensorDataset
 
 from flsv.aggregation import Aggregator
-from flsv.clients.algorithms import ClientAlgorithm
+from flsv.training.algorithms import ClientAlgorithm
 from flsv.metrics.base import ContributionMetric, latest
 
 

@@ -12,7 +12,7 @@ from toys import fit
 
 import flsv
 from flsv.cli.configs import packaged_names
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.report import write_report
 from flsv.testing import check_metric
 

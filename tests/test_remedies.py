@@ -17,8 +17,9 @@ from flsv.data.splits import split_federation
 from flsv.filters import MultiKrum
 from flsv.functional import allocate, label_divergence
 from flsv.functional.shapley.semivalues import ESTIMATORS
-from flsv.functional.transport import solvers
-from flsv.functional.transport.cost import check_support, label_embedding
+from flsv.functional.transport import potentials
+from flsv.functional.transport.checks import check_support
+from flsv.functional.transport.cost import label_embedding
 from flsv.metrics import CumulativeShapley
 from flsv.models.factory import build_network
 from flsv.privacy import GaussianPrivacy
@@ -70,8 +71,8 @@ def estimate(name: str, budget: int) -> None:
 
 def transport(samples: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(solvers, "MAX_BYTES", 1000)
-        solvers.entropic_potentials(torch.rand(samples, samples), 0.5, 0.5)
+        patched.setattr(potentials, "MAX_BYTES", 1000)
+        potentials.entropic_potentials(torch.rand(samples, samples), 0.5, 0.5)
 
 
 def embedding(features: int, covariance: Any = "full") -> None:

@@ -18,9 +18,9 @@ from toys import Plain, network, toy_data, trainer_for, vector
 
 from flsv import ClientEvaluation, ConfigurationError, FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
-from flsv.clients.algorithms import FedProx, FedRep, MoreauSGD
 from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import FedProx, FedRep, MoreauSGD
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from flsv import ConfigurationError, __version__
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import FreeRider
 from flsv.data.corruption import ClosedSetLabelNoise
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from flsv.seeding import derive_seed, seed_global_rngs
+from flsv.utilities.seeding import derive_seed, seed_global_rngs
 
 
 def test_streams_differ_by_every_part_of_their_name() -> None:

@@ -30,13 +30,13 @@ from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
 from flsv.cli.compare import OwnModels
-from flsv.clients.algorithms import MoreauSGD
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
+from flsv.training.algorithms import MoreauSGD
 from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
 NORM, HEAD = ["1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"], ["4.weight", "4.bias"]

@@ -4,7 +4,7 @@ from typing import Any
 
 from by_hand import LOCAL_EPOCHS, SEED
 
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.sampling import UniformSampler
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 
 FEATURES, CLASSES = 6, 3
 

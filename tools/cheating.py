@@ -37,7 +37,7 @@ from flsv.benchmark.scores import shares
 from flsv.data import Partitioner
 from flsv.filters import CopyFilter, NormCap, OutlierFilter, SampleCap
 from flsv.report.reading import mean_half_width
-from flsv.seeding import generator_for, isolated_rngs
+from flsv.utilities.seeding import generator_for, isolated_rngs
 
 
 class Cheating(Partitioner):

@@ -38,12 +38,12 @@ from torch.utils.data import TensorDataset
 import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv._lightning.evaluation import tf32_of
-from flsv.csv_files import save_csv
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import IIDPartitioner, Loader, Splits
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games import ModelEvaluator
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley
-from flsv.parameters import ParameterSpace
+from flsv.utilities.csv_files import save_csv
 
 ROOT = Path(__file__).parents[1]
 CLASSES, CLIENTS, BATCH = 4, 3, 8

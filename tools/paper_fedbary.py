@@ -27,8 +27,6 @@ from torch import Tensor
 import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import ClosedSetLabelNoise, Files, GaussianNoise, IIDPartitioner, Splits, load_image_data
-from flsv.features import PCA
-from flsv.features.base import head_inputs
 from flsv.functional import (
     TransportClient,
     exact_shapley,
@@ -40,8 +38,10 @@ from flsv.functional import (
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import CumulativeShapley
 from flsv.models import build_network
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, clients_of, participants_of, server_of
+from flsv.valuation.features import PCA
+from flsv.valuation.features.base import head_inputs
 
 NETWORKS = {"mnist": "shapley_fl_fmnist", "fashion_mnist": "shapley_fl_fmnist", "cifar10": "lenet5"}
 

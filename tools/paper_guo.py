@@ -28,7 +28,7 @@ from flsv.functional import (
 )
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 
 #: Of coalitions that are trained anew.
 ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {

@@ -15,16 +15,16 @@ from torch import Generator, Tensor
 
 from flsv import FederatedLoop
 from flsv.cli.compare import run
+from flsv.core import LocalData
+from flsv.core.strategy import Contributions
 from flsv.data import FederatedDataModule
 from flsv.functional import label_overlap, personalized_weights, relevance_auroc
-from flsv.functional.agreement import keep_common
+from flsv.functional.common_entries import keep_common
 from flsv.models import LeNet5
-from flsv.participants import LocalData
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
 from flsv.personalization.fedfomo import first_order_weights
 from flsv.privacy import gaussian_epsilon
-from flsv.strategy import Contributions
 
 K = 5
 #: Whose authors deploy a client's own trained model.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flsv import Round
 from flsv.aggregation import FedAvg
+from flsv.core.strategy import Contributions
 from flsv.functional import (
     ShapleyEstimate,
     complementary_shapley,
@@ -27,8 +28,7 @@ from flsv.functional import (
     permutation_shapley,
     surrogate_shapley,
 )
-from flsv.functional.shapley.game import shapley_of_table
-from flsv.strategy import Contributions
+from flsv.functional.shapley.enumeration import shapley_of_table
 
 PERMUTATIONS = (80, 160, 240, 320, 400)
 DRAWS = 50

@@ -28,18 +28,18 @@ from flsv.benchmark import Federation, federation, names, truth_table
 from flsv.benchmark.federation import SETS, quiet
 from flsv.benchmark.scores import mean, share_error, spearman
 from flsv.benchmark.truth import SEEDS, arcs, sampled_truth
+from flsv.core.parameter_space import ParameterSpace
 from flsv.filters import OutlierFilter
 from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.shapley.enumeration import all_coalitions
 from flsv.functional.shapley.few_coalitions import CURVE_FROM
-from flsv.functional.shapley.game import all_coalitions
 from flsv.functional.shapley.size_effects import size_effects_shapley
-from flsv.games.coalition_training import evaluator_of
+from flsv.games.coalition_training import make_evaluator
 from flsv.games.members import members_of
 from flsv.games.performance import performance_of
-from flsv.loop import side_by_side
-from flsv.parameters import ParameterSpace
+from flsv.retraining import side_by_side
 from flsv.sampling import FixedCohort
-from flsv.seeding import isolated_rngs
+from flsv.utilities.seeding import isolated_rngs
 
 #: Rounds whose models are scored, untrained models, clients of whom all coalitions are trained.
 ROUNDS, UNTRAINED, MOST = 3, 32, 10
@@ -67,7 +67,7 @@ def measure_of(each: Federation) -> Any:
     measure = each.performance if each.performance in SCORES else performance_of("", each.performance, each.mode)
 
     def measured(trainer: L.Trainer, space: ParameterSpace, models: Tensor) -> Tensor:
-        scores = evaluator_of(trainer, space, each.datamodule(), measure)(models)
+        scores = make_evaluator(trainer, space, each.datamodule(), measure)(models)
         if isinstance(measure, str):
             return torch.stack([scores.value(name) for name in (measure, *(s for s in SCORES if s != measure))], 1)
         return measure.utility(scores.values[measure.name])[:, None]

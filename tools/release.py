@@ -1,6 +1,6 @@
 """A release: what stands between this checkout and it, and what the package index would get: RELEASING.md.
 
-    python tools/release.py check [v1.0.0]      # of the version in flsv/__init__.py; or of this tag; changes nothing
+    python tools/release.py check [v1.0.0]      # of the version in flsv/__about__.py; or of this tag; changes nothing
     python tools/release.py wheel [--python python3.12] [--dist dist] [--wheel WHEEL]
     python tools/release.py locked > constraints.txt        versions that pip would install for flsv[dev,docs] today
     python tools/release.py lowest > lowest.txt             the lowest versions that pyproject.toml allows
@@ -73,14 +73,14 @@ def problems(root: Path, tag: str | None = None) -> list[str]:
         root: the checkout.
         tag: that is released; None: none yet.
     """
-    init = (root / "flsv" / "__init__.py").read_text()
+    init = (root / "flsv" / "__about__.py").read_text()
     version = re.findall(r'^__version__ = "(.+)"$', init, flags=re.MULTILINE)[0]
     told = sections((root / "CHANGELOG.md").read_text())
     date = told.get(version, (None, ""))[0]
     citation = dict(re.findall(r'^(version|date-released): "?([^"\n]+)"?$', (root / "CITATION.cff").read_text(), re.M))
     found = []
     if tag is not None and tag != f"v{version}":
-        found.append(f"The tag {tag} is not that of flsv/__init__.py, which says {version}: tag v{version}.")
+        found.append(f"The tag {tag} is not that of flsv/__about__.py, which says {version}: tag v{version}.")
     if date is None:
         found.append(f"CHANGELOG.md has no section with a date for {version}: write ## [{version}] - YYYY-MM-DD.")
     if told.get("Unreleased") != (None, ""):
@@ -92,7 +92,7 @@ def problems(root: Path, tag: str | None = None) -> list[str]:
     if git(root, "status", "--porcelain") != "":
         found.append("Not everything is committed (git status).")
     if tag is None and git(root, "rev-parse", "--verify", f"v{version}") is not None:
-        found.append(f"v{version} is tagged already: raise __version__ in flsv/__init__.py.")
+        found.append(f"v{version} is tagged already: raise __version__ in flsv/__about__.py.")
     found += [
         f"CHANGELOG.md: the section of {each} is not that of its tag: restore it." for each in changed_sections(root)
     ]

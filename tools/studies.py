@@ -12,9 +12,9 @@ from cells import Cell, Measured, built, federated_loop
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from flsv.parameters import ParameterSpace
+from flsv.core.parameter_space import ParameterSpace
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 
 # ---- what an update shows of its data
 

@@ -31,7 +31,7 @@ from cells import Results, named
 from common import grid
 from scipy import stats
 
-from flsv.csv_files import save_csv
+from flsv.utilities.csv_files import save_csv
 
 Lines = list[list[str]]
 Values = Mapping[tuple[str, str], pd.Series]  # of row and column, by seed

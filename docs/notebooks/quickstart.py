@@ -48,7 +48,7 @@ trainer.fit(ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)),
 # of these. As a picture:
 
 # %%
-from flsv.plots import waterfall
+from flsv.utilities.plots import waterfall
 
 waterfall(loop.contributions["value"], [f"client {name}" for name in data.client_names], unit="accuracy")
 

@@ -104,7 +104,7 @@ print("values:", [round(v, 3) for v in value.tolist()])
 print(f"sum {value.sum():.3f}, accuracy at the end {trainer.callback_metrics['val_accuracy']:.3f}")
 
 # %%
-from flsv.plots import waterfall
+from flsv.utilities.plots import waterfall
 
 waterfall(value, [f"client {i}" for i in range(5)])
 

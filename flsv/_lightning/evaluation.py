@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 #: By precision, relative to numbers above 1 and absolute below.
 TOLERANCES = {"32-true": 1e-5, "64-true": 1e-5, "bf16-mixed": 1e-2, "bf16-true": 5e-2}

@@ -126,7 +126,7 @@ def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 
 def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
-    """What has the length of a client's batches, by a :class:`flsv.clients.local_steps.LocalSteps`: before the first
+    """What has the length of a client's batches, by a :class:`flsv.training.local_steps.LocalSteps`: before the first
     cohort's are there, and in ``configure_optimizers``, whose schedules are a client's. None: the round's are there."""
     configuring = trainer.lightning_module._current_fx_name == CONFIGURE
     return counts.length() if configuring or not counts.begun else None

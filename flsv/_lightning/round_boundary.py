@@ -30,9 +30,9 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from flsv._lightning.durable import replacing
 from flsv._lightning.patches import callbacks_of
-from flsv.errors import ConfigurationError
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.errors import ConfigurationError
 
 
 class RoundBoundary:

@@ -30,8 +30,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from flsv._lightning.evaluation import each_loader, validating
-from flsv.errors import ConfigurationError
-from flsv.participants import ALONE
+from flsv.core import ALONE
+from flsv.utilities.errors import ConfigurationError
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 

@@ -1,10 +1,21 @@
 """Aggregators: how the clients' models become the next global model."""
 
-from flsv.aggregation.base import Aggregator, FedAvg
-from flsv.aggregation.by_contribution import CGSV, FedCE, ShapFedWA, ShapleySoftmax, ShapleyWeighted
-from flsv.aggregation.by_training import DivergenceWeighted, FedBuff, FedNova, StaleStarts
-from flsv.aggregation.robust import Bucketing, GeometricMedian, TrimmedMean
-from flsv.aggregation.server_optimizer import FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from flsv.aggregation.base import Aggregator
+from flsv.aggregation.bucketing import Bucketing
+from flsv.aggregation.cgsv import CGSV
+from flsv.aggregation.divergence_weighted import DivergenceWeighted
+from flsv.aggregation.fedadam import FedAdam, FedYogi
+from flsv.aggregation.fedavg import FedAvg
+from flsv.aggregation.fedavgm import FedAvgM
+from flsv.aggregation.fedbuff import FedBuff, StaleStarts
+from flsv.aggregation.fedce import FedCE
+from flsv.aggregation.fednova import FedNova
+from flsv.aggregation.geometric_median import GeometricMedian
+from flsv.aggregation.server_optimizer import ServerOptimizer
+from flsv.aggregation.shapfed import ShapFedWA
+from flsv.aggregation.shapley_softmax import ShapleySoftmax
+from flsv.aggregation.shapley_weighted import ShapleyWeighted
+from flsv.aggregation.trimmed_mean import TrimmedMean
 
 __all__ = [
     "CGSV",

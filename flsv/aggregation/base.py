@@ -1,19 +1,15 @@
-"""Aggregator: how the clients' models become the next global model; and FedAvg, their average.
-
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1.
-"""
+"""Aggregator: base class of the rules that combine the clients' models into the next global model."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from flsv.declared import Positive
-from flsv.round import Round
-from flsv.strategy import Contributions, Strategy
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Strategy
+from flsv.utilities.declared import Positive
 
 
 class Aggregator(Strategy):
@@ -47,24 +43,3 @@ class Aggregator(Strategy):
         """The next global vector ``[P]`` (before the server's learning rate) and the clients' weights ``[k]`` in it."""
         weights = self.weights(round, contributions).to(round.client_vectors)
         return round.combine(weights), weights
-
-
-class FedAvg(Aggregator):
-    """Weights in proportion to the clients' training samples, or all equal.
-
-    Args:
-        weighting: ``"samples"`` (McMahan et al.) or ``"uniform"``.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
-
-    Example:
-        >>> FedAvg(weighting="uniform")
-        FedAvg(weighting='uniform')
-    """
-
-    def __init__(self, weighting: Literal["samples", "uniform"] = "samples", *, server_lr: Positive = 1.0) -> None:
-        super().__init__(server_lr=server_lr)
-        self.weighting = weighting
-
-    def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        samples = round.num_samples.double()
-        return samples / samples.sum() if self.weighting == "samples" else torch.full_like(samples, 1 / len(samples))

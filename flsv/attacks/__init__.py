@@ -1,8 +1,17 @@
 """Attacks: what malicious clients do to their updates."""
 
-from flsv.attacks.alignment import Alignment, HeadAlignment
-from flsv.attacks.collusion import ALittleIsEnough, Collusion, InnerProductManipulation, MinMax
-from flsv.attacks.single import Attack, FalseReports, FreeRider, GradientPoisoning, Scaling, SignFlip
+from flsv.attacks.a_little_is_enough import ALittleIsEnough
+from flsv.attacks.alignment import Alignment
+from flsv.attacks.base import Attack
+from flsv.attacks.collusion import Collusion
+from flsv.attacks.false_reports import FalseReports
+from flsv.attacks.free_rider import FreeRider
+from flsv.attacks.gradient_poisoning import GradientPoisoning
+from flsv.attacks.head_alignment import HeadAlignment
+from flsv.attacks.inner_product_manipulation import InnerProductManipulation
+from flsv.attacks.min_max import MinMax
+from flsv.attacks.scaling import Scaling
+from flsv.attacks.sign_flip import SignFlip
 
 __all__ = [
     "ALittleIsEnough",

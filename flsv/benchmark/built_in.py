@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data import Corruption
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
 
 LOADERS = {"diabetes": load_diabetes, "digits": load_digits}
 #: Those whose target is a number.

@@ -27,11 +27,11 @@ from annotated_types import Ge
 from jsonargparse import ArgumentError, ArgumentParser
 
 from flsv.attacks import Attack, Collusion
+from flsv.configuration.identity import Identity, dealt, versions
 from flsv.data import FederatedDataModule
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
 from flsv.games.performance import Mode, performance_of
-from flsv.identity import Identity, dealt, versions
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
 
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}

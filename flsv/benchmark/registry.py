@@ -23,14 +23,15 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.benchmark.federation import Federation
+from flsv.configuration.identity import described, source_of
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.functional.divergences import divergence_weights, label_divergence
-from flsv.functional.transport.values import knn_shapley, lava
-from flsv.identity import described, source_of
+from flsv.functional.shapley.knn import knn_shapley
+from flsv.functional.transport.lava import lava
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
 from flsv.metrics.needs import NEEDS, needs_of
+from flsv.utilities.errors import ConfigurationError
 
 #: Principal components in which samples are compared.
 COMPONENTS = 32

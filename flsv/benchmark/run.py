@@ -14,11 +14,11 @@ from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
 from flsv.benchmark.scores import Results, Values
 from flsv.benchmark.truth import Truth
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric, ShadowShapley
-from flsv.report.folder import Reporting
-from flsv.report.measured import overall
-from flsv.seeding import isolated_rngs
+from flsv.results.folder import Reporting
+from flsv.results.measured import overall
+from flsv.utilities.seeding import isolated_rngs
 
 
 def run(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:

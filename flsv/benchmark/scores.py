@@ -14,9 +14,9 @@ from scipy import stats
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
-from flsv.csv_files import Cell, number_or_nan, whole
-from flsv.errors import ConfigurationError
-from flsv.kept import Kept
+from flsv.utilities.csv_files import Cell, number_or_nan, whole
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.result_file import Kept
 
 NAN = float("nan")
 

@@ -27,8 +27,8 @@ from flsv.benchmark.scores import (
     spearman,
 )
 from flsv.benchmark.truth import Truth
-from flsv.csv_files import Cell, number_or_nan
-from flsv.kept import Kept
+from flsv.utilities.csv_files import Cell, number_or_nan
+from flsv.utilities.result_file import Kept
 
 Known = Mapping[str, tuple[Federation, Truth]]
 #: Of costs.csv, and how they are read.

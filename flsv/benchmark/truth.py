@@ -11,8 +11,8 @@ For as many trained coalitions the variance is a small part of that of orders an
 (Castro et al. 2009): below a fifth on the shipped tables of six clients, ``tests/benchmark/test_true_values.py``.
 
 The utilities are kept as a small CSV file a federation, a row a coalition and seed, see
-:class:`flsv.games.stored_utility.KeptUtility`. The package holds those of its own federations; :func:`make_truth` makes
-them, goes on where it was stopped, and makes those of federations of one's own.
+:class:`flsv.games.stored_utility.StoredUtility`. The package holds those of its own federations; :func:`make_truth`
+makes them, goes on where it was stopped, and makes those of federations of one's own.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from torch import Tensor
 
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import NAN, mean, spearman
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
-from flsv.functional.over_rounds import half_width
-from flsv.functional.shapley.game import MAX_EXACT_PLAYERS, MemoizedGame, all_coalitions, shapley_of_table
-from flsv.functional.shapley.layers import prefixes, random_permutations
+from flsv.functional.confidence import half_width
+from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS, all_coalitions, shapley_of_table
+from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
+from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
 from flsv.games.members import Members, members_of
 from flsv.games.retrained_utility import RetrainedUtility
-from flsv.games.stored_utility import COLUMNS, KeptUtility
-from flsv.kept import Kept
-from flsv.loop import FederatedLoop
-from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.report.folder import Reporting
+from flsv.games.stored_utility import COLUMNS, StoredUtility
+from flsv.results.folder import Reporting
+from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
-from flsv.seeding import generator_for, isolated_rngs
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.result_file import Kept
+from flsv.utilities.seeding import generator_for, isolated_rngs
 
 FOLDER = Path(__file__).parent / "truths"
 #: Other seeds than any that metrics are run with: no metric sees a run that is part of the truth.
@@ -225,7 +226,7 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
     for seed in seeds:
         game = partial(train_coalitions, federation, seed=seed, compare=trained == 0)
         path, said = folder / f"{federation.name}.csv", settings(federation, folder)
-        kept = KeptUtility(game, path, said, seed=seed, at_once=CHUNK)
+        kept = StoredUtility(game, path, said, seed=seed, at_once=CHUNK)
         before = len(kept.known)
         kept(_wanted(federation, clients, seed))
         trained += len(kept.known) - before

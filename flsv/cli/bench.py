@@ -32,8 +32,8 @@ from flsv.benchmark.scores import Results
 from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two
 from flsv.benchmark.truth import SEEDS
 from flsv.cli.command import command_parser, printer, shown
-from flsv.report.folder import FolderLock
-from flsv.report.terminal import print_table
+from flsv.results.folder import FolderLock
+from flsv.results.terminal import print_table
 
 #: Of --quick: of few clients, without a download, one of each kind of difference between clients.
 QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")

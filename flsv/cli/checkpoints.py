@@ -14,13 +14,13 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint, ModelC
 from pandas import DataFrame
 from torch import Tensor
 
-from flsv._lightning.durable import replacing
 from flsv._lightning.round_boundary import DurableCheckpointIO
-from flsv.csv_files import save_table
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
-from flsv.report.folder import run_folder, runs_folder
-from flsv.showing import shown
+from flsv.results.folder import run_folder, runs_folder
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.csv_files import save_table
+from flsv.utilities.display import shown
+from flsv.utilities.errors import ConfigurationError
 
 #: What the best model is judged by, in this order, and which way is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}

@@ -28,25 +28,25 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import on_device
 from flsv._lightning.patches import callbacks_of
-from flsv.charts import client_labels
 from flsv.cli.command import NO_BARS, command_parser, printer, shown
 from flsv.cli.configs import find_config
 from flsv.cli.parser import FederatedCLI, loop_of, make_cli
-from flsv.clients.client_manager import try_forward
-from flsv.config import ClientEvaluation
-from flsv.csv_files import NAN, Cell, number, number_or_nan, save_table, whole
+from flsv.configuration.federation_config import ClientEvaluation
+from flsv.core import LocalData
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.functional import collaborative_fairness
 from flsv.games import ModelEvaluator
-from flsv.kept import Kept
-from flsv.loop import FederatedLoop
 from flsv.models.imbalance import OWN_SCORES, ClassScores
-from flsv.participants import LocalData
 from flsv.personalization import Standalone
-from flsv.report.folder import FolderLock
-from flsv.report.terminal import chosen, print_table
+from flsv.results.folder import FolderLock
+from flsv.results.terminal import chosen, print_table
+from flsv.training.client_manager import try_forward
+from flsv.utilities.charts import client_labels
+from flsv.utilities.csv_files import NAN, Cell, number, number_or_nan, save_table, whole
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.result_file import Kept
 
 STANDALONE = "standalone"
 #: What a run came to, in its folder.

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 _PACKAGE = Path(__file__).parents[1]
 #: In a wheel they lie within the package; in a checkout (an editable install) beside it.
@@ -82,7 +82,8 @@ def check_words(args: Sequence[str]) -> None:
         >>> check_words(["fit", "--config", "quickstart", "--federation.metrics.value", "ShadowShaply"])
         Traceback (most recent call last):
         ...
-        flsv.errors.ConfigurationError: federation.metrics.value: there is no ShadowShaply. Did you mean ShadowShapley?
+        flsv.utilities.errors.ConfigurationError: federation.metrics.value: there is no ShadowShaply. Did you mean \
+ShadowShapley?
     """
     names = _public_names()
     for option, name in _given(args):

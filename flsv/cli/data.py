@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from flsv._lightning.durable import check_writable
 from flsv.cli.command import shown
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
-from flsv.errors import listed
+from flsv.utilities.atomic_files import check_writable
+from flsv.utilities.errors import listed
 
 #: A class that has at most this share is rare: a model that never finds it is right nearly always.
 RARE = 0.2

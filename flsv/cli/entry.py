@@ -16,10 +16,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from flsv import __version__
+from flsv.__about__ import __version__
 from flsv.cli.command import NO_BARS, Waiting, status_of, terminable
 from flsv.cli.configs import check_words
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 #: Subcommands and what they are for.
 OF_LIGHTNING = {

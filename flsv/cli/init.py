@@ -16,9 +16,9 @@ from pathlib import Path
 
 from flsv.cli.command import command_parser
 from flsv.cli.configs import find_config
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
-_TEMPLATE = Path(__file__).parent.parent / "engines" / "flower_template"
+_TEMPLATE = Path(__file__).parent / "templates" / "flower"
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

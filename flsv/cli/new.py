@@ -15,9 +15,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from flsv import __version__
+from flsv.__about__ import __version__
 from flsv.cli.command import command_parser, shown
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 #: File of the package to its template; those in braces are called by the package's name.
 FILES = {

@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.command import TextHelp
 from flsv.cli.configs import check_file, find_config, is_yaml
-from flsv.plugins import subclasses
+from flsv.utilities.plugins import subclasses
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
 BY_NAME = ("federation.metrics",)

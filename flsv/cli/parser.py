@@ -23,22 +23,22 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.distributed import is_torchelastic_launched
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
-from flsv._lightning.durable import check_writable
 from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
-from flsv.clients.algorithms import ClientAlgorithm
+from flsv.configuration.identity import Identity, configured, dealt
 from flsv.engines.ranks import FederatedStrategy, started_by_script
-from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
-from flsv.identity import Identity, configured, dealt
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
-from flsv.plugins import installed
-from flsv.report.folder import arguments_of_fit, leaves_files, run_folder, runs_folder, where_results_are
+from flsv.results.folder import arguments_of_fit, leaves_files, run_folder, runs_folder, where_results_are
 from flsv.sampling import ClientSampler
+from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
+from flsv.utilities.atomic_files import check_writable
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plugins import installed
 
 #: Groups of entry points, and what other packages bring in them.
 PARTS: dict[str, type] = {

@@ -23,14 +23,14 @@ from pandas import DataFrame
 from flsv.cli.command import NO_BARS, command_parser, printer, shown
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import dealt_once
-from flsv.csv_files import save_table
-from flsv.errors import ConfigurationError
-from flsv.kept import Kept
 from flsv.report import Run, open_run
-from flsv.report.folder import FolderLock, run_folder
 from flsv.report.reading import COLUMNS, RUNS, SUMMARY, summary
-from flsv.report.terminal import print_table
-from flsv.report.text import percent
+from flsv.results.folder import FolderLock, run_folder
+from flsv.results.terminal import print_table
+from flsv.results.text import percent
+from flsv.utilities.csv_files import save_table
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.result_file import Kept
 
 QUIET = (*NO_BARS, "--federation.reporting.table=false")
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flsv._lightning.durable import check_writable
 from flsv.cli.command import command_parser, shown
+from flsv.utilities.atomic_files import check_writable
 
 RULES = ("zero", "shift", "softmax", "refuse")
 

@@ -36,23 +36,23 @@ from flsv._lightning.patches import callbacks_of
 from flsv.cli.command import command_parser, printer, shown
 from flsv.cli.parser import FederatedCLI, loop_of
 from flsv.cli.saved_run import changed_settings, check_data, performance_by, saved_run
-from flsv.csv_files import NAN, save_table
-from flsv.declared import Count, checked
 from flsv.engines.ranks import ranks_of_environment
-from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.games.performance import CLASSIFICATION
 from flsv.games.retrained_utility import RetrainedUtility
-from flsv.games.stored_utility import KeptUtility
-from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.loop.whole_fits import OF_THE_RUN, coalition_loop, trained_in
+from flsv.games.stored_utility import StoredUtility
 from flsv.report.facts import retrained_caveats
-from flsv.report.folder import RECORD, RETRAINED, FolderLock
-from flsv.report.record import read_record
 from flsv.report.shares import RANKING_ONLY, SHARE_BY, retrained_from
-from flsv.report.terminal import print_table
-from flsv.report.text import NONE, joined, percent, shares_in
+from flsv.results.folder import RECORD, RETRAINED, FolderLock
+from flsv.results.record import read_record
+from flsv.results.terminal import print_table
+from flsv.results.text import NONE, joined, percent, shares_in
+from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.retraining.whole_fits import OF_THE_RUN, coalition_loop, trained_in
 from flsv.sampling import FixedCohort
+from flsv.utilities.csv_files import NAN, save_table
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
 
 #: Of trainings of all coalitions, unless something else is asked for.
 SEEDS = 3
@@ -131,7 +131,7 @@ def retrain(
             # What ShadowShapley has trained when the run had ended is this very game.
             ended = [by] if metric not in CLASSIFICATION else names
             known = {} if arguments else trained_in(run, ended, seed, cli.trainer.max_epochs)
-            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
+            keep = partial(StoredUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
             keep = partial(keep, known=known)
             found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
             utilities.append(found)
@@ -178,7 +178,7 @@ def _check_performance(metric: str | None, mode: str | None) -> None:
 
 def _play(
     utility: RetrainedUtility,
-    keep: partial[KeptUtility],
+    keep: partial[StoredUtility],
     which: Which,
     together: bool,
     compare: bool,

@@ -12,10 +12,10 @@ import yaml
 
 from flsv.cli.command import NO_BARS
 from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.errors import ConfigurationError
-from flsv.identity import Identity, configured
-from flsv.loop import FederatedLoop
-from flsv.report.folder import RECORD
+from flsv.configuration.identity import Identity, configured
+from flsv.federation import FederatedLoop
+from flsv.results.folder import RECORD
+from flsv.utilities.errors import ConfigurationError
 
 #: Sections of a saved configuration that say what a federation is.
 SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")

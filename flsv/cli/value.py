@@ -17,18 +17,18 @@ from pathlib import Path
 from pandas import DataFrame
 from torch import Tensor
 
-from flsv._lightning.durable import check_writable
-from flsv.charts import drawing
 from flsv.cli.command import shown
 from flsv.cli.options import instantiated, option_parser
-from flsv.csv_files import save_table
+from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.data import FederatedDataModule
-from flsv.participants.artifacts import client_folders, write_artifacts
-from flsv.report.terminal import chosen, print_table
-from flsv.report.text import numbers
-from flsv.seeding import generator_for
+from flsv.results.terminal import chosen, print_table
+from flsv.results.text import numbers
+from flsv.utilities.atomic_files import check_writable
+from flsv.utilities.charts import drawing
+from flsv.utilities.csv_files import save_table
+from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
-from flsv.valuation.showing import draw_contributions, histograms_of
+from flsv.valuation.figures import draw_contributions, histograms_of
 
 
 def value(

@@ -20,8 +20,8 @@ from flsv._lightning.evaluation import each_loader
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, tensors_of
 from flsv.data.splits import FederatedSplits
-from flsv.errors import ConfigurationError, in_words
-from flsv.seeding import isolated_rngs
+from flsv.utilities.errors import ConfigurationError, in_words
+from flsv.utilities.seeding import isolated_rngs
 
 #: Bytes of a holder's files up to which they are read.
 FILE_BYTES = 2**26

@@ -25,10 +25,10 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.arguments import rounded_up
-from flsv.declared import Declared, NonNegative, Rules, Share
-from flsv.errors import ConfigurationError
-from flsv.seeding import generator_for
+from flsv.utilities.arguments import rounded_up
+from flsv.utilities.declared import Declared, NonNegative, Rules, Share
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 
 class ClientChoice(Declared):

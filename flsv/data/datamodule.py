@@ -14,7 +14,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from flsv.arguments import check_kind
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData, deal, without_flagged
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
@@ -25,9 +24,10 @@ from flsv.data.sources.columns import GivenColumns, columns_of
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
-from flsv.declared import Count, check_argument
-from flsv.errors import ConfigurationError
-from flsv.seeding import generator_for
+from flsv.utilities.arguments import check_kind
+from flsv.utilities.declared import Count, check_argument
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 _SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
 

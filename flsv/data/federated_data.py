@@ -20,8 +20,8 @@ from flsv.data.loaders import Loader, TensorBatches, make_loader, preload, tenso
 from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
-from flsv.errors import ConfigurationError, listed
-from flsv.seeding import generator_for
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, participants_of, sample_values
 
 

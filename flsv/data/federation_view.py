@@ -10,7 +10,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from flsv.arguments import ReadOnlyArguments
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
@@ -19,8 +18,9 @@ from flsv.data.partition import Partitioner
 from flsv.data.sources.base import ColumnCard, Reading
 from flsv.data.sources.source import source_name
 from flsv.data.splits import Splits
-from flsv.errors import ConfigurationError, listed
-from flsv.seeding import generator_for, seed_or_default
+from flsv.utilities.arguments import ReadOnlyArguments
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import generator_for, seed_or_default
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Names of classes and clients that a description of a run lists.

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from flsv.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, listed
 
 
 def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -89,7 +89,8 @@ def check_spelling(
         >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
         Traceback (most recent call last):
         ...
-        flsv.errors.ConfigurationError: The data has '0', '00', which are one to a person: spell it alike everywhere.
+        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which are one to a person: spell it alike \
+everywhere.
     """
     spellings: dict[Any, list[str]] = {}
     names = list(names)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv.data.groups import column, entries, own_entries
-from flsv.errors import ConfigurationError, in_words
+from flsv.utilities.errors import ConfigurationError, in_words
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 #: The name of the only class of data without classes.

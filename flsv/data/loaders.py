@@ -22,9 +22,9 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler, Subset, TensorDataset, default_collate
 
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
-from flsv.seeding import derive_seed
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import derive_seed
 
 
 class TensorBatches:

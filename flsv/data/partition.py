@@ -10,10 +10,10 @@ import torch
 from annotated_types import Ge
 from torch import Generator, Tensor
 
-from flsv.charts import PALETTE, label_text
-from flsv.declared import Declared
-from flsv.errors import ConfigurationError, listed
-from flsv.seeding import generator_for
+from flsv.utilities.charts import PALETTE, label_text
+from flsv.utilities.declared import Declared
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import generator_for
 
 #: How many clients the samples are dealt to.
 Clients = Annotated[int, Ge(2), "A federation needs at least 2 clients."]

@@ -12,9 +12,9 @@ from annotated_types import Ge
 from torch import Generator, Tensor
 
 from flsv.data.partition import Clients, Partitioner, cut, shuffled
-from flsv.declared import Count, NonNegative, Positive, Rules
-from flsv.errors import ConfigurationError
-from flsv.seeding import derive_seed
+from flsv.utilities.declared import Count, NonNegative, Positive, Rules
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import derive_seed
 
 _MAX_DRAWS = 1000
 

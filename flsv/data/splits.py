@@ -13,12 +13,12 @@ from annotated_types import Ge, Lt
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from flsv.arguments import rounded_up
 from flsv.data.groups import client_called, names_of_parts
 from flsv.data.partition import Partitioner, shuffled
-from flsv.declared import Count, Rules, checked
-from flsv.errors import ConfigurationError, listed
-from flsv.seeding import generator_for
+from flsv.utilities.arguments import rounded_up
+from flsv.utilities.declared import Count, Rules, checked
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary
 
 #: A part of some samples.
@@ -48,7 +48,8 @@ class Splits:
         >>> Splits(client_test=1.0)
         Traceback (most recent call last):
         ...
-        flsv.errors.ConfigurationError: Splits(client_test=1.0): expected a finite number in [0, 1). 0.1 is 10 %.
+        flsv.utilities.errors.ConfigurationError: Splits(client_test=1.0): expected a finite number in [0, 1). 0.1 is \
+10 %.
     """
 
     rules: ClassVar[Rules] = (

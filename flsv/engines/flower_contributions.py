@@ -21,13 +21,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 from torchmetrics import Metric
 
-from flsv.errors import ConfigurationError
-from flsv.report.folder import CONTRIBUTIONS, FolderLock, Reporting
-from flsv.report.measured import Results
-from flsv.report.record import now, record_head, write_record
-from flsv.report.run_table import CSV
-from flsv.report.tensorboard import TensorBoard
+from flsv.results.folder import CONTRIBUTIONS, FolderLock, Reporting
+from flsv.results.measured import Results
+from flsv.results.record import now, record_head, write_record
+from flsv.results.run_table import CSV
+from flsv.results.tensorboard import TensorBoard
 from flsv.server.value_round import RoundValues, metrics_by_name, value_round
+from flsv.utilities.errors import ConfigurationError
 
 #: Flower's logger, which ``flwr run --stream`` shows.
 _log = logging.getLogger("flwr")

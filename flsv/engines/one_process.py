@@ -14,24 +14,23 @@ from torch import Tensor, nn
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.several_processes import IdleLoader, idle_patches
 from flsv.attacks import Collusion
-from flsv.clients.client_manager import ClientManager, try_forward
-from flsv.clients.cohort import CohortLoader, CohortTraining
-from flsv.clients.local_steps import LocalSteps
-from flsv.clients.resumed_options import OptimizerOptions
-from flsv.clients.store import ClientStore
-from flsv.clients.turn import Turn
-from flsv.config import FederationConfig
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, run_protocol
+from flsv.core.artifacts import client_folders, write_artifacts
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.sharing import Sharing, sharing
+from flsv.core.strategy import Federation
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.judges import ClientJudges
-from flsv.games.make_evaluators import by_what_is_logged, evaluators_of
-from flsv.parameters import ParameterSpace
-from flsv.participants import ALONE, Ranks, run_protocol
-from flsv.participants.artifacts import client_folders, write_artifacts
-from flsv.participants.sharing import Sharing, sharing
-from flsv.round import FederationState, Instruction, Round
-from flsv.strategy import Federation
+from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
+from flsv.training.client_manager import ClientManager, try_forward
+from flsv.training.cohort import CohortLoader, CohortTraining
+from flsv.training.local_steps import LocalSteps
+from flsv.training.resumed_options import OptimizerOptions
+from flsv.training.store import ClientStore
+from flsv.training.turn import Turn
+from flsv.utilities.errors import ConfigurationError
 
 #: The server's next instructions for some clients.
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
@@ -162,7 +161,7 @@ class OneProcess:
         if not measures and not judged:
             return None
         asking = {f"metric {name!r}": measure for name, measure in measures.items()}
-        validated = evaluators_of(trainer, self.space, val, asking, seed=self._state.seed)
+        validated = make_evaluators(trainer, self.space, val, asking, seed=self._state.seed)
         for key, measure in judged.items():
             judges = ClientJudges(self.space, self.manager.clients, self.data, measure, self.device, self._state.note)
             judges.check(self._state.model())
@@ -172,7 +171,7 @@ class OneProcess:
             try:
                 evaluator = self.manager.evaluator(all_on_device(trainer, val))
             except ConfigurationError as error:
-                instead = by_what_is_logged(trainer, self.space, val)
+                instead = suggest_logged_value(trainer, self.space, val)
                 raise ConfigurationError(f"metrics {classified}: {error}{instead}") from error
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import as_given
 from flsv._lightning.several_processes import Counted, add
-from flsv.clients.algorithms import ClientContext
-from flsv.clients.client_manager import ClientManager
-from flsv.clients.cohort import CohortLoader, CohortTraining
-from flsv.clients.kernel import GivenBatches, RowTraining, clipping
-from flsv.clients.row_checks import not_batched
-from flsv.clients.row_step import State, batched_steps
-from flsv.clients.row_trial import try_rows
-from flsv.clients.turn import Turn
-from flsv.declared import Count, checked
+from flsv.core import Instruction
 from flsv.engines.one_process import IdleProcess
-from flsv.errors import ConfigurationError
-from flsv.round import Instruction
+from flsv.training.algorithms import ClientContext
+from flsv.training.client_manager import ClientManager
+from flsv.training.cohort import CohortLoader, CohortTraining
+from flsv.training.rows.kernel import GivenBatches, RowTraining, clipping
+from flsv.training.rows.row_checks import not_batched
+from flsv.training.rows.row_step import State, batched_steps
+from flsv.training.rows.row_trial import try_rows
+from flsv.training.turn import Turn
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
 
 #: Clients at once.
 ON_CPU, ON_GPU = 50, 256

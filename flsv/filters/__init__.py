@@ -1,8 +1,11 @@
 """What the server does to a cohort's updates before it measures and averages them."""
 
-from flsv.filters.base import Cohort, UpdateFilter
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
 from flsv.filters.copies import CopyFilter
+from flsv.filters.krum import MultiKrum
+from flsv.filters.norm_cap import NormCap
 from flsv.filters.outliers import OutlierFilter, with_guard
-from flsv.filters.robust import MultiKrum, NormCap, SampleCap
+from flsv.filters.sample_cap import SampleCap
 
 __all__ = ["Cohort", "CopyFilter", "MultiKrum", "NormCap", "OutlierFilter", "SampleCap", "UpdateFilter", "with_guard"]

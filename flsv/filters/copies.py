@@ -8,21 +8,13 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.filters.base import Cohort, UpdateFilter
-from flsv.functional.updates import (
-    ALIKE,
-    ECHO,
-    GAP,
-    ROUNDS,
-    SPEAKING,
-    alike,
-    echoes,
-    groups_of,
-    similarities,
-    standing_apart,
-)
-from flsv.round import ClientMatrix
-from flsv.strategy import Federation
+from flsv.core import ClientMatrix
+from flsv.core.strategy import Federation
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
+from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, alike, groups_of, similarities
+from flsv.functional.free_riders import ECHO, echoes
+from flsv.functional.isolated_groups import GAP, standing_apart
 
 COPY, ECHOING = "copy", "echo"
 
@@ -35,7 +27,7 @@ class CopyFilter(UpdateFilter):
     that takes part in two rounds on end.
 
     They stay in the model and in the metrics: ``loop.copies`` and the report name them, beside the amounts where a
-    budget is shared out, and who pays decides. The rules are those of :mod:`flsv.functional.updates`. The server keeps
+    budget is shared out, and who pays decides. The rules are those of :mod:`flsv.functional.copies`. The server keeps
     32 bytes for every pair of clients, and the last round's model.
 
     Args:
@@ -43,7 +35,7 @@ class CopyFilter(UpdateFilter):
             judged.
         gap: a group stands apart where its members are by so much more alike than any of them is to others, in (0, 2],
             in the first three rounds that they spend together; for cohorts of six or more. None: not judged.
-        echo: a client sends the server's last step back from this mean of :func:`flsv.functional.updates.echoes` on, in
+        echo: a client sends the server's last step back from this mean of :func:`flsv.functional.free_riders.echoes` on, in
             (0, 1]. None: not judged.
 
     Raises:

@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from flsv.declared import Positive
-from flsv.errors import ConfigurationError
-from flsv.filters.base import Cohort, UpdateFilter
-from flsv.functional.updates import OUTLYING, drowning_updates, large_updates
-from flsv.strategy import Federation
+from flsv.core.strategy import Federation
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
+from flsv.functional.outliers import OUTLYING, drowning_updates, large_updates
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
 
 NOT_FINITE, LARGE = "not_finite", "large"
 NOT_MEASURED = "aggregated, for want of OutlierFilter(exclude=True), and not measured: the round counts nothing for it."
@@ -26,11 +27,11 @@ class OutlierFilter(UpdateFilter):
     it as one that it took no part in. See ``loop.named``; who is named in every round has no value.
 
     An update beside which nothing of the others would be left is always left out, see
-    :func:`flsv.functional.updates.drowning_updates`; a federation without an ``OutlierFilter`` does that, too.
+    :func:`flsv.functional.outliers.drowning_updates`; a federation without an ``OutlierFilter`` does that, too.
 
     Args:
         threshold: the modified z-score from which on an update is too large, see
-            :func:`flsv.functional.updates.large_updates`. None: not judged.
+            :func:`flsv.functional.outliers.large_updates`. None: not judged.
         exclude: leave too large updates out of their round. So they are anyway where the aggregator weighs by a metric.
 
     Raises:

@@ -2,11 +2,6 @@
 
 Contributions are in a metric's own unit, may be negative, and are NaN for clients never seen. To pay by them takes
 rules for both, which are choices and no consequences of the values: they are named here, and nothing is implied.
-
-Collaborative fairness: do those who would do well alone get the better models?
-
-Lyu et al., "Collaborative Fairness in Federated Learning", 2020; used by CGSV (NeurIPS 2021) and by Tastan et al.,
-"Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, section 4.3.
 """
 
 from __future__ import annotations
@@ -19,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, Positive, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import NonNegative, Positive, checked
+from flsv.utilities.errors import ConfigurationError
 
 Negatives = Literal["zero", "shift", "softmax", "refuse"]
 
@@ -148,36 +143,3 @@ def _checked(values: Tensor, negatives: Negatives) -> Tensor:
 def _few(values: Tensor) -> str:
     shown = ", ".join(f"{value:.4g}" for value in values[:6].tolist())
     return f"[{shown}{', ...' if len(values) > 6 else ''}]"
-
-
-def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
-    """Pearson's correlation, across clients, of standalone and final accuracy.
-
-    Args:
-        standalone: ``[n]``, each client's accuracy had it trained alone. A client with a NaN in either is left out.
-        final: ``[n]``, the accuracy of the model that it ended up with.
-
-    Returns:
-        A scalar in [-1, 1], 1 being fair. NaN where the question has no answer: fewer than two clients; everybody ends
-        up with the same model (FedAvg without local training), so that nothing is distributed at all; or all do equally
-        well alone.
-
-    Raises:
-        ValueError: the shapes differ.
-
-    Example:
-        >>> alone = torch.tensor([0.8, 0.5, 0.3])
-        >>> collaborative_fairness(alone, torch.tensor([0.9, 0.75, 0.65]))
-        tensor(1.)
-        >>> collaborative_fairness(alone, torch.tensor([0.7, 0.7, 0.7]))
-        tensor(nan)
-    """
-    if standalone.ndim != 1 or standalone.shape != final.shape:
-        raise ValueError(f"expected two vectors [n], got {list(standalone.shape)} and {list(final.shape)}.")
-    dtype = torch.promote_types(standalone.dtype, torch.float32)
-    pairs = torch.stack([standalone.double(), final.double()])
-    pairs = pairs[:, ~pairs.isnan().any(0)]
-    if pairs.shape[1] < 2 or (pairs == pairs[:, :1]).all(1).any():
-        return torch.tensor(float("nan"), dtype=dtype, device=standalone.device)
-    x, y = pairs - pairs.mean(1, keepdim=True)
-    return ((x @ y) / (x.norm() * y.norm())).clamp(-1, 1).to(dtype)

@@ -1,11 +1,4 @@
-"""How far models are from each other, how far labels are from a reference, and weights made of both.
-
-Lengths of updates and distances between models, without overflow and without a second matrix.
-
-The square of an entry above 1.8e19 is infinite in float32, so a norm in float32 says of an update of 1e30 no more than
-that it is long. In float64 the squares of all float32 numbers are finite.
-
-How far a client's label distribution is from a reference.
+"""Divergences of label distributions from a reference, and aggregation weights made of them.
 
 Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 5 (the
 Kullback-Leibler divergence, from the uniform distribution). The Euclidean distance and other references are those of
@@ -32,85 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
-
-#: Numbers that are converted to float64 at a time: on a CPU as many as stay in its cache.
-BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
-
-
-def distances(points: Tensor, origin: Tensor) -> Tensor:
-    """Euclidean distances, in float64.
-
-    Args:
-        points: ``[k, P]``.
-        origin: what they are measured from, ``[P]`` or, each its own, ``[k, P]``.
-
-    Returns:
-        float64 ``[k]``; NaN for points that hold NaN.
-
-    Example:
-        >>> distances(torch.tensor([[3e30, 4e30], [0.0, 0.0]]), torch.zeros(2))
-        tensor([5.0000e+30, 0.0000e+00], dtype=torch.float64)
-    """
-    count, length = points.shape
-    # Whole rows, as many as fit, or pieces of one: what lies together in memory is read together. One piece of memory
-    # for all of them: new ones, some thousand times, would leave the heap in shreds as large as a second matrix.
-    at_once = _at_once(points)
-    rows, width = max(1, at_once // max(1, length)), min(at_once, max(1, length))
-    scratch = torch.empty(min(rows, count), width, dtype=torch.float64, device=points.device)
-    total = torch.zeros(count, dtype=torch.float64, device=points.device)
-    origins = origin.expand_as(points)
-    for top in range(0, count, rows):
-        for left in range(0, length, width):
-            block = points[top : top + rows, left : left + width]
-            steps = scratch[: block.shape[0], : block.shape[1]].copy_(block)
-            steps -= origins[top : top + rows, left : left + width]
-            so_far = total[top : top + rows]
-            torch.hypot(so_far, _lengths(steps, points.dtype == torch.float64), out=so_far)
-    return total
-
-
-def all_finite(vector: Tensor) -> bool:
-    """Whether no entry of ``vector [P]`` is infinite or NaN, without a second vector.
-
-    Example:
-        >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
-        (True, False)
-    """
-    # A finite sum says it of all entries; an infinite one may be of finite ones.
-    return bool(vector.sum().isfinite()) or all(bool(part.isfinite().all()) for part in vector.split(_at_once(vector)))
-
-
-def _at_once(points: Tensor) -> int:
-    return CPU_BLOCK if points.device.type == "cpu" else BLOCK
-
-
-def _lengths(steps: Tensor, scale: bool) -> Tensor:
-    """``[r, W]`` to ``[r]``; ``scale``: by each row's largest entry, since squares of float64 models may overflow, too.
-    ``steps`` is written to."""
-    if not scale:
-        return torch.linalg.vector_norm(steps, dim=-1)
-    largest = torch.linalg.vector_norm(steps, float("inf"), dim=-1)
-    steps /= largest.where(largest > 0, 1.0)[:, None]
-    return torch.linalg.vector_norm(steps, dim=-1) * largest
-
-
-def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
-    """sum_i weights_i points_i in float64: ``[k, P]`` and ``[k]`` to ``[P]``.
-
-    Example:
-        >>> weighted_mean(torch.tensor([[1.0, 3e38], [3.0, 3e38]]), torch.tensor([0.5, 0.5]))
-        tensor([2.0000e+00, 3.0000e+38], dtype=torch.float64)
-    """
-    count, length = points.shape
-    width = min(max(1, _at_once(points) // max(1, count)), max(1, length))
-    scratch = torch.empty(count, width, dtype=torch.float64, device=points.device)
-    result = torch.empty(length, dtype=torch.float64, device=points.device)
-    for left in range(0, length, width):
-        block = points[:, left : left + width]
-        torch.mv(scratch[:, : block.shape[1]].copy_(block).T, weights.double(), out=result[left : left + width])
-    return result
-
+from flsv.utilities.declared import checked
 
 Divergence = Literal["kl", "l2"]
 

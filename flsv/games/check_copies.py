@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
+from flsv.core.parameter_space import ParameterSpace
+from flsv.utilities.errors import ConfigurationError
 
 #: Of what a change of all weights does to the outputs, how much rounding may do.
 _TOLERANCE = 1e-3

@@ -72,7 +72,7 @@ class ClassScore(Metric):
         occur = labels.unique().tolist()
         if len(occur) < 2:
             raise ValueError(f"the samples are all of class {occur[0]}, and two classes are to be told apart.")
-        found, score = class_1(probabilities, labels), CLASS_SCORES[self.name]
+        found, score = class_1_probabilities(probabilities, labels), CLASS_SCORES[self.name]
         if found.ndim == 1:
             return score(found, labels)
         if self.name == "f1":
@@ -80,11 +80,11 @@ class ClassScore(Metric):
         return torch.stack([score(found[:, c], (labels == c).long()) for c in occur]).mean()
 
 
-def class_1(probabilities: Tensor, labels: Tensor) -> Tensor:
+def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
     """Of probabilities of two classes ``[B, 2, ...]``, those of class 1 ``[B, ...]``; others as they are.
 
     Example:
-        >>> class_1(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))
+        >>> class_1_probabilities(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))
         tensor([0.2000])
     """
     two = probabilities.ndim == labels.ndim + 1 and probabilities.shape[1] == 2

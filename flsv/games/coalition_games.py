@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flsv.core import ALONE, Ranks, Round
 from flsv.games.coalition_models import Weighting
 from flsv.games.coalition_table import CoalitionTable
 from flsv.games.coalition_utility import CoalitionUtility, utility_of
@@ -15,8 +16,6 @@ from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import UtilityMetric
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.participants import ALONE, Ranks
-from flsv.round import Round
 
 
 class CoalitionGames:
@@ -31,7 +30,7 @@ class CoalitionGames:
     Example:
         >>> import torch
         >>> from torch import nn
-        >>> from flsv.parameters import ParameterSpace
+        >>> from flsv.core.parameter_space import ParameterSpace
         >>> module = nn.Linear(2, 2, bias=False)
         >>> space = ParameterSpace(module)
         >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.core import Round
 from flsv.games.vector_evaluator import Build
-from flsv.round import Round
+from flsv.utilities.errors import ConfigurationError
 
 
 class Renormalized(NamedTuple):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv import counting
+from flsv.core import ALONE, Ranks, Round
 from flsv.functional.shapley.game import coalition_keys
 from flsv.games.coalition_models import CoalitionModels
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
-from flsv.participants import ALONE, Ranks
-from flsv.round import Round
+from flsv.utilities import progress as counting
 
 
 class CoalitionTable:

@@ -12,20 +12,22 @@ import torch
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of
+from flsv.core import Client
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.games.coalition_utility import Measure
 from flsv.games.judges import ClientJudges
-from flsv.games.make_evaluators import evaluators_of
+from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.parameters import ParameterSpace
-from flsv.participants import Client
+from flsv.utilities.errors import ConfigurationError
 
 
-def train_alone(trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: Measured) -> float:
+def train_alone(
+    trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
+) -> float:
     """Fit a coalition's federation, which writes no files.
 
     Returns:
@@ -44,7 +46,7 @@ def train_alone(trainer: L.Trainer, module: L.LightningModule, data: FederatedDa
     return time.perf_counter() - start - measured.seconds
 
 
-class Measured(L.Callback):
+class GlobalModelScoring(L.Callback):
     """Gives the module its initial weights, or remembers them, and scores the global model before the first round and
     after some.
 
@@ -95,7 +97,7 @@ class Measured(L.Callback):
         loops: list[Any] = [each for each in callbacks_of(trainer) if hasattr(each, "without_files")]
         clients = [client for loop in loops for client in loop.clients]
         given = trainer, self._space, self._data
-        self._evaluators = [evaluator_of(*given, each, clients) for each in self._measures]
+        self._evaluators = [make_evaluator(*given, each, clients) for each in self._measures]
         self.models = self._space.read(pl_module).expand(2, -1).clone()
         self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
         self.seconds += time.perf_counter() - start
@@ -120,7 +122,7 @@ class Measured(L.Callback):
         self.seconds += time.perf_counter() - start
 
 
-def evaluator_of(
+def make_evaluator(
     trainer: L.Trainer,
     space: ParameterSpace,
     data: FederatedDataModule,
@@ -139,7 +141,7 @@ def evaluator_of(
     if isinstance(measure, ModelScore) and measure.judged:
         return ClientJudges(space, clients, data, measure, trainer.lightning_module.device)
     if isinstance(measure, ModelScore):
-        return evaluators_of(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
+        return make_evaluators(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
     return ModelEvaluator(
         trainer.lightning_module,
         space,

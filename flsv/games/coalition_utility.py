@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flsv.declared import Positive, checked
+from flsv.core import Round
 from flsv.games.coalition_models import CoalitionModels, Weighting
 from flsv.games.coalition_table import CoalitionTable
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores, UtilityMetric
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.round import Round
+from flsv.utilities.declared import Positive, checked
 
 #: What models are measured by; several of a classifier's scores are a column each.
 Measure = str | ModelScore | Sequence[str]
@@ -63,7 +63,7 @@ class CoalitionUtility:
     Example:
         >>> from torch import nn
         >>> from flsv.games import ModelEvaluator
-        >>> from flsv.parameters import ParameterSpace
+        >>> from flsv.core.parameter_space import ParameterSpace
         >>> module = nn.Linear(2, 2, bias=False)
         >>> space = ParameterSpace(module)
         >>> evaluator = ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2)

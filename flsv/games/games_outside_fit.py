@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.validation import KeptBatches
-from flsv.errors import ConfigurationError
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.coalition_games import CoalitionGames
-from flsv.games.make_evaluators import by_what_is_logged, evaluators_of
+from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.replica import module_device
-from flsv.parameters import ParameterSpace
+from flsv.utilities.errors import ConfigurationError
 
 #: Under which a plain network's loss is measured.
 LOSS = "loss"
@@ -93,8 +93,8 @@ def games_outside_fit(
         try:
             evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error}{by_what_is_logged(trainer, inner, loader)}") from error
-    return CoalitionGames(evaluator, validated=evaluators_of(trainer, inner, loader, measures))
+            raise ConfigurationError(f"{error}{suggest_logged_value(trainer, inner, loader)}") from error
+    return CoalitionGames(evaluator, validated=make_evaluators(trainer, inner, loader, measures))
 
 
 def _detached(module: L.LightningModule) -> L.LightningModule:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flsv.core import ClientMatrix
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.validation_batches import Pair, checked_logits
-from flsv.parameters import ParameterSpace
-from flsv.round import ClientMatrix
 
 
 class GradientProducts(NamedTuple):
-    """What :func:`flsv.functional.gradients.gradient_shapley` needs, float64.
+    """What :func:`flsv.functional.gradient_shapley` needs, float64.
 
     Attributes:
         gradient: ``[k]``, g . d_i.

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv.core import Client, LocalData, NoAnswer, run_protocol
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.games.performance import ModelScore, performance_of
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
-from flsv.parameters import ParameterSpace
-from flsv.participants import Client, LocalData, NoAnswer, run_protocol
+from flsv.utilities.errors import ConfigurationError
 
 #: Samples below which a client says nothing of a class, or of all that it holds out.
 LEAST = 5

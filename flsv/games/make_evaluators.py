@@ -14,19 +14,19 @@ from torchmetrics import Metric
 
 from flsv._lightning.evaluation import on_device
 from flsv._lightning.validation import KeptBatches, ValidationRun, keep_batches
-from flsv.errors import ConfigurationError, listed
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.validated_models import ValidatedModels, fresh_copy
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.parameters import ParameterSpace
-from flsv.seeding import isolated_rngs
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import isolated_rngs
 
 #: In the names of what is better the less there is of it.
 LESS = re.compile("loss|err|mse|mae|perplexity", re.IGNORECASE)
 
 
-def evaluators_of(
+def make_evaluators(
     trainer: L.Trainer,
     space: ParameterSpace,
     loaders: Any,
@@ -77,7 +77,7 @@ def evaluators_of(
     return evaluators
 
 
-def by_what_is_logged(trainer: L.Trainer, space: ParameterSpace, loaders: Any) -> str:
+def suggest_logged_value(trainer: L.Trainer, space: ParameterSpace, loaders: Any) -> str:
     """A sentence for whose outputs cannot be measured: what the module logs when it validates, and how to name it."""
     module = trainer.lightning_module
     try:
@@ -102,7 +102,7 @@ def evaluator_on(
     loader: Any,
     private: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> VectorEvaluator:
-    """One of :func:`evaluators_of` on other batches; ``private`` gives state of the module that no vector holds."""
+    """One of :func:`make_evaluators` on other batches; ``private`` gives state of the module that no vector holds."""
     kept = keep_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
         return evaluator.on(_pairs(trainer, kept, "what clients are asked for"), private)

@@ -14,17 +14,17 @@ from torch.func import functional_call, vmap
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import free_cached
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
+from flsv.core import ClientMatrix
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.gradient_products import GradientProducts, gradient_products, loss_gradient
 from flsv.games.output_metric import OutputMetric, beyond_probabilities, wants_probabilities
 from flsv.games.replica import Context, Replica, module_device, named_tensors
 from flsv.games.scores import Scores, loss_dtype, score_batch
-from flsv.games.validation_batches import checked_logits, kept_batches, kind_of
+from flsv.games.validation_batches import checked_logits, kind_of, read_batches
 from flsv.games.vector_evaluator import Build, VectorEvaluator, rows_of
-from flsv.parameters import ParameterSpace
-from flsv.round import ClientMatrix
-from flsv.seeding import isolated_rngs, seed_global_rngs
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
 
 Backend = Literal["auto", "vmap", "serial"]
 
@@ -109,7 +109,7 @@ class ModelEvaluator(VectorEvaluator):
 
     def _keep(self, batches: Iterable[Any]) -> None:
         size = _CPU_BATCH if self.device.type == "cpu" else None
-        self._batches, self._support = kept_batches(batches, self.device, self.num_classes, size)
+        self._batches, self._support = read_batches(batches, self.device, self.num_classes, size)
 
     def on(
         self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None

@@ -14,10 +14,10 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExactMatch, MulticlassStatScores
 
-from flsv.errors import ConfigurationError
-from flsv.games.class_scores import ClassScore, class_1
+from flsv.games.class_scores import ClassScore, class_1_probabilities
 from flsv.games.scores import loss_dtype
 from flsv.games.validation_batches import kind_of
+from flsv.utilities.errors import ConfigurationError
 
 _CLASSES = "torchmetrics.classification"
 
@@ -64,7 +64,7 @@ class OutputMetric:
             if self.gives_logits:
                 found = _probabilities(self.metric, found, y)
             if _kind(self.metric) == "Binary":
-                found = class_1(found, y)
+                found = class_1_probabilities(found, y)
         try:
             self.metric.update(found, y)
         except Exception as error:

@@ -41,8 +41,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.errors import ConfigurationError
 from flsv.games.class_scores import CLASS_SCORES, ClassScore
+from flsv.utilities.errors import ConfigurationError
 
 Mode = Literal["min", "max"]
 #: Whose held-out samples coalitions' models are scored on.
@@ -170,7 +170,7 @@ def performance_of(
         >>> performance_of("FedSV", "val_loss", None)
         Traceback (most recent call last):
         ...
-        flsv.errors.ConfigurationError: FedSV(performance='val_loss'): for a value that the module logs in \
+        flsv.utilities.errors.ConfigurationError: FedSV(performance='val_loss'): for a value that the module logs in \
 validation_step say also mode="min" or mode="max". Without one, expected one of ('accuracy', 'balanced_accuracy', \
 'negative_loss', 'auroc', 'average_precision', 'f1'), or a torchmetrics metric (in YAML: class_path).
     """

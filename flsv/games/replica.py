@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flsv.core.parameter_space import ParameterSpace, plain_tensors
 from flsv.games.check_copies import check_copies
-from flsv.games.copied_module import copied
+from flsv.games.copy_module import copy_module
 from flsv.games.vector_evaluator import Build, rows_of
-from flsv.parameters import ParameterSpace, plain_tensors
-from flsv.seeding import isolated_rngs
+from flsv.utilities.seeding import isolated_rngs
 
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -31,7 +31,7 @@ class Replica:
     """
 
     def __init__(self, module: nn.Module, space: ParameterSpace, context: Context | None = None) -> None:
-        self.module = copied(module).eval().requires_grad_(False)
+        self.module = copy_module(module).eval().requires_grad_(False)
         self.space, self.context = space, context or nullcontext
         self.vector = torch.empty(space.size, dtype=space.dtype, device=module_device(module))
         self._held, self._constant = frozenset(space.names), frozenset(space.constant_names)

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.core import ALONE, Ranks
+from flsv.core.ranks import longest_first
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
-from flsv.games.coalition_training import Measured, train_alone
+from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import Measure, utility_of
-from flsv.games.copied_module import copied
+from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import Mode, performance_of
 from flsv.games.scores import METRICS, Scores, UtilityMetric
-from flsv.participants import ALONE, Ranks
-from flsv.participants.ranks import longest_first
-from flsv.sampling.base import FixedCohort
+from flsv.sampling.fixed_cohort import FixedCohort
+from flsv.utilities.errors import ConfigurationError
 
 
 class RetrainedUtility:
@@ -102,7 +102,7 @@ class RetrainedUtility:
                 f"the limit is max_clients={max_clients}. Raise it, or value the clients without retraining, as "
                 "flsv.metrics does."
             )
-        self.trainer, self.module, self.data, self.metric = trainer, copied(module), data, measure
+        self.trainer, self.module, self.data, self.metric = trainer, copy_module(module), data, measure
         self.num_players = data.num_clients
         self.ranks = ranks
         self.initial: dict[str, Any] | None = None
@@ -153,11 +153,11 @@ class RetrainedUtility:
             self.seconds |= spent
 
     def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
-        return self.trainer(FixedCohort(members)), copied(self.module)
+        return self.trainer(FixedCohort(members)), copy_module(self.module)
 
     def _train(self, members: Members) -> None:
         trainer, module = self._made(members)
-        measured = Measured(self.data, [self.metric], self.initial)
+        measured = GlobalModelScoring(self.data, [self.metric], self.initial)
         self.seconds[members] = train_alone(trainer, module, self.data, measured)
         (self.scores[()],), ((self.scores[members],),) = measured.before, measured.after.values()
         self.initial, self.model = measured.initial, measured.models

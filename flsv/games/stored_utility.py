@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.csv_files import Cell, number, whole
+from flsv.core import ALONE, Ranks
 from flsv.functional.shapley.game import Utility
 from flsv.games.members import Members, members_of
-from flsv.kept import Kept, members_text, read_members
-from flsv.participants import ALONE, Ranks
+from flsv.utilities.csv_files import Cell, number, whole
+from flsv.utilities.result_file import Kept, members_text, read_members
 
 #: Of the file of a game, beside the utilities, and how they are read.
 COALITION: Mapping[str, Cell] = {"seed": whole, "coalition": read_members}
 COLUMNS: Mapping[str, Cell] = {**COALITION, "utility": number}
 
 
-class KeptUtility:
+class StoredUtility:
     """``utility(masks: bool [K, n]) -> float64 [K]`` (or ``[K, C]``): reads known utilities from a file and asks
     another utility for the rest.
 
@@ -30,7 +30,7 @@ class KeptUtility:
 
     Args:
         utility: the game, such as a :class:`flsv.games.RetrainedUtility`.
-        path: of the file, see :class:`flsv.kept.Kept`.
+        path: of the file, see :class:`flsv.utilities.result_file.Kept`.
         settings: what the answers hang on, but for the seed. A file of other settings is refused.
         ranks: those of ``utility``: all of them ask alike, the first one writes.
         told: called with how many coalitions are known and how many were asked for, after every answer.
@@ -49,9 +49,9 @@ class KeptUtility:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "game.csv"
         >>> masks = torch.tensor([[True, False], [True, True]])
-        >>> KeptUtility(lambda masks: masks.sum(1).double(), path, {"metric": "size"})(masks)
+        >>> StoredUtility(lambda masks: masks.sum(1).double(), path, {"metric": "size"})(masks)
         tensor([1., 2.], dtype=torch.float64)
-        >>> KeptUtility(lambda masks: masks.sum(1) / 0, path, {"metric": "size"})(masks)
+        >>> StoredUtility(lambda masks: masks.sum(1) / 0, path, {"metric": "size"})(masks)
         tensor([1., 2.], dtype=torch.float64)
     """
 

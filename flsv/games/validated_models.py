@@ -17,14 +17,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.evaluation import tolerance
 from flsv._lightning.validation import KeptBatches, ValidationRun, number
-from flsv.errors import ConfigurationError
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.check_copies import check_copies
-from flsv.games.copied_module import copied
+from flsv.games.copy_module import copy_module
 from flsv.games.replica import named_tensors
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
-from flsv.parameters import ParameterSpace
-from flsv.seeding import isolated_rngs
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs
 
 _LOG = inspect.signature(L.LightningModule.log)
 #: What a module reads and does not change: all copies share it.
@@ -46,7 +46,7 @@ def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor,
     for layer in module.modules():
         for value in vars(layer).values():
             instead.update(_shared(value))
-    own = copied(module, instead)
+    own = copy_module(module, instead)
     space.write(own, vector)
     for name, tensor in named_tensors(own):
         if name in private and name not in space.names:

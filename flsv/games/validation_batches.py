@@ -10,14 +10,14 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 #: A batch: an input and labels.
 Pair = tuple[Any, Any]
 
 
 @torch.inference_mode(False)
-def kept_batches(
+def read_batches(
     batches: Iterable[Any], device: torch.device, num_classes: int | None, size: int | None = None
 ) -> tuple[list[Pair], Tensor | None]:
     """Batches ``(x, y)``, read once, on a device; and of classifiers, int64 ``[M]`` on the CPU, samples per class.

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.scores import Scores
-from flsv.parameters import ParameterSpace
 
 #: Writes model i's vector into a tensor ``[P]``.
 Build = Callable[[int, Tensor], None]

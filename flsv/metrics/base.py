@@ -14,17 +14,16 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.arguments import ReadOnlyArguments
-from flsv.declared import Count, Declared
-from flsv.errors import ConfigurationError
-from flsv.functional.agreement import EPSILON, cosines
+from flsv.core import Client, ClientMatrix, Round
+from flsv.functional.cgsv import EPSILON, cosines
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
-from flsv.participants import Client
-from flsv.plots import shows
-from flsv.round import ClientMatrix, Round
-from flsv.showing import html_table
+from flsv.utilities.arguments import ReadOnlyArguments
+from flsv.utilities.declared import Count, Declared
+from flsv.utilities.display import html_table
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plots import shows
 
 
 def latest(stretches: Tensor) -> Tensor:
@@ -277,7 +276,7 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         title: str | None = None,
     ) -> Any:
         """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds of overall values.
-        Those that people know from shap are in :mod:`flsv.plots`.
+        Those that people know from shap are in :mod:`flsv.utilities.plots`.
 
         Args:
             val: what ``compute`` or ``forward`` gave, or a list of such values, one a round; by default ``compute()``.

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.declared import Share
-from flsv.functional.gradients import agreement_scales, gradient_agreement
+from flsv.core import ClientMatrix, Round
+from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric, cosines_with_sum, latest, parameters_of
 from flsv.metrics.intervals import OverRounds
-from flsv.round import ClientMatrix, Round
+from flsv.utilities.declared import Share
 
 #: The step along an update by which the slope of a logged loss is found.
 STEP = 0.05

@@ -9,16 +9,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.functional.over_rounds import (
-    WIDTH,
-    half_width,
-    momentum_squares,
-    spread_add,
-    spread_merge,
-    spread_variance,
-    step_variance,
-)
-from flsv.functional.shapley.game import t_quantile
+from flsv.functional.confidence import half_width, t_quantile
+from flsv.functional.moving_average import momentum_squares
+from flsv.functional.streaming_variance import WIDTH, spread_add, spread_merge, spread_variance, step_variance
 
 #: Of the intervals in the reports.
 LEVEL = 0.9
@@ -72,12 +65,12 @@ class WithIntervals(Metric):
         It is of the value that the same training would have given with other rounds of its kind: half its width is
         Student's t quantile times the standard error that follows, for a sum, from the differences of the client's
         successive rounds, else from a block bootstrap of its round values (both in closed form, see
-        :mod:`flsv.functional.over_rounds`), or Student's t quantile times the estimator's standard error where that is
-        known and larger. What rounds add to a sum may fall or rise in the course of training: of that, the steps from
-        round to round count as spread, so that few rounds with steep gains make it too wide. Of a metric that keeps the
-        last round's value alone it is the spread of single rounds. **Not** in it: what another seed, other participants
-        or another validation set would give (for seeds see ``flsv repeat``), nor by how far the metric misses a
-        retrained game.
+        :mod:`flsv.functional.streaming_variance`), or Student's t quantile times the estimator's standard error where
+        that is known and larger. What rounds add to a sum may fall or rise in the course of training: of that, the
+        steps from round to round count as spread, so that few rounds with steep gains make it too wide. Of a metric
+        that keeps the last round's value alone it is the spread of single rounds. **Not** in it: what another seed,
+        other participants or another validation set would give (for seeds see ``flsv repeat``), nor by how far the
+        metric misses a retrained game.
 
         Args:
             level: in (0, 1).

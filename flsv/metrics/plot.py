@@ -1,7 +1,7 @@
 """Pictures of contributions: heatmaps of per-class values, bars of one vector, lines over rounds of several.
 
 Our figures belong to nobody: pyplot does not know them, so that a thousand rounds leave nothing open. Notebooks show
-them by :func:`flsv.plots.shows`.
+them by :func:`flsv.utilities.plots.shows`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, label_text
+from flsv.utilities.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, label_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
 """ShadowShapley: values of retraining every coalition, while the run trains.
 
-The models of the coalitions are trained by :class:`flsv.loop.shadow.ShadowTraining`, which explains how; here
+The models of the coalitions are trained by :class:`flsv.retraining.shadow.ShadowTraining`, which explains how; here
 they are evaluated and their game is shared out.
 """
 
@@ -16,17 +16,17 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.declared import Count
-from flsv.errors import ConfigurationError
+from flsv.core import Round
 from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.few_coalitions import Which
-from flsv.functional.shapley.game import t_quantile
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.games.performance import Judges, Mode
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
-from flsv.round import Round
+from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
 
 Coalitions = Which | Sequence[Sequence[int]]
 #: From the truest to the cheapest, and what they cost in fits of the federation: a coalition of s of n clients, s/n.
@@ -103,15 +103,14 @@ class ShadowShapley(MeasuredMetric):
 
     Any LightningModule will do, with any callbacks. Where the module allows it, each client also trains the models of
     the coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
-    :class:`flsv.loop.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not, values
-    stand after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its own, on
-    ranks each its share. Which way, why, and what it costs is said before the first round
+    :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not,
+    values stand after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its
+    own, on ranks each its share. Which way, why, and what it costs is said before the first round
     (``docs/reference/compatibility.md`` lists kinds of modules). After a round U(S) is the performance of the model
-    that coalition S has come to, on the server's validation set, in both ways. With ``coalitions="all"``
-    the values are exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the
-    values of ``flsv retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that nothing
-    is summed up. With a sampler, a coalition trains with those of its members who are drawn; where none is, its model
-    stays.
+    that coalition S has come to, on the server's validation set, in both ways. With ``coalitions="all"`` the values are
+    exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv
+    retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that nothing is summed up.
+    With a sampler, a coalition trains with those of its members who are drawn; where none is, its model stays.
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a

@@ -17,11 +17,11 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv.declared import Positive, Share, check_argument, check_arguments
-from flsv.errors import ConfigurationError, need_classes
 from flsv.models.factory import build_network
 from flsv.models.imbalance import EpochScores, balanced_weights
 from flsv.models.linear import Classes, check_output
+from flsv.utilities.declared import Positive, Share, check_argument, check_arguments
+from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def datamodule_of(module: L.LightningModule) -> Any:

@@ -9,8 +9,8 @@ from typing import Annotated
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from flsv.declared import Count, Share, checked
 from flsv.models.linear import Classes, Shape, dense_stack, image_shape, pooled_positions
+from flsv.utilities.declared import Count, Share, checked
 
 
 def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False) -> nn.Sequential:

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from flsv.declared import checked
-from flsv.errors import ConfigurationError
 from flsv.models.cnn import LeNet5, McMahanCNN, ShapFedCNN, ShapleyFLCifarCNN, ShapleyFLFashionCNN, resnet34_small
 from flsv.models.linear import MLP, Classes, FastText, Shape, SoftmaxRegression, check_output, image_shape
+from flsv.utilities.declared import checked
+from flsv.utilities.errors import ConfigurationError
 
 #: The papers' networks by the name that configuration files use.
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -53,7 +53,7 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
         >>> build_network("lenet", 10, (1, 28, 28))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        flsv.errors.ConfigurationError: Unknown network 'lenet'. Close matches: 'lenet5', ...
+        flsv.utilities.errors.ConfigurationError: Unknown network 'lenet'. Close matches: 'lenet5', ...
     """
     library, _, bare = name.rpartition(":") if name.startswith(("timm:", "torchvision:")) else ("", "", name)
     try:

@@ -10,7 +10,7 @@ from torchmetrics import Metric
 from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.utilities import dim_zero_cat
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 NAN = float("nan")
 

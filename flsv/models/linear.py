@@ -13,8 +13,8 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
 
 Classes = Annotated[int, Ge(2), "A yes/no question has num_classes=2, one logit for each answer."]
 Shape = Annotated[Sequence[Count], "One sample's shape without the batch, such as (1, 28, 28) or (30,)."]

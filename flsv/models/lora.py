@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from flsv.declared import Count, Positive, check_arguments
-from flsv.errors import ConfigurationError
+from flsv.core.parameter_space import head_name
 from flsv.models.classifier import ClassifierClient
-from flsv.parameters import head_name
+from flsv.utilities.declared import Count, Positive, check_arguments
+from flsv.utilities.errors import ConfigurationError
 
 
 def freeze_a(module: nn.Module) -> int:

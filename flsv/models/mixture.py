@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flsv.declared import Count, check_arguments
-from flsv.errors import ConfigurationError
 from flsv.models.classifier import ClassifierClient, NotBuilt
+from flsv.utilities.declared import Count, check_arguments
+from flsv.utilities.errors import ConfigurationError
 
 
 class Mixture(nn.Module):

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from flsv.declared import Count, check_arguments
-from flsv.errors import ConfigurationError
 from flsv.models.classifier import NotBuilt, ReadyClient, agreed, datamodule_of
 from flsv.models.linear import dense_stack, flat_size
+from flsv.utilities.declared import Count, check_arguments
+from flsv.utilities.errors import ConfigurationError
 
 
 class RegressorClient(ReadyClient):

@@ -1,6 +1,6 @@
 """Personalizers choose each client's start point of the next round. One file each."""
 
-from flsv.personalization.base import Personalized, Personalizer, Standalone
+from flsv.personalization.base import Personalized, Personalizer
 from flsv.personalization.cgsv import SparsifiedReward
 from flsv.personalization.fedamp import FedAMP, HeurFedAMP
 from flsv.personalization.fedem import FedEM
@@ -9,6 +9,7 @@ from flsv.personalization.ifca import IFCA
 from flsv.personalization.pfedhn import PFedHN
 from flsv.personalization.pfedsv import PFedSV
 from flsv.personalization.shapfed import ShapFedPersonalizer
+from flsv.personalization.standalone import Standalone
 
 __all__ = [
     "IFCA",

@@ -13,11 +13,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from flsv.declared import Positive
-from flsv.parameters import ParameterSpace
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.strategy import Contributions
 from flsv.personalization.base import Personalizer, Starts
-from flsv.round import Round
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Positive
 
 
 class SparsifiedReward(Personalizer):

@@ -2,7 +2,7 @@
 
 Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021: equation 4 and Algorithm 1
 (FedAMP), equation 6 (HeurFedAMP). The clients' part, the term lambda / (2 alpha) |w - u_i|^2 of equation 5, is
-``flsv.clients.algorithms.FedProx(mu=lambda / alpha, anchor="start")``: ``configs/fedamp.yaml``.
+``flsv.training.algorithms.FedProx(mu=lambda / alpha, anchor="start")``: ``configs/fedamp.yaml``.
 
 Where the paper is silent, or we depart:
 
@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flsv.declared import NonNegative, Positive, Share
-from flsv.functional.agreement import keep_common
-from flsv.personalization.base import Starts, UploadKeeper
-from flsv.round import Round
-from flsv.strategy import Contributions
+from flsv.core import Round
+from flsv.core.strategy import Contributions
+from flsv.functional.common_entries import keep_common
+from flsv.personalization.base import Starts
+from flsv.personalization.upload_keeper import UploadKeeper
+from flsv.utilities.declared import NonNegative, Positive, Share
 
 
 class FedAMP(UploadKeeper):

@@ -6,11 +6,10 @@ EM steps are :class:`flsv.models.MixtureClient`'s; the server averages component
 
 from __future__ import annotations
 
-from flsv.errors import ConfigurationError
-from flsv.participants import LocalData
+from flsv.core import LocalData, Round
+from flsv.core.strategy import Contributions, Federation
 from flsv.personalization.base import Personalizer, Starts
-from flsv.round import Round
-from flsv.strategy import Contributions, Federation
+from flsv.utilities.errors import ConfigurationError
 
 
 class FedEM(Personalizer):

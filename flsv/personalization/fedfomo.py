@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.declared import Count, NonNegative, Share
-from flsv.functional.agreement import keep_common
+from flsv.core import Client, FederationState, LocalData, Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
-from flsv.participants import Client, LocalData
-from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, check_validation, judged
-from flsv.round import FederationState, Round
-from flsv.seeding import generator_for
-from flsv.strategy import Contributions, Federation
+from flsv.personalization.base import OWN_MODEL, Personalized, Starts
+from flsv.personalization.upload_keeper import UploadKeeper, check_validation, judged
+from flsv.utilities.declared import Count, NonNegative, Share
+from flsv.utilities.seeding import generator_for
 
 
 class FedFomo(UploadKeeper):

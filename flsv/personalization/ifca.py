@@ -16,12 +16,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.declared import Count, Positive
-from flsv.participants import LocalData
+from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, Round
+from flsv.core.strategy import Contributions, Federation
 from flsv.personalization.base import Personalizer, Starts
-from flsv.round import ClientUpdate, FederationState, Instruction, Round
-from flsv.seeding import generator_for
-from flsv.strategy import Contributions, Federation
+from flsv.utilities.declared import Count, Positive
+from flsv.utilities.seeding import generator_for
 
 
 class IFCA(Personalizer):

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flsv.declared import Count, Positive
+from flsv.core import FederationState, Round
+from flsv.core.strategy import Contributions, Federation
 from flsv.personalization.base import Personalizer, Starts
-from flsv.round import FederationState, Round
-from flsv.seeding import generator_for
-from flsv.strategy import Contributions, Federation
+from flsv.utilities.declared import Count, Positive
+from flsv.utilities.seeding import generator_for
 
 
 class HyperNetwork(nn.Module):

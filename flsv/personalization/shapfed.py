@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from flsv.core import Round
+from flsv.core.strategy import Contributions
 from flsv.functional import participant_weights
 from flsv.personalization.base import Personalizer, Starts
-from flsv.round import Round
-from flsv.strategy import Contributions
 
 
 class ShapFedPersonalizer(Personalizer):

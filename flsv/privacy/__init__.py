@@ -1,5 +1,6 @@
 """Differential privacy for updates, and its accounting."""
 
-from flsv.privacy.gaussian import GaussianPrivacy, gaussian_epsilon, warn_of_noise
+from flsv.privacy.accounting import gaussian_epsilon
+from flsv.privacy.gaussian import GaussianPrivacy, warn_of_noise
 
 __all__ = ["GaussianPrivacy", "gaussian_epsilon", "warn_of_noise"]

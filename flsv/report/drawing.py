@@ -17,10 +17,10 @@ import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from flsv.charts import ENDS, MOST_COLOURS, draw_bars, draw_lines, drawing
-from flsv.plots import draw_steps
 from flsv.report.html import figure
-from flsv.report.text import number
+from flsv.results.text import number
+from flsv.utilities.charts import ENDS, MOST_COLOURS, draw_bars, draw_lines, drawing
+from flsv.utilities.plots import draw_steps
 
 #: What is drawn in black or a dark grey has the page's colors.
 _INK = {"#000000": "var(--ink)", "#333333": "var(--ink)", "#808080": "var(--dim)"}

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from flsv.csv_files import NAN, number_or_nan
 from flsv.report import drawing
 from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
 from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, retrained_from
-from flsv.report.terminal import undecided
-from flsv.report.text import NONE, WORDS, by_value, joined, number, percent, value_columns
+from flsv.results.terminal import undecided
+from flsv.results.text import NONE, WORDS, by_value, joined, number, percent, value_columns
+from flsv.utilities.csv_files import NAN, number_or_nan
 
 #: The pages' sentences.
 SAY: Mapping[str, str] = WORDS["page"]

@@ -10,15 +10,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flsv.errors import listed
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import drawing, facts
 from flsv.report.facts import SAY
 from flsv.report.html import command, section, table, warning
-from flsv.report.measured import own_title
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.report.text import (
+from flsv.results.measured import own_title
+from flsv.results.text import (
     NONE,
     WORDS,
     by_value,
@@ -31,6 +30,7 @@ from flsv.report.text import (
     performance,
     ranking,
 )
+from flsv.utilities.errors import listed
 
 #: Clients that are shown; of more the highest and the lowest ten.
 MOST = 30

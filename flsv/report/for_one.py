@@ -16,13 +16,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flsv.csv_files import NAN
 from flsv.report import facts
 from flsv.report.facts import SAY
 from flsv.report.html import section, table
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.report.text import NONE, WORDS, gain, mean, number, numbers, percent
+from flsv.results.text import NONE, WORDS, gain, mean, number, numbers, percent
+from flsv.utilities.csv_files import NAN
 
 #: Clients below which nothing is told that is worked out from all of them.
 FEWEST = 5

@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flsv.charts import shortened
-from flsv.report.text import number
+from flsv.results.text import number
+from flsv.utilities.charts import shortened
 
 #: Columns up to which a heatmap has numbers.
 NUMBERED = 12

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flsv._lightning.durable import replacing
-from flsv.arguments import client_number
-from flsv.csv_files import save_table
-from flsv.errors import ConfigurationError
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
 from flsv.report.reading import open_run, over_seeds
 from flsv.report.shares import SHARES, Budget, shares_of
+from flsv.utilities.arguments import client_number
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.csv_files import save_table
+from flsv.utilities.errors import ConfigurationError
 
 
 def write_report(

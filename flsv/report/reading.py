@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from pandas import DataFrame
 
-from flsv.charts import client_label
-from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
-from flsv.errors import ConfigurationError, listed
-from flsv.functional.over_rounds import half_width
+from flsv.core.artifacts import client_folders
+from flsv.functional.confidence import half_width
 from flsv.metrics.intervals import LEVEL
-from flsv.participants.artifacts import client_folders
-from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
-from flsv.report.record import read_record
-from flsv.report.run_table import columns_in, history, last, part, read_table, tidy
-from flsv.report.text import WORDS, joined, mean, shares_in
-from flsv.round.result import copies_in, faults_in
+from flsv.results.folder import CONTRIBUTIONS, RECORD, RETRAINED
+from flsv.results.record import read_record
+from flsv.results.round_result import copies_in, faults_in
+from flsv.results.run_table import columns_in, history, last, part, read_table, tidy
+from flsv.results.text import WORDS, joined, mean, shares_in
+from flsv.utilities.charts import client_label
+from flsv.utilities.csv_files import NAN, Cell, number_or_nan, read_csv, whole
+from flsv.utilities.errors import ConfigurationError, listed
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ class Run:
 
     @property
     def copies(self) -> list[list[int]]:
-        """See :func:`flsv.round.result.copies_in`."""
+        """See :func:`flsv.results.round_result.copies_in`."""
         return copies_in(self.record["events"])
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
-        """See :func:`flsv.round.result.faults_in`."""
+        """See :func:`flsv.results.round_result.faults_in`."""
         return faults_in(self.record["events"])
 
     def final(self, metric: str, column: str = "") -> list[float]:
@@ -250,7 +250,7 @@ def _nothing_there(folder: Path) -> str:
 # ---- runs of flsv repeat: the same federation with other seeds, and each client's mean over them
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
-#: In the folder of the runs: the means, and which runs are done, see :class:`flsv.kept.Kept`.
+#: In the folder of the runs: the means, and which runs are done, see :class:`flsv.utilities.result_file.Kept`.
 SUMMARY, RUNS = "repeat.csv", "runs.csv"
 #: Of the latter: what a run is called, and its folder.
 COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from pandas import DataFrame
 
-from flsv.csv_files import NAN
-from flsv.declared import Positive, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.allocation import Negatives, allocate
 from flsv.report.reading import Run, over_seeds
-from flsv.report.text import NONE, WORDS, joined, percent
+from flsv.results.text import NONE, WORDS, joined, percent
+from flsv.utilities.csv_files import NAN
+from flsv.utilities.declared import Positive, checked
+from flsv.utilities.errors import ConfigurationError
 
 #: Beside the report.
 SHARES = "shares.csv"

@@ -1,13 +1,13 @@
 """Client samplers draw the cohort of a round."""
 
-from flsv.sampling.base import ClientSampler, FixedCohort, FullParticipation, UniformSampler
-from flsv.sampling.contribution import (
-    BernoulliSampler,
-    ShapleyImportanceSampler,
-    SoftmaxSampler,
-    SystematicShapleySampler,
-)
+from flsv.sampling.base import ClientSampler
+from flsv.sampling.bernoulli import BernoulliSampler
+from flsv.sampling.fixed_cohort import FixedCohort
 from flsv.sampling.power_of_choice import PowerOfChoice
+from flsv.sampling.shapley_importance import ShapleyImportanceSampler
+from flsv.sampling.softmax import SoftmaxSampler
+from flsv.sampling.systematic import SystematicShapleySampler
+from flsv.sampling.uniform import FullParticipation, UniformSampler
 
 __all__ = [
     "BernoulliSampler",

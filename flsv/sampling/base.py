@@ -1,19 +1,19 @@
-"""ClientSampler: draws the cohort of a round. Includes the plain samplers: all, a fixed number, a fixed cohort."""
+"""ClientSampler: base class of the rules that draw the cohort of a round."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge
 from torch import Tensor
 
-from flsv.declared import Count
-from flsv.errors import ConfigurationError
-from flsv.participants import Client
-from flsv.strategy import Contributions, Strategy
+from flsv.core import Client
+from flsv.core.strategy import Contributions, Strategy
+from flsv.utilities.errors import ConfigurationError
+
+#: Probabilities are worked out in float32.
+_ROUNDING = 1e-4
 
 
 class ClientSampler(Strategy):
@@ -45,8 +45,8 @@ class ClientSampler(Strategy):
         What is asked crosses, and counts to the round that the cohort is drawn for.
 
         Args:
-            clients: all n, to be asked (:meth:`flsv.participants.Client.ask`, within
-                :func:`flsv.participants.run_protocol`).
+            clients: all n, to be asked (:meth:`flsv.core.Client.ask`, within
+                :func:`flsv.core.run_protocol`).
             model: ``[P]``, the global model at the start of that round.
             contributions: as of :meth:`sample`.
             generator: likewise.
@@ -67,96 +67,13 @@ class ClientSampler(Strategy):
         """
 
     def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.errors.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By
         default where there are fewer than a sampler's ``cohort_size``."""
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower cohort_size to {num_clients} "
                 "or make more clients in the partitioner."
             )
-
-
-class FullParticipation(ClientSampler):
-    """Every client, every round.
-
-    Example:
-        >>> FullParticipation().sample(3, {}, torch.Generator())
-        tensor([0, 1, 2])
-    """
-
-    def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
-    ) -> Tensor:
-        return torch.arange(num_clients)
-
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        return torch.ones(num_clients)
-
-
-class UniformSampler(ClientSampler):
-    """``cohort_size`` clients without replacement, as in FedAvg's Algorithm 1 (McMahan et al. 2017).
-
-    Args:
-        cohort_size: clients per round, at least 1.
-
-    Raises:
-        ConfigurationError: a cohort size below 1, or (before training) above the number of clients.
-
-    Example:
-        >>> UniformSampler(2).sample(5, {}, torch.Generator().manual_seed(0)).shape
-        torch.Size([2])
-    """
-
-    def __init__(self, cohort_size: Count) -> None:
-        self.cohort_size = cohort_size
-
-    def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
-    ) -> Tensor:
-        return torch.randperm(num_clients, generator=generator)[: self.cohort_size].sort().values
-
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        return torch.full((num_clients,), self.cohort_size / num_clients)
-
-
-class FixedCohort(ClientSampler):
-    """The same given clients in every round, as if there were no others.
-
-    Args:
-        clients: their ids, at least one.
-
-    Raises:
-        ConfigurationError: no clients, a client twice, or (before training) one that does not exist.
-
-    Example:
-        >>> FixedCohort([3, 0]).sample(5, {}, torch.Generator())
-        tensor([0, 3])
-    """
-
-    rules: ClassVar = (
-        (lambda a: 0 < len(a.clients) == len(set(a.clients)), "expected different client ids, one at least."),
-    )
-
-    def __init__(self, clients: Sequence[Annotated[int, Ge(0)]]) -> None:
-        self.clients = sorted(clients)
-
-    def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
-    ) -> Tensor:
-        return torch.tensor(self.clients)
-
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        chances = torch.zeros(num_clients)
-        chances[self.clients] = 1
-        return chances
-
-    def check(self, num_clients: int) -> None:
-        if self.clients[-1] >= num_clients:
-            raise ConfigurationError(f"{self!r} cannot be met: the federation has clients 0 to {num_clients - 1} only.")
-
-
-#: Probabilities are worked out in float32.
-_ROUNDING = 1e-4
 
 
 def cohort_of(

@@ -17,11 +17,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flsv.declared import Count
-from flsv.errors import ConfigurationError
-from flsv.participants import Client, LocalData, NoAnswer, run_protocol
+from flsv.core import Client, LocalData, NoAnswer, run_protocol
+from flsv.core.strategy import Contributions, Federation
 from flsv.sampling.base import ClientSampler
-from flsv.strategy import Contributions, Federation
+from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
 
 
 class PowerOfChoice(ClientSampler):

@@ -19,16 +19,16 @@ from torchmetrics import Metric
 
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
-from flsv.config import ClientEvaluation, FederationConfig
+from flsv.configuration.federation_config import ClientEvaluation, FederationConfig
+from flsv.core import VOCABULARY, stage_of
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError, need_classes
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
-from flsv.parameters import ParameterSpace
-from flsv.round import VOCABULARY, stage_of
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.strategy import Strategy
 from flsv.uploads import Upload
+from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:

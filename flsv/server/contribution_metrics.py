@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv import counting
-from flsv.arguments import attribute_of, plain_name
-from flsv.errors import ConfigurationError
+from flsv.core import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
-from flsv.report.measured import tag_of
-from flsv.round import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
+from flsv.results.measured import tag_of
+from flsv.utilities import progress as counting
+from flsv.utilities.arguments import attribute_of, plain_name
+from flsv.utilities.errors import ConfigurationError
 
 RESERVED = (
     *("weight", *OWN_SCORES, "update_norm", "train_loss", *map(tag_of, OWN_SCORES)),

@@ -11,9 +11,9 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from flsv.configuration.identity import Identity, dealt, described
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
-from flsv.identity import Identity, dealt, described
+from flsv.utilities.errors import ConfigurationError
 
 #: Hyper-parameters that a module's weights belong to, even where another network's weights have the same shapes.
 NETWORK = ("network", "network_args")

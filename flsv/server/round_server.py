@@ -11,15 +11,25 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation import Aggregator
+from flsv.core import (
+    Channel,
+    Client,
+    ClientUpdate,
+    FederationState,
+    Instruction,
+    LocalData,
+    Round,
+    Stage,
+    Start,
+    asked_starts,
+)
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.strategy import Strategy
 from flsv.filters import Cohort, UpdateFilter, with_guard
-from flsv.functional.divergences import all_finite, distances
+from flsv.functional.distances import all_finite, distances
 from flsv.games import CoalitionGames
-from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, LocalData
 from flsv.personalization import Personalized, Personalizer
-from flsv.round import ClientUpdate, FederationState, Instruction, Round, Stage, Start, asked_starts
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.strategy import Strategy
 
 
 class NoModel(RuntimeError):

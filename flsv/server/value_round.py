@@ -20,21 +20,21 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from flsv.config import named_head
+from flsv.configuration.federation_config import named_head
+from flsv.core import Round, stage_of
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data.groups import client_called
-from flsv.declared import Count, check_argument, checked
-from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames
 from flsv.games.games_outside_fit import LOSS, games_outside_fit
 from flsv.games.performance import is_logged
 from flsv.games.replica import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
-from flsv.parameters import ParameterSpace
-from flsv.report.measured import numbers_of, overall
-from flsv.report.run_table import COLUMNS, frame, rows_of
-from flsv.round import Round, stage_of
+from flsv.results.measured import numbers_of, overall
+from flsv.results.run_table import COLUMNS, frame, rows_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
+from flsv.utilities.declared import Count, check_argument, checked
+from flsv.utilities.errors import ConfigurationError
 
 Model = Tensor | Mapping[str, Any] | Sequence[Any]
 """A ``state_dict``; or its entries as arrays in its order, as Flower sends them; or a vector ``[P]`` of

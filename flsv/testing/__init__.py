@@ -23,13 +23,13 @@ from typing import Any
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator
-from flsv.clients.algorithms import ClientAlgorithm
 from flsv.data.sources.source import Source
-from flsv.errors import ConfigurationError
 from flsv.testing.checks import Case, PartCheck, checks_of
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import Given, MetricCase
 from flsv.testing.source import SourceCase
+from flsv.training.algorithms import ClientAlgorithm
+from flsv.utilities.errors import ConfigurationError
 
 __all__ = ["check_aggregator", "check_client_algorithm", "check_metric", "check_source", "parametrize_with_checks"]
 

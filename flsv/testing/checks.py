@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.identity import described
+from flsv.configuration.identity import described
+from flsv.utilities.errors import ConfigurationError
 
 Check = Callable[[Any], None]
 

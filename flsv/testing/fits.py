@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from flsv.aggregation import Aggregator
-from flsv.clients.algorithms import ClientAlgorithm
-from flsv.config import ClientEvaluation
+from flsv.configuration.federation_config import ClientEvaluation
 from flsv.data import FederatedDataModule, Splits
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, PartialFederatedShapley
 from flsv.models.classifier import ClassifierClient
-from flsv.report.folder import Reporting
+from flsv.results.folder import Reporting
 from flsv.sampling import ClientSampler
-from flsv.seeding import generator_for, isolated_rngs
 from flsv.testing.checks import Case, expect, is_one, pickles, same, saved
+from flsv.training.algorithms import ClientAlgorithm
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for, isolated_rngs
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, VALIDATION = 4, 3, 4, 12
 SIZES = (8, 6, 8, 10)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.core import Round
 from flsv.metrics import ContributionMetric
-from flsv.round import Round
 from flsv.server import ContributionMetrics
 from flsv.testing import fits
 from flsv.testing.checks import Check, expect, is_one, refused, same, saved, untouched_rngs

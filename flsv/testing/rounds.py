@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flsv.core import Channel, Client, LocalData, Round, Split
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games import CoalitionGames, ModelEvaluator
-from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, LocalData, Split
-from flsv.round import Round
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, SAMPLES = 5, 3, 2, 6
 #: Who takes part. Client 4 never does; client 3 not in the first half, client 1 not in the second.

@@ -17,9 +17,9 @@ from flsv.data.contents import content_hashes
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.source import Source, open_source, read_part
 from flsv.data.sources.table import Table
-from flsv.errors import ConfigurationError
 from flsv.testing.checks import Case, expect, refused, same, untouched_rngs
 from flsv.testing.fits import samples_of
+from flsv.utilities.errors import ConfigurationError
 
 
 class SourceCase(Case):

@@ -1,14 +1,8 @@
 """Uploads: changes to a client's update before it is sent. The base of attacks, privacy and compression."""
 
-from flsv.uploads.base import (
-    Compression,
-    Quantized,
-    TopK,
-    Upload,
-    UploadContext,
-    check_order,
-    sanitize_report,
-    upload,
-)
+from flsv.uploads.base import Upload, UploadContext, check_order, sanitize_report, upload
+from flsv.uploads.compression import Compression
+from flsv.uploads.quantized import Quantized
+from flsv.uploads.top_k import TopK
 
 __all__ = ["Compression", "Quantized", "TopK", "Upload", "UploadContext", "check_order", "sanitize_report", "upload"]

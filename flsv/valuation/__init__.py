@@ -1,9 +1,9 @@
 """Values clients and samples before any training, by optimal transport."""
 
 from flsv.valuation.fedbary import FedBary, Valuation
+from flsv.valuation.figures import keep_pictures, write_flagged
 from flsv.valuation.questions import SampleValues, Verdict, flag_samples, sample_values
 from flsv.valuation.sets import clients_of, participants_of, server_of
-from flsv.valuation.showing import keep_pictures, write_flagged
 
 __all__ = [
     "FedBary",

@@ -4,7 +4,7 @@ Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR
 validation set, or with the clients' Wasserstein barycenter in its place where there is none; section 4.3 for samples.
 
 Where we depart: labels enter with a weight (``label_weight``), without which label noise stays invisible; potentials
-are debiased entropic ones and not the linear programme's (see ``flsv.functional.transport.solvers``); a sample is
+are debiased entropic ones and not the linear programme's (see ``flsv.functional.transport.potentials``); a sample is
 compared with its own class (``calibration``), and what is flagged is a choice (``rule``). Without validation data we
 first find the barycenter, then run the protocol against it, so that clients are measured and judged in the same way in
 both cases.
@@ -24,16 +24,16 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from flsv import counting
-from flsv.declared import Count, Declared, NonNegative, Positive
-from flsv.errors import ConfigurationError
-from flsv.features import Features, make_features
+from flsv.core import Client, LocalData, run_protocol
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
-from flsv.functional.transport.cost import check_support, safe_support
-from flsv.functional.transport.values import Part
-from flsv.participants import Client, LocalData, run_protocol
-from flsv.seeding import generator_for
+from flsv.functional.transport.checks import check_support, safe_support
+from flsv.functional.transport.fedbary import Part
+from flsv.utilities import progress as counting
+from flsv.utilities.declared import Count, Declared, NonNegative, Positive
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 from flsv.valuation import questions
+from flsv.valuation.features import Features, make_features
 from flsv.valuation.questions import Covariance, FirstAnswer, Judging, Labels, Verdict
 
 LARGEST = 100  # the default S for large clients
@@ -85,10 +85,10 @@ class FedBary(Declared):
 
     Args:
         features: what samples are compared in: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a loop only) or a
-            :class:`flsv.features.Features`.
+            :class:`flsv.valuation.features.Features`.
         support: S, points of the interpolating measures, the same for all clients. Fewer cost less, tell less of
             anybody, and bias distances upwards. None: 100, or as many as the smallest client can afford
-            (:func:`flsv.functional.transport.safe_support`).
+            (:func:`flsv.functional.transport.checks.safe_support`).
         iterations: K. The error about halves with each.
         label_weight: w of the label term of the distance, in units of the features'; 0 for none.
         covariance: how a class's spread enters it: ``"diag"``, ``"none"``, or ``"full"`` for up to 64 features.
@@ -101,7 +101,7 @@ class FedBary(Declared):
         blur: see :func:`flsv.functional.client_values`.
         scaling: likewise.
         part: what a sample is judged by: its ``"features"``, its ``"labels"`` or ``"both"``, see
-            ``flsv.functional.transport.values``. Who knows which noise to look for finds more with its part.
+            ``flsv.functional.transport.fedbary``. Who knows which noise to look for finds more with its part.
         chunk: samples that are valued at once.
         workers: threads; None: as many as there are cores.
         allow_reconstruction: take S of half a client's samples and more, too, from which the server can work them out

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
+from flsv.core import LocalData
 from flsv.functional import (
     ClassStatistics,
     TransportClient,
@@ -23,9 +23,9 @@ from flsv.functional import (
     client_values,
     label_embedding,
 )
-from flsv.functional.transport.values import Part
-from flsv.participants import LocalData
-from flsv.seeding import generator_for
+from flsv.functional.transport.fedbary import Part
+from flsv.utilities.declared import checked
+from flsv.utilities.seeding import generator_for
 
 Covariance = Literal["diag", "full", "none"]
 Embed = Callable[[LocalData, Tensor], Tensor]

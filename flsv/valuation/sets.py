@@ -10,8 +10,8 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from flsv.errors import ConfigurationError, need_classes
-from flsv.participants import Client, LocalData, Split
+from flsv.core import Client, LocalData, Split
+from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:

@@ -14,8 +14,8 @@ from toys import Plain, fit, toy_data, trainer_for, vector
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
+from flsv.utilities.errors import ConfigurationError
 
 averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6")
 WeightAveraging, EMAWeightAveraging = averaging.WeightAveraging, averaging.EMAWeightAveraging

@@ -9,10 +9,10 @@ import pytest
 import torch
 from toys import Plain, fit, toy_data, trainer_for
 
-from flsv._lightning.durable import append
 from flsv._lightning.round_boundary import DurableCheckpointIO
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
+from flsv.utilities.atomic_files import append
+from flsv.utilities.errors import ConfigurationError
 
 
 def test_a_checkpoint_is_written_beside_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

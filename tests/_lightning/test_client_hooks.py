@@ -13,7 +13,7 @@ from toys import Plain, fit, toy_data
 
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import _merge_states, _state
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 
 LOCAL_EPOCHS = 2
 

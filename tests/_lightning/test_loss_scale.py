@@ -9,7 +9,7 @@ from resume_run import checkpoints
 from small_loops import KeepUpdates
 from toys import fit, vector
 
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.sampling import FixedCohort
 
 

@@ -30,17 +30,17 @@ from flsv.aggregation import (
     ShapleyWeighted,
     TrimmedMean,
 )
-from flsv.aggregation.server_optimizer import AdaptiveServer
+from flsv.aggregation.fedadam import AdaptiveServer
 from flsv.attacks import Scaling
-from flsv.clients.algorithms import FedDynServer, FedProx
-from flsv.errors import ConfigurationError
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.filters import MultiKrum
-from flsv.filters.robust import scores
-from flsv.loop import FederatedLoop
+from flsv.filters.krum import scores
 from flsv.metrics import DecayedShapley
-from flsv.parameters import ParameterSpace
-from flsv.round import Round
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import FedDynServer, FedProx
+from flsv.utilities.errors import ConfigurationError
 
 
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
@@ -232,7 +232,7 @@ def test_its_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, rule: Any) ->
         return [point.detach() for point in points]
 
     whole = stepped()
-    monkeypatch.setattr("flsv.aggregation.server_optimizer.PIECE", 3)
+    monkeypatch.setattr("flsv.aggregation.fedadam.PIECE", 3)
     assert all(map(torch.equal, stepped(), whole))
 
 

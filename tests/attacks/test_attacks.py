@@ -24,16 +24,16 @@ from flsv.attacks import (
     Scaling,
     SignFlip,
 )
-from flsv.attacks.collusion import largest_z
+from flsv.attacks.a_little_is_enough import largest_z
 from flsv.benchmark.registry import TrainingLoss
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.metrics import CommunicationCost
-from flsv.parameters import ParameterSpace
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
-from flsv.round import Round
 from flsv.uploads import TopK, UploadContext
+from flsv.utilities.errors import ConfigurationError
 
 SIZE = 100_000
 

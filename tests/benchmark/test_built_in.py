@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_diabetes, load_digits
 
 from flsv.benchmark.built_in import BuiltInData
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 
 def test_digits_are_merged_and_thinned_out_on_both_sides() -> None:

@@ -10,7 +10,7 @@ import yaml
 from flsv.benchmark import federation, names
 from flsv.benchmark.federation import FOLDER, SETS, Federation
 from flsv.cli import main
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("digits")])

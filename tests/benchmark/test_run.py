@@ -14,8 +14,8 @@ from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
 from flsv.benchmark.run import bench, run
 from flsv.benchmark.scores import Results, spearman
 from flsv.benchmark.summary import by_set, costs, covered, summarize
-from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
+from flsv.utilities.errors import ConfigurationError
 
 
 class Last(ContributionMetric):

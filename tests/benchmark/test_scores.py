@@ -11,7 +11,7 @@ from small_federation import small
 from flsv.benchmark.scores import Results, Values, auroc, pearson, share_error, shares, spearman
 from flsv.benchmark.summary import Known, covered
 from flsv.benchmark.truth import exact_truth
-from flsv.functional.shapley.game import all_coalitions
+from flsv.functional.shapley.enumeration import all_coalitions
 
 NAN = float("nan")
 

@@ -15,14 +15,15 @@ from torch import Tensor
 from flsv import FederatedLoop, Reporting
 from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
 from flsv.benchmark.truth import FOLDER, SEEDS, arcs, exact_truth, sampled_truth, settings, values_by_circles
-from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
-from flsv.functional.shapley.game import MemoizedGame, all_coalitions, shapley_of_table
-from flsv.functional.shapley.layers import random_permutations
+from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
+from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
+from flsv.functional.shapley.random_coalitions import random_permutations
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
-from flsv.seeding import seed_global_rngs
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import seed_global_rngs
 
 
 def test_made_in_parts_is_made_whole(tmp_path: Path) -> None:

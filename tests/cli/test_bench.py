@@ -12,7 +12,7 @@ from cli_runs import rows
 from flsv.benchmark.federation import FOLDER
 from flsv.cli import main
 from flsv.cli.bench import QUICK
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from toys import Plain, fit, trainer_for
 from flsv.cli import main
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.data import FederatedDataModule, IIDPartitioner
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
+from flsv.utilities.errors import ConfigurationError
 
 
 def run(command: str, folder: Path, *arguments: str) -> int:

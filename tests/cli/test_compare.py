@@ -18,10 +18,10 @@ from flsv.aggregation import FedAvg
 from flsv.cli import compare as compare_module
 from flsv.cli import main
 from flsv.cli.compare import MEASURES, Outcome, OwnModels, table
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.personalization import Standalone
 from flsv.sampling import UniformSampler
+from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.cli import main
 from flsv.cli.entry import OWN
-from flsv.report.folder import FolderLock
+from flsv.results.folder import FolderLock
 
 
 def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,6 @@ from flsv.cli import main
 from flsv.cli.retrain import retrain
 from flsv.cli.saved_run import performance_by
 from flsv.data import SizePartitioner, Splits
-from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
 from flsv.games.performance import CLASSIFICATION
 from flsv.games.retrained_utility import RetrainedUtility
@@ -30,6 +29,7 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
+from flsv.utilities.errors import ConfigurationError
 
 OF_A_TABLE: dict[str, Any] = {
     "seed_everything": 3,

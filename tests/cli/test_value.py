@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from flsv.cli import main
 from flsv.cli.value import value as run_value
 from flsv.data import FederatedDataModule, IIDPartitioner
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary
 from flsv.valuation.sets import participants_of
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from toys import trainer_for
 
 from flsv.data import FederatedDataModule
-from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
+from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs
 
 SEED = 5
 

@@ -41,7 +41,7 @@ WAYS = {
     "rows": "beside the federation, as rows of one batched model",
     "fits": "after training, each by a fit of its own",
 }
-BY_HAND = "`tests/loop/test_whole_fits.py::test_every_coalition_is_what_a_plain_loop_makes_of_it`"
+BY_HAND = "`tests/retraining/test_whole_fits.py::test_every_coalition_is_what_a_plain_loop_makes_of_it`"
 
 
 def test_kinds_and_how_their_coalitions_are_trained() -> None:

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
 

@@ -11,7 +11,7 @@ from flsv import ClassifierClient
 from flsv.attacks import Attack
 from flsv.cli.parser import PARTS
 from flsv.data import Corruption, Partitioner
-from flsv.plugins import subclasses
+from flsv.utilities.plugins import subclasses
 
 
 # configs/value.yaml is for another subcommand: see test_value.py.

@@ -16,20 +16,20 @@ from toys import CLASSES, FEATURES, Plain, fit, network, sgd, toy_data, vector
 
 from flsv import ClassifierClient, ClientEvaluation
 from flsv.aggregation import FedAdam, FedBuff, ShapFedWA, StaleStarts
-from flsv.clients.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import DirichletPartitioner, FederatedDataModule, Splits
 from flsv.data.corruption import ClosedSetLabelNoise
-from flsv.features import Backbone
+from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
-from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley, DomainRelevance
 from flsv.models.mixture import MixtureClient
-from flsv.parameters import ParameterSpace
 from flsv.personalization import FedAMP, FedEM, FedFomo, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
 from flsv.uploads import UploadContext
 from flsv.valuation import FedBary, participants_of
+from flsv.valuation.features import Backbone
 
 pytestmark = [
     pytest.mark.cuda,

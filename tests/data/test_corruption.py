@@ -21,8 +21,8 @@ from flsv.data import (
     OpenSetLabelNoise,
 )
 from flsv.data.partition import partition_counts
-from flsv.errors import ConfigurationError
-from flsv.seeding import generator_for
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 X = torch.randn(300, 2, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(300) % 5

@@ -9,7 +9,7 @@ from data_options import ready
 
 from flsv.data import CharacterData, GroupPartitioner, TableData, TextData
 from flsv.data.sources.csv_data import hashed_words, windows
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 WARDS = ("A", "B", "Größe")
 

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from flsv.data import DirichletPartitioner, GroupPartitioner, load_image_data
 from flsv.data.sources.named import CENTRES, KINDS, SPREAD, digits, folder, gaussians, npz, vision
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
 needs_data = pytest.mark.skipif(ROOT is None, reason="FLSV_DATA_ROOT is not set: no real image data")

@@ -27,8 +27,8 @@ from flsv.data import (
 )
 from flsv.data.groups import named_groups, plain_names
 from flsv.data.labels import count_classes, dataset_labels, find_classes
-from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley
+from flsv.utilities.errors import ConfigurationError
 
 N = 40
 X = torch.rand(N, 6)

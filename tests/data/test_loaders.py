@@ -22,8 +22,8 @@ from toys import CLASSES, FEATURES, Plain, network, toy_data, toy_sets
 from flsv.data import FederatedDataModule, IIDPartitioner, Loader, SizePartitioner, TensorBatches, make_loader
 from flsv.data.contents import content_hashes, not_finite
 from flsv.data.loaders import preload
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
+from flsv.utilities.errors import ConfigurationError
 
 X = torch.randn(50, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(50)

@@ -22,7 +22,7 @@ from flsv.data import (
     plot_partition,
 )
 from flsv.data.splits import Splits, split_federation
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
 GROUPS = torch.randint(0, 12, (1000,), generator=torch.Generator().manual_seed(8))

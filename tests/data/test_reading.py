@@ -11,7 +11,7 @@ from data_options import ready
 from flsv.data.groups import check_spelling
 from flsv.data.sources.doubts import codes_in
 from flsv.data.sources.table import read_table
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 ROWS = 120
 

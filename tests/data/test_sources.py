@@ -30,8 +30,8 @@ from flsv.data import Columns, FederatedDataModule, GroupPartitioner, OneClient,
 from flsv.data.sources import source
 from flsv.data.sources.base import SourceData, array_set
 from flsv.data.sources.source import SOURCES, module_source
-from flsv.errors import ConfigurationError
 from flsv.testing import check_source
+from flsv.utilities.errors import ConfigurationError
 
 
 def test_arrays_as_tensors():

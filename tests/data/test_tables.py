@@ -15,7 +15,7 @@ from flsv.data import Columns
 from flsv.data.sources.columns import read_column, without_gaps
 from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table, frame_table, one_table, read_csv
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 ROWS = 40
 AGE = [float(20 + i) if i % 7 else float("nan") for i in range(ROWS)]

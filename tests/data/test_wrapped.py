@@ -24,7 +24,7 @@ from flsv.data import (
     SizePartitioner,
     TensorBatches,
 )
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(200) % 5

@@ -15,7 +15,7 @@ from toys import fit, vector
 from examples.language_model import CausalLMClient
 from flsv import Reporting
 from flsv.data import FederatedDataModule
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import (
     CosineGradientShapley,
     CumulativeShapley,

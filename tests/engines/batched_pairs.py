@@ -10,7 +10,7 @@ from torch import Tensor
 from toys import Plain, fit, network, sgd, toy_data, vector
 
 from flsv import Reporting
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 
 #: Their epochs have 5, 2, 4, 2 and 1 batches of 8, the last ones of 4, 5, 1, 4 and 8 samples.
 SIZES = (31, 11, 21, 10, 7)

@@ -22,12 +22,12 @@ from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
 from flsv.engines.ranks.group import meet
+from flsv.federation import FederatedLoop
 from flsv.functional import exact_shapley
 from flsv.games.retrained_utility import RetrainedUtility
-from flsv.loop import FederatedLoop
-from flsv.loop.side_by_side import SideBySideUtility
 from flsv.metrics import ClassSpecificShapley
 from flsv.models.classifier import ClassifierClient
+from flsv.retraining.side_by_side import SideBySideUtility
 from flsv.sampling import FixedCohort
 
 

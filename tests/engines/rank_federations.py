@@ -14,10 +14,9 @@ from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import Attack, MinMax, Scaling, SignFlip
-from flsv.clients.algorithms import SCAFFOLD, Ditto, InRunValues
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
+from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
-from flsv.loop import FederatedLoop
 from flsv.metrics import (
     CalibratedOTGradient,
     ClassSpecificShapley,
@@ -38,6 +37,7 @@ from flsv.metrics import (
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
+from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues
 from flsv.uploads import TopK, UploadContext
 
 Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, Any]]

@@ -18,8 +18,8 @@ from toys import fit, vector
 
 from flsv.cli import main
 from flsv.engines.ranks.group import meet
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
+from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.fixture(scope="module")

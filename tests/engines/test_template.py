@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-TEMPLATE = Path(__file__).parents[2] / "flsv" / "engines" / "flower_template"
+TEMPLATE = Path(__file__).parents[2] / "flsv" / "cli" / "templates" / "flower"
 DEPLOY = TEMPLATE / "deploy"
 UNITS = sorted(path.name for path in DEPLOY.glob("*.service"))
 SCRIPTS = {"superlink.sh": "flower-superlink", "supernode.sh": "flower-supernode"}

@@ -17,13 +17,13 @@ from flsv import ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
 from flsv.data import SizePartitioner
 from flsv.engines.vmap import VmapProcess
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
-from flsv.seeding import global_rngs
 from flsv.uploads import TopK
+from flsv.utilities.seeding import global_rngs
 
 
 class Augmented(Plainest):

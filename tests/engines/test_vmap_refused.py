@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from toys import CLASSES, FEATURES, Plain, fit, toy_data
 
-from flsv.clients.algorithms import FedProx, MoreauSGD
-from flsv.errors import ConfigurationError
+from flsv.training.algorithms import FedProx, MoreauSGD
+from flsv.utilities.errors import ConfigurationError
 
 
 class Steps(Plainest):

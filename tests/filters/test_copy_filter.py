@@ -12,12 +12,12 @@ from torch import Tensor
 from toys import fit, toy_data
 
 from flsv.attacks import Alignment, Attack
+from flsv.core import ClientUpdate
+from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, CopyFilter, OutlierFilter
-from flsv.loop import FederatedLoop
 from flsv.metrics import CosineGradientShapley
 from flsv.report import open_run
 from flsv.report.for_all import red_lines
-from flsv.round import ClientUpdate
 from flsv.uploads import UploadContext
 
 

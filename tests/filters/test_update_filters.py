@@ -18,9 +18,9 @@ from toys import Plain, fit, network, sgd, toy_data, vector
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack, Scaling
-from flsv.errors import ConfigurationError
+from flsv.core import ClientUpdate, Round
+from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, MultiKrum, NormCap, OutlierFilter, SampleCap
-from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionEstimation,
@@ -31,8 +31,8 @@ from flsv.metrics import (
 )
 from flsv.personalization import Standalone
 from flsv.report import open_run
-from flsv.round import ClientUpdate, Round
 from flsv.uploads import UploadContext
+from flsv.utilities.errors import ConfigurationError
 
 
 class Huge(Attack):

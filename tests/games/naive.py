@@ -9,9 +9,9 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor, nn
 
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games import Renormalized
-from flsv.parameters import ParameterSpace
-from flsv.round import Round
 
 CLASSES = 4
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassF1Score
 
-from flsv.errors import ConfigurationError
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, ModelScore, Renormalized
-from flsv.parameters import ParameterSpace
-from flsv.round import Round
-from flsv.seeding import isolated_rngs
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs
 
 F1 = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
 METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]

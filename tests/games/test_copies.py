@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from toys import CLASSES, FEATURES, Plain, fit, network, toy_data
 
-from flsv.errors import ConfigurationError
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
-from flsv.games.copied_module import copied
-from flsv.loop import FederatedLoop
+from flsv.games.copy_module import copy_module
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
-from flsv.parameters import ParameterSpace
 from flsv.personalization import FedFomo
+from flsv.utilities.errors import ConfigurationError
 
 eager = partial(torch.compile, backend="eager")
 
@@ -122,7 +122,7 @@ def test_a_copy_has_weights_of_its_own(kind: str) -> None:
     module = RIGHT[kind]() if kind in RIGHT else from_compiled(eager(Kept()))
     x = torch.randn(4, FEATURES)
     module(x)
-    own = copied(module)
+    own = copy_module(module)
     assert [n for n, _ in own.named_parameters()] == [n for n, _ in module.named_parameters()]
     assert torch.equal(own(x), module(x))
     before = module(x)

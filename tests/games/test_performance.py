@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from toys import fit
 
 from flsv import ClientEvaluation, Reporting
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator, performance_of
-from flsv.loop import FederatedLoop
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
-from flsv.parameters import ParameterSpace
+from flsv.utilities.errors import ConfigurationError
 
 
 def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from toys import Plain, fit, network, toy_data, toy_sets, trainer_for, vector
 
+from flsv.core import Ranks
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.functional import exact_shapley, few_coalitions, permutation_shapley
 from flsv.games.retrained_utility import RetrainedUtility
-from flsv.games.stored_utility import KeptUtility
-from flsv.loop import FederatedLoop
+from flsv.games.stored_utility import StoredUtility
 from flsv.models.classifier import ClassifierClient
-from flsv.participants import Ranks
 from flsv.sampling import FixedCohort
+from flsv.utilities.errors import ConfigurationError
 
 Fits = list[list[int]]
 
@@ -132,16 +132,18 @@ def test_a_killed_game_goes_on_where_it_was(tmp_path: Path, ranks: Ranks) -> Non
     path, whole = tmp_path / "game.csv", Game()(MASKS).double()
     first = Game(dies_at=4)
     with pytest.raises(KeyboardInterrupt):
-        KeptUtility(first, path, {"a": 1}, ranks)(MASKS)
+        StoredUtility(first, path, {"a": 1}, ranks)(MASKS)
     with path.open("ab") as file:
         file.write(b"0,0+")  # a line that was being written
     second, told = Game(), []
-    values = KeptUtility(second, path, {"a": 1}, ranks, lambda done, of: told.append((done, of)))(MASKS)
+    values = StoredUtility(second, path, {"a": 1}, ranks, lambda done, of: told.append((done, of)))(MASKS)
     torch.testing.assert_close(values, whole, rtol=0, atol=0)
     assert first.asked + second.asked == [int(m) for m in (MASKS * 2 ** torch.arange(3)).sum(1)]
     assert told[-1] == (8, 8)
     third = Game()
-    torch.testing.assert_close(KeptUtility(third, path, {"a": 1}, ranks)(MASKS.flip(0)), whole.flip(0), rtol=0, atol=0)
+    torch.testing.assert_close(
+        StoredUtility(third, path, {"a": 1}, ranks)(MASKS.flip(0)), whole.flip(0), rtol=0, atol=0
+    )
     assert third.asked == []
 
 
@@ -153,11 +155,11 @@ def test_several_columns_are_kept_together(tmp_path: Path) -> None:
         return torch.stack([masks.sum(1).double(), -masks[:, 0].double()], 1)
 
     for _ in range(2):
-        found = KeptUtility(scores, path, {"a": 1}, at_once=8, names=("size", "first"))(MASKS)
+        found = StoredUtility(scores, path, {"a": 1}, at_once=8, names=("size", "first"))(MASKS)
         torch.testing.assert_close(found, torch.stack([MASKS.sum(1).double(), -MASKS[:, 0].double()], 1))
     assert asked == [8]
     with pytest.raises(ConfigurationError, match="has the columns"):
-        KeptUtility(scores, path, {"a": 1}, names=("size", "last"))
+        StoredUtility(scores, path, {"a": 1}, names=("size", "last"))
 
 
 HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
@@ -176,5 +178,5 @@ def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: b
     path.write_bytes(before)
     settings: dict[str, Any] = {"a": 1}
     with pytest.raises(ConfigurationError, match=words):
-        KeptUtility(Game(), path, settings)
+        StoredUtility(Game(), path, settings)
     assert path.read_bytes() == before

@@ -27,12 +27,12 @@ from toys import fit
 
 from flsv import Reporting
 from flsv._lightning.validation import keep_batches
-from flsv.errors import ConfigurationError
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.games import ValidatedModels
-from flsv.loop import FederatedLoop
 from flsv.metrics import GradientShapley, PartialFederatedShapley
-from flsv.parameters import ParameterSpace
-from flsv.seeding import isolated_rngs
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs
 
 LOGGED = [
     (Autoencoder, "val_loss", "min"),

@@ -14,11 +14,11 @@ from toys import fit, toy_data
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import CGSV
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
-from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
-from flsv.functional.agreement import updated_reputation
+from flsv.functional.cgsv import updated_reputation
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, GradientAgreement
 from flsv.models.classifier import ClassifierClient
+from flsv.utilities.errors import ConfigurationError
 
 Rounds = list[tuple[list[int], int]]
 ROUNDS: Rounds = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]

@@ -9,9 +9,9 @@ import torch
 from metric_table import CASES
 from toys import fit, toy_data
 
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, ContributionMetric, PartialFederatedShapley
+from flsv.utilities.errors import ConfigurationError
 
 
 class Curious(ContributionMetric):

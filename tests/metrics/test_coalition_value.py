@@ -18,8 +18,8 @@ from toys import Plain, fit, network, toy_data
 from flsv import ConfigurationError, Reporting
 from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import FreeRider
+from flsv.federation import FederatedLoop
 from flsv.functional import ESTIMATORS, ShapleyEstimate, exact_shapley
-from flsv.loop import FederatedLoop
 from flsv.metrics import (
     CoalitionValue,
     CumulativeShapley,

@@ -7,10 +7,10 @@ import torch
 from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
+from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
-from flsv.loop import FederatedLoop
 from flsv.metrics import CommunicationCost
-from flsv.metrics.cost import PrivacyLoss
+from flsv.metrics.privacy_loss import PrivacyLoss
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.uploads import Upload, UploadContext
 

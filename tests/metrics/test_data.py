@@ -8,9 +8,9 @@ import torch
 from in_run_by_hand import Kept
 from toys import Plain, fit, toy_data
 
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import CalibratedOTGradient, WassersteinContribution
+from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, sample_values, server_of
 
 CHEAP: dict[str, Any] = {"support": 6, "iterations": 4}

@@ -11,8 +11,8 @@ from torch import Tensor
 from toys import Plain, fit, network, toy_data, validation_loss
 
 from flsv.aggregation import DivergenceWeighted
+from flsv.federation import FederatedLoop
 from flsv.functional import exact_shapley
-from flsv.loop import FederatedLoop
 from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
 from flsv.report import write_report
 from flsv.sampling import UniformSampler

@@ -16,14 +16,14 @@ from toys import CLASSES, Plain, adam, fit, network, toy_sets, vector
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.clients.algorithms import InRunValues
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, InRunShapley
-from flsv.parameters import ParameterSpace
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import InRunValues
+from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(

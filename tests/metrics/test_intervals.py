@@ -12,7 +12,7 @@ from toys import fit, toy_data
 
 from flsv import Reporting
 from flsv.aggregation import ShapFedWA
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionMetric,

@@ -13,14 +13,14 @@ from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg, FedCE
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.functional import relevance_auroc
-from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionEstimation, DomainRelevance
-from flsv.parameters import ParameterSpace
-from flsv.round import Round
 from flsv.uploads import Upload
+from flsv.utilities.errors import ConfigurationError
 
 THREE = (4.0, 1.0, 2.0)
 

@@ -29,12 +29,9 @@ from flsv.aggregation import (
     TrimmedMean,
 )
 from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling
-from flsv.clients.algorithms import SCAFFOLD, FedProx
-from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional import exact_shapley
 from flsv.games.retrained_utility import RetrainedUtility
-from flsv.loop.shadow import ShadowTraining
 from flsv.metrics import (
     ClassSpecificShapley,
     CosineGradientShapley,
@@ -45,9 +42,12 @@ from flsv.metrics import (
 from flsv.metrics.shadow import coalition_masks
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
+from flsv.retraining.shadow import ShadowTraining
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.testing.fits import Turns
+from flsv.training.algorithms import SCAFFOLD, FedProx
 from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
 
 EVERYBODY, SOME = [[0, 1, 2]] * ROUNDS, [[0, 2], [1], [0, 1]]
 
@@ -183,7 +183,7 @@ def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(
             return {"trained_coalition_models": models}
 
     federation, module = loop(Kept(coalitions="all")), Plain(network(batch_norm=False))
-    monkeypatch.setattr("flsv.loop.coalition_plan.ShadowTraining", Breaks)
+    monkeypatch.setattr("flsv.retraining.coalition_plan.ShadowTraining", Breaks)
     start = copy.deepcopy(module)
     fit(federation, tmp_path, module, data(), rounds=2)
     models = federation.metrics["shadow"].models
@@ -285,7 +285,7 @@ class Later(Plain):
 
 def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where both began alike and saw the same."""
-    monkeypatch.setattr("flsv.clients.coalition_rows.COMPARED", 1)
+    monkeypatch.setattr("flsv.training.rows.coalition_rows.COMPARED", 1)
     refused(tmp_path, "model of a coalition differs by", Later(network(batch_norm=False)), rounds=2)
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from toys import Plain, fit, network, toy_data, vector
 
 from flsv import FederatedLoop, Reporting, metrics
-from flsv.clients.algorithms import InRunValues
 from flsv.privacy import GaussianPrivacy
+from flsv.training.algorithms import InRunValues
 
 
 class Embedded(nn.Module):

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from toys import trainer_for
 
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.errors import ConfigurationError
 from flsv.models import MLP
 from flsv.models.classifier import ClassifierClient
 from flsv.models.imbalance import ClassScores, EpochScores
+from flsv.utilities.errors import ConfigurationError
 
 SMALL = {"channels": [4, 8], "hidden": [16], "padding": 2}
 

@@ -12,11 +12,11 @@ from torch.utils.data import TensorDataset
 from toys import fit
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.models.lora import LoRAClient, freeze_a
 from flsv.sampling import UniformSampler
+from flsv.utilities.errors import ConfigurationError
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
 

@@ -7,7 +7,6 @@ import torchvision.models
 from torch import nn
 from torch.nn.functional import embedding_bag
 
-from flsv.errors import ConfigurationError
 from flsv.models import (
     MLP,
     FastText,
@@ -20,6 +19,7 @@ from flsv.models import (
     resnet34_small,
 )
 from flsv.models.cnn import conv_stack
+from flsv.utilities.errors import ConfigurationError
 
 
 def test_conv_stack_written_out():

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from toys import CLASSES, FEATURES, network, toy_data, trainer_for
 
-from flsv.errors import ConfigurationError
 from flsv.models import CharacterModel, RegressorClient
 from flsv.models.mixture import Mixture, MixtureClient
+from flsv.utilities.errors import ConfigurationError
 
 
 class Lines(L.LightningDataModule):

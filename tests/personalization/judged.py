@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from flsv.aggregation import FedAvg
-from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, LocalData, at
+from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData, Round, at
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.strategy import Federation
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
-from flsv.round import ClientUpdate, FederationState, Round
 from flsv.server import ContributionMetrics, RoundServer
-from flsv.strategy import Federation
 
 nan = float("nan")
 

@@ -12,7 +12,7 @@ import torch
 from personalization.watched import watched
 from toys import Plain, fit, network, toy_data
 
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.personalization import FedFomo
 from flsv.personalization.base import OWN_MODEL
 from flsv.personalization.fedfomo import mix_models

@@ -10,14 +10,13 @@ from personalization.judged import SPACE, Judged, begun, closeness, exact_values
 from torch import nn
 from toys import fit, toy_data
 
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.core import FederationState, Instruction, at
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.metrics import CommunicationCost, DomainRelevance
-from flsv.parameters import ParameterSpace
-from flsv.participants import at
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
-from flsv.round import FederationState, Instruction
+from flsv.utilities.errors import ConfigurationError
 
 
 def test_four_clients_against_all_orders() -> None:

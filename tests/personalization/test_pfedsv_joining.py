@@ -12,12 +12,11 @@ from torch import Tensor
 from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation, Reporting
-from flsv.loop import FederatedLoop
+from flsv.core import FederationState, Instruction, LocalData, at
+from flsv.federation import FederatedLoop
 from flsv.metrics import DomainRelevance
-from flsv.participants import LocalData, at
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
-from flsv.round import FederationState, Instruction
 
 
 def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:

@@ -16,13 +16,12 @@ from torch import Tensor
 from toys import Plain, fit, network, sgd, toy_data, toy_sets
 
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, Loader, ProportionPartitioner, Splits
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.functional import class_specific_shapley
-from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
 from flsv.models.mixture import MixtureClient
-from flsv.parameters import ParameterSpace
 from flsv.personalization import (
     IFCA,
     FedAMP,
@@ -34,6 +33,7 @@ from flsv.personalization import (
     Standalone,
 )
 from flsv.sampling import FixedCohort, UniformSampler
+from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])

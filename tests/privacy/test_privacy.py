@@ -13,19 +13,19 @@ from scipy.special import log_ndtr
 from torch import Tensor, nn
 from toys import Plain, fit, network
 
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
 )
-from flsv.parameters import ParameterSpace
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
-from flsv.round import Round
 from flsv.sampling import UniformSampler
-from flsv.seeding import generator_for
 from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 
 def analytic_delta(epsilon: float, noise_multiplier: float) -> float:

@@ -8,7 +8,7 @@ import pytest
 from release import OWN_LOOP, ROOT, changed_sections, problems, sections
 
 FILES = {
-    "flsv/__init__.py": '"""Federated."""\n\n__version__ = "{version}"\n',
+    "flsv/__about__.py": '"""Federated."""\n\n__version__ = "{version}"\n',
     "pyproject.toml": '[project.urls]\nRepository = "https://example.org/flsv"\n',
     "CITATION.cff": 'title: x\nversion: {version}\ndate-released: "{date}"\n',
     "CHANGELOG.md": "# Changelog\n\n## [Unreleased]\n\n{new}## [1.0] - 2026-01-01\n\n- The first.\n",

@@ -37,13 +37,13 @@ from flsv.aggregation import (
     TrimmedMean,
 )
 from flsv.attacks import ALittleIsEnough, InnerProductManipulation, MinMax, SignFlip
-from flsv.clients.algorithms import FedProx, MoreauSGD
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric, CosineGradientShapley
 from flsv.metrics.base import latest
 from flsv.sampling import UniformSampler
-from flsv.seeding import generator_for
+from flsv.training.algorithms import FedProx, MoreauSGD
 from flsv.uploads import Quantized, TopK, Upload
+from flsv.utilities.seeding import generator_for
 
 
 class Moved(ContributionMetric):

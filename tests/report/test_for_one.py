@@ -9,9 +9,9 @@ import pytest
 from made_runs import NAMES, at_fault, copying, made_value, make_game, make_run, retold
 from page_text import text_of
 
-from flsv.csv_files import save_csv
 from flsv.report import Budget, write_report
-from flsv.report.run_table import CSV, Numbers, rows_of
+from flsv.results.run_table import CSV, Numbers, rows_of
+from flsv.utilities.csv_files import save_csv
 
 ROUNDS, CLASSES = 4, 3
 METRICS = ("cssv", "sv")

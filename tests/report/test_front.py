@@ -11,7 +11,7 @@ from page_text import text_of
 import flsv.metrics
 from flsv.report import Budget, write_report
 from flsv.report.facts import caveats
-from flsv.report.text import WORDS
+from flsv.results.text import WORDS
 
 #: What nobody but those who measure understands.
 FOREIGN = (

@@ -10,9 +10,9 @@ import pytest
 from made_runs import NAMES, made_value, make_run
 from page_text import text_of
 
-from flsv.csv_files import NAN
 from flsv.report import drawing, open_run, write_report
-from flsv.report.text import NONE, number
+from flsv.results.text import NONE, number
+from flsv.utilities.csv_files import NAN
 
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
 

@@ -12,12 +12,12 @@ from toys import fit, toy_data
 import flsv
 from flsv import Reporting
 from flsv.aggregation import ShapFedWA
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.report import open_run
-from flsv.report.record import write_record
-from flsv.report.run_table import read_table
+from flsv.results.record import write_record
+from flsv.results.run_table import read_table
+from flsv.utilities.errors import ConfigurationError
 
 
 def test_values_histories_and_names(tmp_path: Path) -> None:

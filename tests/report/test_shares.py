@@ -17,10 +17,10 @@ from toys import fit, toy_data
 import flsv.metrics
 from flsv import FederatedLoop, Reporting, allocate
 from flsv.cli import main
-from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, LowerBoundShapley
 from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import basis_of, shares_of
+from flsv.utilities.errors import ConfigurationError
 
 NAN = float("nan")
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds\n"

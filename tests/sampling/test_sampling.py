@@ -14,9 +14,8 @@ from torch.optim import SGD
 from toys import Plain, fit, network, toy_data
 
 from flsv.aggregation import FedAvg, ShapleyWeighted
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.functional import importance_probabilities
-from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric, SurrogateFederatedShapley
 from flsv.sampling import (
     BernoulliSampler,
@@ -27,7 +26,8 @@ from flsv.sampling import (
     SoftmaxSampler,
     SystematicShapleySampler,
 )
-from flsv.seeding import generator_for
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 SSV = {"ssv": torch.tensor([0.9, 0.4, 0.1, 0.3, 0.05]), "sv": torch.tensor([0.2, -0.1, 0.05, 0.0, 0.1])}
 
@@ -77,7 +77,7 @@ def test_coins_that_hardly_ever_make_a_cohort(min_cohort: int, monkeypatch: pyte
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
     assert sampler.sample(2, tiny, torch.Generator().manual_seed(0)).tolist() == [0, 1]
     assert sampler.inclusion_probabilities(2, tiny).tolist() == [1, 1]
-    monkeypatch.setattr("flsv.sampling.contribution._DRAWS", 10)
+    monkeypatch.setattr("flsv.sampling.bernoulli._DRAWS", 10)
     # Of more clients, each coin 1e-9, pairs and single ones are equally likely.
     sampler = BernoulliSampler(5e-9, min_cohort)
     drawn = torch.zeros(5)

@@ -15,7 +15,8 @@ from toys import Plain, fit, network, toy_data, toy_sets, trainer_for
 from flsv import ClientEvaluation, ConfigurationError
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import HeadAlignment, SignFlip
-from flsv.loop import FederatedLoop
+from flsv.core import LocalData
+from flsv.federation import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionEstimation,
@@ -24,7 +25,6 @@ from flsv.metrics import (
     DomainRelevance,
     PartialFederatedShapley,
 )
-from flsv.participants import LocalData
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FullParticipation, SoftmaxSampler, UniformSampler

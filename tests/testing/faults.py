@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from flsv.aggregation import FedAvg
-from flsv.clients.algorithms import ClientAlgorithm
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
 from flsv.metrics.needs import Guide
 from flsv.personalization import Personalizer
+from flsv.training.algorithms import ClientAlgorithm
 
 NAN = float("nan")
 Fault = tuple[str, Any, dict[str, Any]]

@@ -10,15 +10,15 @@ from own_cases import remote_is_equal
 from torch import Tensor
 
 from flsv import metrics
-from flsv.clients.algorithms import InRunValues
+from flsv.core import Round, TrainedCoalitions
 from flsv.functional.shapley.few_coalitions import few_coalitions
 from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
-from flsv.round import Round, TrainedCoalitions
 from flsv.testing import fits
 from flsv.testing.checks import PartCheck, checks_of, expect, refused, same
 from flsv.testing.metric import EVERY, HALF, MetricCase, all_of
 from flsv.testing.rounds import NEVER, NUM_CLIENTS, Rounds
+from flsv.training.algorithms import InRunValues
 
 
 class MoreRounds(Rounds):

@@ -14,22 +14,22 @@ from remote_federation import SiteTransport
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from flsv.core import ClientUpdate
+from flsv.core.strategy import Federation
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, UpdateFilter
-from flsv.loop import FederatedLoop
 from flsv.personalization import Personalizer
-from flsv.round import ClientUpdate
 from flsv.sampling import ClientSampler
 from flsv.sampling.base import chances_of, cohort_of
-from flsv.seeding import generator_for
-from flsv.strategy import Federation
 from flsv.testing import fits
 from flsv.testing.checks import Case, PartCheck, expect, is_one, pickles, same, untouched_rngs
 from flsv.testing.fits import IN_A_FIT
 from flsv.testing.rounds import COHORTS, NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
 from flsv.uploads import Upload, UploadContext
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 # Of all parts.
 

@@ -10,12 +10,12 @@ import pytest
 import snippets
 from own_cases import PersonalizerCase
 
-from flsv.errors import ConfigurationError
 from flsv.testing import check_metric, check_source, parametrize_with_checks
 from flsv.testing.checks import Case, PartCheck, same
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import MetricCase
 from flsv.testing.source import SourceCase
+from flsv.utilities.errors import ConfigurationError
 
 TABLES: dict[type[Case], list[faults.Fault]] = {
     MetricCase: faults.METRICS,

@@ -8,12 +8,12 @@ import torch
 from own_cases import MORE, FilterCase, PersonalizerCase, SamplerCase, UploadCase, dealt
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
-from flsv.clients import algorithms
 from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
+from flsv.training import algorithms
 
 Checks = list[PartCheck]
 

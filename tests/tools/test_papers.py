@@ -11,8 +11,8 @@ from personalization.judged import Judged
 from studies import invert, likeness, rank_likeness
 from torch import Tensor, nn
 
-from flsv.parameters import ParameterSpace
-from flsv.participants.local_data import at
+from flsv.core.local_data import at
+from flsv.core.parameter_space import ParameterSpace
 from flsv.personalization.base import OWN_MODEL
 
 

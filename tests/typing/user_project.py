@@ -12,10 +12,10 @@ from torch.utils.data import Dataset, TensorDataset
 import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, Round
 from flsv.aggregation import Aggregator
+from flsv.core.strategy import Contributions
 from flsv.data import IIDPartitioner, Reading
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
-from flsv.strategy import Contributions
 
 
 class UpdateSize(ContributionMetric):

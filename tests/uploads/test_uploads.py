@@ -12,11 +12,11 @@ from torch import Tensor
 from toys import fit, network, sgd
 
 from flsv.attacks import Scaling
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
-from flsv.participants import Traffic
+from flsv.core import Traffic
+from flsv.federation import FederatedLoop
 from flsv.personalization import FedAMP, Standalone
 from flsv.uploads import Compression, Quantized, TopK, Upload, UploadContext, upload
+from flsv.utilities.errors import ConfigurationError
 
 VECTOR, START, GLOBAL = torch.tensor([5.0, 7.0]), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0])
 

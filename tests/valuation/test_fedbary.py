@@ -10,14 +10,14 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from flsv.errors import ConfigurationError
-from flsv.features import PCA, Features, Pixels
-from flsv.participants import Client, LocalData
-from flsv.participants.artifacts import write_artifacts
-from flsv.participants.local_data import _answering
+from flsv.core import Client, LocalData
+from flsv.core.artifacts import write_artifacts
+from flsv.core.local_data import _answering
+from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, flag_samples, keep_pictures, sample_values, server_of
+from flsv.valuation.features import PCA, Features, Pixels
+from flsv.valuation.figures import draw_contributions, histograms_of
 from flsv.valuation.questions import BINS
-from flsv.valuation.showing import draw_contributions, histograms_of
 
 CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
 

@@ -20,8 +20,8 @@ from flsv.data.labels import class_names_of
 from flsv.data.loaders import tensors_of
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table, data_root, frame_table, is_columnar
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError, listed
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:  # arrays, a DataFrame, a path, what a package of somebody else's reads
     Whole: TypeAlias = Any

@@ -12,10 +12,10 @@ import pandas as pd
 from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
-from flsv.arguments import check_kind
 from flsv.data.sources.table import Table, words_of
-from flsv.declared import Rules, checked
-from flsv.errors import ColumnError, ConfigurationError
+from flsv.utilities.arguments import check_kind
+from flsv.utilities.declared import Rules, checked
+from flsv.utilities.errors import ColumnError, ConfigurationError
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 

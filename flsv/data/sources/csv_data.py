@@ -27,9 +27,9 @@ from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table, find_place, looked_at, one_table, read_table
 from flsv.data.sources.targets import class_labels, class_names, group_values, with_values
 from flsv.data.splits import Part
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
-from flsv.seeding import generator_for
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 
 @checked

@@ -13,7 +13,7 @@ import pandas as pd
 from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import DAYS, FEW, GAPS, NUMBERS, Columns, dates_of, gap_words
 from flsv.data.sources.table import Table, words_of
-from flsv.errors import ColumnError, listed
+from flsv.utilities.errors import ColumnError, listed
 
 _IDENTIFIER = re.compile(
     r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"

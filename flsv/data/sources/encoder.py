@@ -24,7 +24,7 @@ from flsv.data.sources.columns import Columns, without_gaps
 from flsv.data.sources.reading import read_columns
 from flsv.data.sources.table import Table, one_table
 from flsv.data.sources.targets import class_labels, class_names, group_values, numeric_target, with_values
-from flsv.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, listed
 
 
 class TableEncoder:

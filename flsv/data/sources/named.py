@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
 from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
-from flsv.errors import ConfigurationError, listed
-from flsv.seeding import generator_for
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder

@@ -13,7 +13,7 @@ from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import WORDS, Columns, read_column
 from flsv.data.sources.doubts import doubts, marks_that_are_nowhere, renamed
 from flsv.data.sources.table import Table
-from flsv.errors import ColumnError, ConfigurationError, listed
+from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 
 def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:

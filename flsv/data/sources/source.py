@@ -43,8 +43,8 @@ from flsv.data.sources.base import (
 from flsv.data.sources.encoder import tables_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
 from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at, read_table
-from flsv.errors import ConfigurationError
-from flsv.plugins import installed
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plugins import installed
 
 KINDS = (
     "a map-style data set, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a CSV or Parquet "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flsv.errors import ColumnError, ConfigurationError, in_words, listed
+from flsv.utilities.errors import ColumnError, ConfigurationError, in_words, listed
 
 #: Endings of files.
 TABLES = (".csv", ".tsv", ".parquet")

@@ -13,7 +13,7 @@ from torch import Tensor
 from flsv.data.groups import check_spelling
 from flsv.data.sources.columns import LARGEST, Columns, parsed, without_gaps
 from flsv.data.sources.table import Table, words_of
-from flsv.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, listed
 
 
 def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:

@@ -22,8 +22,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, rendezvous
 from torch.serialization import default_restore_location
 from torch.utils._pytree import tree_map_only
 
-from flsv.errors import ConfigurationError
-from flsv.participants import ALONE, Ranks
+from flsv.core import ALONE, Ranks
+from flsv.utilities.errors import ConfigurationError
 
 #: Linux: the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.several_processes import Counted, LoggedValues, add, counted
-from flsv.clients.client_manager import ClientManager
-from flsv.clients.cohort import CohortLoader, CohortTraining
-from flsv.clients.turn import Turn
+from flsv.core import Instruction, Owners, Ranks, Round
+from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import Instruct, OneProcess
 from flsv.engines.ranks.strategy import ranks_of, share_weights
-from flsv.participants import Owners, Ranks
-from flsv.round import Instruction, Round
-from flsv.round.matrix import empty_rows
-from flsv.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
+from flsv.training.client_manager import ClientManager
+from flsv.training.cohort import CohortLoader, CohortTraining
+from flsv.training.turn import Turn
+from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
 
 class RankTraining(CohortTraining):

@@ -15,11 +15,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from flsv._lightning.patches import callbacks_of
-from flsv.declared import Count, Positive, checked
+from flsv.configuration.identity import Identity, versions
+from flsv.core import ALONE, Ranks
 from flsv.engines.ranks.group import PARENT, end_with_parent, meet
-from flsv.errors import ConfigurationError
-from flsv.identity import Identity, versions
-from flsv.participants import ALONE, Ranks
+from flsv.utilities.declared import Count, Positive, checked
+from flsv.utilities.errors import ConfigurationError
 
 
 @checked

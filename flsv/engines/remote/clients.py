@@ -13,6 +13,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from flsv.core import Channel, Client, ClientUpdate, FederationState, Instruction, LocalData, NoAnswer
+from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.remote.messages import (
     GARBLED,
     BadReply,
@@ -25,11 +27,8 @@ from flsv.engines.remote.messages import (
     unpack,
 )
 from flsv.engines.remote.transport import Directory
-from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
-from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, LocalData, NoAnswer
-from flsv.round import ClientUpdate, FederationState, Instruction
+from flsv.utilities.errors import ConfigurationError
 
 T = TypeVar("T")
 P = ParamSpec("P")

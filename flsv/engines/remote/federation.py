@@ -15,21 +15,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flsv._lightning.durable import replacing
 from flsv._lightning.several_processes import Counted, add
 from flsv.attacks import Collusion
-from flsv.clients.client_manager import ClientManager
-from flsv.clients.cohort import CohortTraining
-from flsv.clients.turn import Turn
-from flsv.config import FederationConfig
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import Instruction
+from flsv.core.matrix import empty_rows
 from flsv.engines.one_process import IdleProcess, Instruct
 from flsv.engines.remote.clients import Remote, RemoteClient
 from flsv.engines.remote.transport import Directory
-from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
-from flsv.report.folder import FolderLock
-from flsv.round import Instruction
-from flsv.round.matrix import empty_rows
+from flsv.results.folder import FolderLock
+from flsv.training.client_manager import ClientManager
+from flsv.training.cohort import CohortTraining
+from flsv.training.turn import Turn
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.errors import ConfigurationError
 
 #: How often a module without automatic optimization may step for one sample, before its site is not believed.
 STEPS_BY_HAND = 1000

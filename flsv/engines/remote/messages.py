@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
-from flsv.participants import Traffic
-from flsv.round import ClientUpdate, Instruction
+from flsv.core import ClientUpdate, Instruction, Traffic
+from flsv.core.parameter_space import ParameterSpace
+from flsv.utilities.errors import ConfigurationError
 
 START, OTHER, REPORT = "start", "told/", "report/"
 _PLAIN = (str, int, float, bool, type(None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,11 +12,11 @@ from typing import Annotated, Any
 
 from annotated_types import Gt, Lt
 
-from flsv._lightning.durable import replacing
-from flsv.declared import checked
 from flsv.engines.remote.messages import Refused
-from flsv.errors import ConfigurationError
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.declared import checked
+from flsv.utilities.errors import ConfigurationError
 
 
 @checked
@@ -68,7 +69,7 @@ class SitePolicy:
         Raises:
             Refused: it is none of :attr:`questions`.
         """
-        if self.questions is not None and question not in self.questions:
+        if self.questions is not None and _lasting(question) not in map(_lasting, self.questions):
             raise Refused(f"its policy does not let it answer {question!r:.120}")
 
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:
@@ -108,3 +109,8 @@ class SitePolicy:
             )
         with replacing(ledger) as file:
             file.write(json.dumps({"updates": updates, "squares": squares, "epsilon": epsilon}).encode())
+
+
+def _lasting(question: str) -> str:
+    """Return a question's name without the module of flsv's own ones, which may move from version to version."""
+    return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)

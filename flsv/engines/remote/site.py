@@ -15,29 +15,29 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.evaluation import count_answers
-from flsv.clients.algorithms.base import used_model
-from flsv.clients.client_manager import ClientManager
-from flsv.clients.store import TENSORS, ClientStore
+from flsv.core import LocalData, at
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, digest, failure_packet, pack, read_instruction, unpack, update_packet
 from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.engines.remote.visit import Kept, SiteMemory, SiteVisit, noise_seed, own_secret
-from flsv.errors import ConfigurationError
 from flsv.models.imbalance import ClassScores, plain_scores
-from flsv.parameters import ParameterSpace
-from flsv.participants import LocalData, at
+from flsv.training.algorithms.base import used_model
+from flsv.training.client_manager import ClientManager
+from flsv.training.store import TENSORS, ClientStore
 from flsv.uploads import UploadContext, sanitize_report
+from flsv.utilities.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
 #: Functions that a server may ask sites for, by module and name; a site may allow more.
 QUESTIONS = (
-    "flsv.personalization.pfedsv:collaborate",
+    "flsv.personalization.pfedsv_client:collaborate",
     "flsv.personalization.fedfomo:mix_models",
-    "flsv.round.round:started_from",
+    "flsv.core.round:started_from",
     "flsv.sampling.power_of_choice:local_loss",
-    "flsv.metrics.peers:leave_self_out",
+    "flsv.metrics.leave_self_out:leave_self_out",
     "flsv.games.judges:judge",
 )
 #: In the site's folder: what its updates have told so far, where a policy bounds it.

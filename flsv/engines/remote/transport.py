@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from flsv._lightning.durable import replacing
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import GARBLED, Packet, Refused, Reply, Unwilling, check_done, fault_of, whole
-from flsv.errors import ConfigurationError
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.errors import ConfigurationError
 
 Address = int
 #: Seconds between two lines about sites that are awaited.

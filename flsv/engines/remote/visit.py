@@ -16,22 +16,21 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv._lightning.batch_hooks import BatchHooks, step_loss
-from flsv._lightning.durable import replacing
 from flsv._lightning.patches import PatchedAttributes, stepping
-from flsv.clients.client_manager import ClientManager
-from flsv.clients.cohort import CohortLoader
-from flsv.clients.local_steps import LocalSteps
-from flsv.clients.store import ClientStore
-from flsv.clients.turn import Turn
-from flsv.config import FederationConfig
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import ClientUpdate, FederationState, at
+from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, Refused, digest, read_instruction
-from flsv.errors import ConfigurationError
-from flsv.participants import at
-from flsv.round import ClientUpdate, FederationState
-from flsv.round.state import GLOBAL_MODEL
-from flsv.seeding import seed_global_rngs
+from flsv.training.client_manager import ClientManager
+from flsv.training.cohort import CohortLoader
+from flsv.training.local_steps import LocalSteps
+from flsv.training.store import ClientStore
+from flsv.training.turn import Turn
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import seed_global_rngs
 
 Kept = dict[str, Any]
 

@@ -34,9 +34,13 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility, all_coalitions, shapley_of_table
-from flsv.functional.shapley.layers import Moments, Sampling, random_coalitions, random_permutations
+from flsv.functional.shapley.budget import Sampling
+from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
+from flsv.functional.shapley.memoized_game import MemoizedGame
+from flsv.functional.shapley.moments import Moments
+from flsv.functional.shapley.random_coalitions import random_coalitions, random_permutations
+from flsv.utilities.errors import ConfigurationError
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,18 +37,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, checked
-from flsv.functional.shapley.game import (
-    ShapleyEstimate,
-    all_coalitions,
-    check_enumerable,
-    check_num_players,
-    exact_shapley,
-    t_quantile,
-)
+from flsv.functional.confidence import t_quantile
+from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import ShapleyEstimate, check_num_players
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
+from flsv.utilities.declared import NonNegative, checked
 
 Which = Literal[
     "auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "all"

@@ -1,4 +1,4 @@
-"""Draws distinct coalitions of each size without replacement, for the estimators that average by size.
+"""Draw distinct coalitions of each size without replacement, for the estimators that average by size.
 
 The coalitions of one size are a *layer*. A layer is drawn without replacement, so no evaluation is spent twice, a layer
 that is drawn completely contributes no error at all, and the sampling fraction enters the standard error. Sizes 1 and
@@ -19,22 +19,6 @@ and out of, at least one coalition of every size, which estimators that average 
 Which coalitions are drawn depends on players only through their random order: the law of the sample is the same for
 every relabeling of the players. Given which of the drawn coalitions contain player i, the rest of each is therefore
 uniform, and averages by player and size are unbiased, cover included.
-
-Random orders and random coalitions, drawn in batches from one generator.
-
-Drawn as ranks of float64 uniforms: ties, which would favor the players with low numbers, have probability below 1e-12
-for a thousand players.
-
-Budget and stopping rule that all sampled estimators share.
-
-**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may ask for. Without one, an
-estimator spends 50 n evaluations (never more than all 2^n). A budget that buys all 2^n coalitions of at most 22 players
-buys the exact value, and that is what is returned.
-
-**Why stopping on a budget leaves an estimate unbiased.** Estimators stop by looking at masks only, never at utilities,
-and by rules that do not care which player has which number. The expected weight of a sample is then the same for every
-relabeling of the players, as it is without stopping. Stopping on ``target_stderr`` looks at utilities; its small bias
-is the usual one of sequential sampling.
 """
 
 from __future__ import annotations
@@ -48,17 +32,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from flsv import counting
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
-from flsv.functional.shapley.game import (
-    MAX_EXACT_PLAYERS,
-    MemoizedGame,
-    ShapleyEstimate,
-    Utility,
-    coalition_keys,
-    exact_shapley,
-)
+from flsv.functional.shapley.budget import Sampling
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import ShapleyEstimate, Utility, coalition_keys
+from flsv.functional.shapley.memoized_game import MemoizedGame
+from flsv.functional.shapley.random_coalitions import random_coalitions, random_permutations
 
 
 @dataclass
@@ -226,145 +204,3 @@ def estimate_in_stages(
         if size >= total or run.reached(stderr):
             return run.game.estimate(values, stderr)
         size = min(total, size + size // 2 + 1)
-
-
-def random_permutations(count: int, num_players: int, generator: Generator | None = None) -> Tensor:
-    """``count`` independent uniform orders of the players, int ``[count, n]``."""
-    return torch.rand(count, num_players, generator=generator, dtype=torch.float64).argsort(dim=1)
-
-
-def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | None = None) -> Tensor:
-    """Independent coalitions, the k-th uniform among those of size ``sizes[k]``: int ``[K]`` -> bool ``[K, n]``.
-
-    Example:
-        >>> random_coalitions(torch.tensor([0, 2, 3]), 3).sum(dim=1).tolist()
-        [0, 2, 3]
-    """
-    ranks = random_permutations(len(sizes), num_players, generator).argsort(dim=1)
-    return ranks < sizes[:, None]
-
-
-def prefixes(permutations: Tensor) -> Tensor:
-    """The coalitions met along each order, without the empty and the grand one: int ``[P, n]`` -> bool ``[P, n-1, n]``.
-
-    Example:
-        >>> prefixes(torch.tensor([[2, 0, 1]])).int().tolist()
-        [[[0, 0, 1], [1, 0, 1]]]
-    """
-    ranks = permutations.argsort(dim=1)
-    return ranks[:, None, :] < torch.arange(1, permutations.shape[1])[:, None]
-
-
-DEFAULT_EVALUATIONS_PER_PLAYER = 50
-MIN_SAMPLES_TO_STOP = 10  # a standard error from fewer samples is too often far too small
-
-
-class Sampling:
-    """One call of a sampled estimator: its budget, its running estimate, and its stopping rule.
-
-    Args:
-        name: the estimator, for messages.
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        budget: what the caller allows, or None for 50 n (all 2^n if a target standard error decides instead).
-        minimum: what the estimator needs for one unbiased estimate; never more than the 2^n there are.
-        target_stderr: the caller's target, above 0, or None.
-
-    Attributes:
-        budget: the evaluations that it may spend.
-        game: the utility, with a memory.
-
-    Raises:
-        ConfigurationError: a budget below the minimum, a target that is not positive, or no players.
-
-    Example:
-        >>> run = Sampling("sampler", lambda masks: masks.sum(dim=1), 3, 4, 2, None)
-        >>> ends, alone = run.game.empty_and_grand(), torch.eye(3, dtype=torch.bool)
-        >>> run.left, run.affordable(alone.unsqueeze(1))
-        (2, 2)
-        >>> Sampling("sampler", lambda masks: masks.sum(dim=1), 10, 7, 20, None)
-        Traceback (most recent call last):
-        ...
-        flsv.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 players.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        utility: Utility,
-        num_players: int,
-        budget: int | None,
-        minimum: int,
-        target_stderr: float | None,
-    ) -> None:
-        self.game = MemoizedGame(utility, num_players)
-        if target_stderr is not None:
-            check_number(name, "target_stderr", target_stderr, above=0, hint="None means no target.")
-        everything = 2**num_players
-        minimum = min(minimum, everything)
-        if budget is None:
-            usual = everything if target_stderr is not None else DEFAULT_EVALUATIONS_PER_PLAYER * num_players
-            budget = min(max(usual, minimum), everything)
-        if budget < minimum:
-            raise ConfigurationError(
-                f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
-            )
-        if target_stderr is None:  # else nobody knows how many it will be
-            counting.expect("coalitions", min(budget, everything))
-        self.budget, self.target_stderr = budget, target_stderr
-
-    @property
-    def buys_all(self) -> bool:
-        """Whether the budget pays for all coalitions, and these are few enough to enumerate."""
-        return self.game.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.game.num_players
-
-    @property
-    def exact(self) -> bool:
-        """Whether it buys them all, and there is no target to stop at before."""
-        return self.target_stderr is None and self.buys_all
-
-    @property
-    def left(self) -> int:
-        """Evaluations that are still to be spent."""
-        return self.budget - self.game.evaluations
-
-    def affordable(self, groups: Tensor) -> int:
-        """How many of these groups of coalitions, bool ``[G, K, n]``, the remaining budget pays for, from the first
-        on."""
-        return int((self.game.cost(groups) <= self.left).sum())
-
-    def reached(self, stderr: Tensor) -> bool:
-        """Whether every standard error is known and at most the target."""
-        return self.target_stderr is not None and bool((stderr <= self.target_stderr).all())
-
-
-class Moments:
-    """Running mean and standard error of independent samples, updated batch by batch (Chan et al. 1979).
-
-    Example:
-        >>> moments = Moments()
-        >>> moments.add(torch.tensor([[1.0], [2.0]]))
-        >>> moments.add(torch.tensor([[3.0]]))
-        >>> moments.mean, moments.stderr
-        (tensor([2.]), tensor([0.5774]))
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = torch.zeros(())
-        self._squares = torch.zeros(())
-
-    def add(self, samples: Tensor) -> None:
-        """Take in ``samples [B, ...]``, one per row."""
-        count, mean = len(samples), samples.mean(dim=0)
-        shift, total = mean - self.mean, self.count + count
-        self._squares = self._squares + (samples - mean).square().sum(dim=0) + shift**2 * (self.count * count / total)
-        self.mean = self.mean + shift * (count / total)
-        self.count = total
-
-    @property
-    def stderr(self) -> Tensor:
-        """Standard error of ``mean``; NaN below two samples."""
-        if self.count < 2:
-            return torch.full_like(self.mean, torch.nan)
-        return (self._squares / (self.count - 1) / self.count).sqrt()

@@ -1,6 +1,4 @@
-"""What ShapleyFL makes of values: normalized ones, and inclusion probabilities.
-
-Normalized Shapley values (NSV) of a round's cohort.
+"""Normalized Shapley values (NSV) of a round's cohort.
 
 Min-max is ShapleyFL's (definition 4.2, eq. 2, and eq. 12):
 
@@ -14,18 +12,6 @@ normalization keeps it, so that nothing stays nothing and harm is worth no more 
 Where all values are equal the paper leaves NSV undefined and its code divides 0 by 0; here min-max gives everybody 0.5,
 the value that SSV starts from. Equal means equal up to rounding: a spread of at most 8 units in the last place of the
 largest value, in the values' own dtype, is not a ranking.
-
-Inclusion probabilities for importance sampling of clients (ShapleyFL theorem 5.1, AFedSV+).
-
-    min_p sum_i w_i^2 / p_i    subject to  sum_i p_i = m,  0 <= p_i <= 1.          (eq. 8)
-
-The l clients with the largest weights get probability 1, the others (m - l) w_i / sum_{j not among the l} w_j (eq. 9).
-
-The solution is the l in 0..m-1 with the smallest objective among those whose probabilities are all in [0, 1]: the
-theorem's text leaves the restriction out, its proof (appendix C.1) has it. The smallest feasible l is that one (the
-Karush-Kuhn-Tucker point), so it is taken without comparing objectives, for any real m. Clients of equal weight always
-get the same probability. Clients of weight 0 get 0 unless fewer than m clients have a positive weight; then they share
-the rest equally.
 """
 
 from __future__ import annotations
@@ -35,8 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Positive, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import checked
 
 Normalization = Literal["min-max", "positive"]
 
@@ -83,51 +68,3 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
     equal = ~(spread > rounding)
     normalized = (values - lowest) / torch.where(equal, 1, spread)
     return torch.where(equal & known, 0.5, normalized)
-
-
-@checked
-def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tensor:
-    """Probabilities that minimize the variance of the Horvitz-Thompson aggregate.
-
-    Args:
-        weights: aggregation weights ``[n]``, non-negative and finite; their scale does not matter.
-        expected_cohort: m, the expected number of clients per round, in (0, n].
-
-    Returns:
-        Inclusion probabilities ``[n]`` in [0, 1], summing to m, in the dtype of ``weights`` (float32 for integers).
-
-    Raises:
-        ConfigurationError: m outside (0, n].
-        ValueError: a negative, NaN or infinite weight, or weights that are no vector.
-
-    Example:
-        >>> importance_probabilities(torch.tensor([6.0, 1.0, 1.0, 2.0]), 2)
-        tensor([1.0000, 0.2500, 0.2500, 0.5000])
-    """
-    if weights.ndim != 1:
-        raise ValueError(f"importance_probabilities: weights of shape {tuple(weights.shape)}; expected [n].")
-    if expected_cohort > len(weights):
-        given = f"importance_probabilities(expected_cohort={expected_cohort})"
-        raise ConfigurationError(f"{given}: of {len(weights)} clients so many cannot be drawn.")
-    bad = (~torch.isfinite(weights) | (weights < 0)).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(f"importance_probabilities: the weights of clients {bad} are negative, NaN or infinite.")
-    dtype = weights.dtype if weights.dtype.is_floating_point else torch.float32
-    w = weights.to(torch.float64)
-    w = w / w.max().clamp_min(torch.finfo(torch.float64).tiny)
-    descending, order = w.sort(descending=True, stable=True)
-    # Entry l: what the clients l, l+1, ... have together, and the probability of the largest of them.
-    rest = descending.flip(0).cumsum(0).flip(0)
-    room = expected_cohort - torch.arange(len(w), dtype=torch.float64, device=w.device)
-    even = 1 / torch.arange(len(w), 0, -1, dtype=torch.float64, device=w.device)
-    share = torch.where(rest > 0, descending / rest, even)
-    feasible = room * share <= 1 + 1e-12
-    certain = int(feasible.int().argmax()) if bool(feasible.any()) else len(w)
-    sorted_p = torch.ones_like(w)
-    if certain < len(w):
-        tail = descending[certain:]
-        shares = tail / rest[certain] if rest[certain] > 0 else torch.full_like(tail, 1 / len(tail))
-        sorted_p[certain:] = room[certain].clamp_min(0) * shares
-    probabilities = torch.empty_like(w)
-    probabilities[order] = sorted_p.clamp_max(1)
-    return probabilities.to(weights.device, dtype)

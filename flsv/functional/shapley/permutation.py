@@ -13,25 +13,6 @@ error does not show.
 
 Orders are processed in batches: all their prefixes (or, with truncation, the next prefix of every order still running)
 are one call of the utility.
-
-GTG-Shapley: guided truncation between and within rounds (Liu et al., ACM TIST 2022).
-
-- *Between rounds*: if the round moved the utility by no more than ``round_truncation`` of its size, which is the larger
-  of ``abs(U(empty))`` and ``abs(U(N))``, every value is 0 and nothing but these two is evaluated.
-- *Guided sampling*: orders come in cycles of n, each player leading once per cycle, so that every player's first
-  marginal contribution (the largest ones) is seen equally often.
-- *Within a round*: along an order, once the utility is within ``truncation`` of its size from U(N), the players to come
-  get 0.
-- *Convergence*: stop when the running mean of the values moved by less than ``convergence`` (relative, averaged over
-  the players) against each of the last 10 orders, after at least 30 of them, as the authors' code does.
-
-Both truncations bias the values, by up to these parts of the utility's size; without them (None) the estimate is
-unbiased up to the convergence rule. Departures: the thresholds are relative, where the paper's are in units of
-accuracy, since no round moves a loss of 0.005 by 0.01; players lead in a fresh random order in each cycle instead of in
-the order of their numbers, so that a budget that ends within a cycle favors nobody.
-
-The standard error pools the spread among orders with the same leader, plus what the leaders of an incomplete last cycle
-add.
 """
 
 from __future__ import annotations
@@ -41,17 +22,14 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import Count, NonNegative, checked
-from flsv.functional.shapley.game import (
-    MemoizedGame,
-    ShapleyEstimate,
-    Utility,
-    all_coalitions,
-    exact_shapley,
-    per_coalition,
-    semivalue_of_table,
-)
-from flsv.functional.shapley.layers import MIN_SAMPLES_TO_STOP, Moments, Sampling, prefixes, random_permutations
+from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Sampling
+from flsv.functional.shapley.enumeration import all_coalitions, per_coalition, semivalue_of_table
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
+from flsv.functional.shapley.memoized_game import MemoizedGame
+from flsv.functional.shapley.moments import Moments
+from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
+from flsv.utilities.declared import Count, NonNegative, checked
 
 _MAX_BATCH = 2**16  # prefixes per batch
 
@@ -226,103 +204,3 @@ def _representatives(orders: Tensor, group: int) -> Tensor:
     """One order of each group, the same for an order and its reverse where they are a pair: ``[P, n]``."""
     first = orders[::group]
     return torch.where(first[:, :1] <= first[:, -1:], first, first.flip(1)) if group == 2 else first
-
-
-_MIN_ORDERS, _LAST = 30, 10
-
-
-@checked
-def gtg_shapley(
-    utility: Utility,
-    num_players: int,
-    *,
-    truncation: NonNegative | None = 0.001,
-    round_truncation: NonNegative | None = 0.01,
-    convergence: NonNegative | None = 0.05,
-    budget: int | None = None,
-    generator: Generator | None = None,
-    target_stderr: float | None = None,
-) -> ShapleyEstimate:
-    """Guided, truncated Monte Carlo over orders of the players.
-
-    Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``. Of M columns all must be close to truncate.
-        num_players: n.
-        truncation: epsilon_i, as a part of the utility's size; None for none.
-        round_truncation: epsilon_b, likewise.
-        convergence: largest relative change of the running mean that counts as converged; None for no such rule.
-        budget: largest number of distinct evaluations, default 50 n; the minimum is one order, n + 1.
-        generator: source of the orders.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
-
-    Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. In a truncated round: values 0, stderr NaN, 2 evaluations.
-
-    Raises:
-        ConfigurationError: a budget below the minimum, or a negative threshold.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
-
-    Example:
-        >>> flat = lambda masks: 0.5 + 0.001 * masks.float().mean(dim=1)
-        >>> gtg_shapley(flat, 4).values, gtg_shapley(flat, 4).evaluations
-        (tensor([0., 0., 0., 0.]), 2)
-    """
-    run = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1, target_stderr)
-    game = run.game
-    empty, grand = game.empty_and_grand()
-    size = torch.maximum(grand.abs(), empty.abs())
-    if round_truncation is not None and bool(((grand - empty).abs() <= round_truncation * size).all()):
-        zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
-        return game.estimate(zeros, torch.full_like(zeros, torch.nan))
-
-    close = None if truncation is None else truncation * size
-    samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
-    leaders = torch.empty(0, dtype=torch.int64)
-    while len(samples) < run.budget:  # more orders than evaluations repeat coalitions that are known already
-        cycles = max(run.left // max(num_players * (num_players - 1), 1), 1)
-        if convergence is not None or target_stderr is not None:
-            cycles = 1
-        orders = _guided(num_players, cycles, generator)
-        affordable = run.affordable(prefixes(orders))
-        if affordable:
-            samples = torch.cat([samples, marginals_along(game, orders[:affordable], close)])
-            leaders = torch.cat([leaders, orders[:affordable, 0]])
-        if affordable < len(orders) and (affordable == 0 or truncation is None):
-            break
-        if convergence is not None and _converged(samples, convergence):
-            break
-        if target_stderr is not None and run.reached(_stderr(samples, leaders)):
-            break
-    return game.estimate(samples.mean(dim=0), _stderr(samples, leaders))
-
-
-def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tensor:
-    """Random orders int ``[cycles * n, n]`` in which every player leads once per cycle."""
-    leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
-    others = random_permutations(len(leaders), num_players, generator)
-    others = others[others != leaders].view(len(leaders), num_players - 1)
-    return torch.cat([leaders, others], dim=1)
-
-
-def _converged(samples: Tensor, threshold: float) -> bool:
-    """Whether the running means after each of the last orders are all within ``threshold`` of the present one."""
-    if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
-        return False
-    recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(len(samples) - _LAST, len(samples) + 1).view(-1, 1, 1)
-    change = (recent[:-1] - recent[-1]).abs() / recent[-1].abs().clamp_min(1e-12)
-    return bool((change.mean(dim=1) < threshold).all())
-
-
-def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
-    """Standard error ``[n, M]`` of the mean of ``samples [P, n, M]``; NaN below two orders beyond the first cycle."""
-    count, num_players = samples.shape[:2]
-    led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))
-    freedom = count - int((led > 0).sum())
-    if count < 2 or freedom < 2:
-        return torch.full(samples.shape[1:], 0.0 if num_players == 1 else torch.nan, dtype=torch.float64)
-    totals = torch.zeros(num_players, *samples.shape[1:], dtype=torch.float64).index_add_(0, leaders, samples)
-    means = totals / led.clamp_min(1).view(-1, 1, 1)
-    within = (samples - means[leaders]).square().sum(dim=0) / freedom
-    rest = count % num_players
-    between = means.var(dim=0) * rest * (1 - rest / num_players) if rest and bool((led > 0).all()) else 0
-    return (within / count + between / count**2).sqrt()

@@ -40,8 +40,9 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
+from flsv.functional.shapley.memoized_game import MemoizedGame
 
 
 def centered(layer: Layer) -> Tensor:

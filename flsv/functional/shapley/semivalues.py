@@ -21,16 +21,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv import counting
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
+from flsv.functional.shapley.banzhaf import banzhaf
+from flsv.functional.shapley.beta import beta_shapley, beta_weights
+from flsv.functional.shapley.complementary import complementary_shapley
 from flsv.functional.shapley.difference import difference_shapley
-from flsv.functional.shapley.game import ShapleyEstimate, exact_shapley
-from flsv.functional.shapley.other_values import banzhaf, beta_shapley, beta_weights, leave_one_out
-from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import ShapleyEstimate
+from flsv.functional.shapley.gtg import gtg_shapley
+from flsv.functional.shapley.leave_one_out import leave_one_out
+from flsv.functional.shapley.permutation import permutation_shapley
 from flsv.functional.shapley.regression import regression_shapley
-from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
+from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
+from flsv.utilities import progress as counting
+from flsv.utilities.arguments import check_number
+from flsv.utilities.errors import ConfigurationError
 
 Estimator = Callable[..., ShapleyEstimate]
 Semivalue = Literal["shapley", "banzhaf", "beta", "leave_one_out"]
@@ -134,8 +139,8 @@ def check_estimator(
         >>> check_estimator("FedSV", "exact", {"bugdet": 8})
         Traceback (most recent call last):
         ...
-        flsv.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take ['bugdet']. \
-It takes ['budget', 'target_stderr'].
+        flsv.utilities.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take \
+['bugdet']. It takes ['budget', 'target_stderr'].
     """
     names = ["auto", *(ESTIMATORS if value == "shapley" else OF_ANY_VALUE)]
     if not callable(estimator) and estimator not in names:

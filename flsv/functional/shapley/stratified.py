@@ -1,4 +1,4 @@
-r"""Stratified by coalition size: the K-subset Shapley value (Maleki et al. 2013), each evaluation used by every player.
+"""Stratified by coalition size: the K-subset Shapley value (Maleki et al. 2013), each evaluation used by every player.
 
 Sorted by size, the Shapley value is a difference of plain means of utilities,
 
@@ -12,20 +12,6 @@ what is done here. Sizes 0, 1, n - 1 and n are complete, the others drawn as in 
 
 Efficiency: the sampled values do not sum to U(N) - U(empty), the true ones do, so the gap is shared out equally. That
 keeps the estimate unbiased and can only reduce its squared error.
-
-Stratified complementary contributions (Zhang et al., SIGMOD 2023), the estimator of ShapleyFL's reference code.
-
-The complementary contribution of a coalition is CC(S) = U(S) - U(N \ S). The Shapley value is its mean by size,
-
-    SV_i = 1/n sum_{s=1..n} E[CC(S) | i in S, |S| = s],
-
-so one pair of evaluations says something about every player: CC(S) to the members, at size s, and -CC(S) to the
-others, at size n - s. (ShapleyFL's algorithm 3 is another estimator, see ``difference``; its code runs this one.)
-
-Pairs are distinct and drawn as in ``layers``: sizes 1 and n - 1 complete, every player on both sides at every size.
-Zhang et al. draw with replacement and allocate by Neyman's rule in a second stage; here the allocation is the fixed one
-derived in ``layers``, which needs no pilot sample. As the true values do, the estimates sum to U(N) - U(empty): the gap
-is shared out equally, which leaves them unbiased and can only reduce the squared error.
 """
 
 from __future__ import annotations
@@ -33,8 +19,9 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import LayeredSample, estimate_in_stages, layer_variance
+from flsv.functional.shapley.memoized_game import MemoizedGame
 
 
 def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,59 +95,5 @@ def _by_size(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]
         without_player, influence_without = stratum_means(~layer.masks, utilities)
         values = values + with_player - without_player
         influences = influence_with - influence_without
-        variance = variance + layer_variance(layer, influences - influences.mean(dim=1, keepdim=True))
-    return efficient(values / n, grand - empty), variance.sqrt() / n
-
-
-def complementary_shapley(
-    utility: Utility,
-    num_players: int,
-    *,
-    budget: int | None = None,
-    generator: Generator | None = None,
-    target_stderr: float | None = None,
-) -> ShapleyEstimate:
-    """Mean complementary contribution by player and coalition size.
-
-    Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        budget: largest number of distinct evaluations, default 50 n. The minimum lets every player be on both sides of
-            a pair of every size: 50 for 10 players, about 2 n (1 + log n) in general.
-        generator: source of the coalitions.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
-
-    Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all coalitions.
-
-    Raises:
-        ConfigurationError: a budget below the minimum, which is named.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
-
-    Example:
-        >>> square = lambda masks: masks.sum(dim=1).double() ** 2
-        >>> complementary_shapley(square, 12, budget=100, generator=torch.Generator().manual_seed(0)).values[:3]
-        tensor([12., 12., 12.], dtype=torch.float64)
-    """
-    sample = LayeredSample(num_players, paired=True, cover=True, generator=generator)
-    return estimate_in_stages("complementary_shapley", utility, sample, budget, target_stderr, _by_side)
-
-
-def _by_side(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Values and standard errors ``[n, M]`` from the sample as it stands."""
-    n, (empty, grand) = game.num_players, game.empty_and_grand()
-    values = (grand - empty).repeat(n, 1)
-    variance = torch.zeros_like(values)
-    for layer in sample.layers:
-        contributions = game(layer.masks) - game(~layer.masks)
-        if layer.sizes == 1:  # both sides have n/2 players: one stratum holds all pairs, signed by the side
-            sides = torch.where(layer.masks, 1.0, -1.0).to(torch.float64).unsqueeze(-1)
-            mean, influences = stratum_means(torch.ones_like(layer.masks), sides * contributions.unsqueeze(1))
-            values = values + mean
-        else:
-            inside, influence_inside = stratum_means(layer.masks, contributions)
-            outside, influence_outside = stratum_means(~layer.masks, contributions)
-            values = values + inside - outside
-            influences = influence_inside - influence_outside
         variance = variance + layer_variance(layer, influences - influences.mean(dim=1, keepdim=True))
     return efficient(values / n, grand - empty), variance.sqrt() / n

@@ -67,10 +67,11 @@ from functools import lru_cache, partial
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import checked
-from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
+from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.regression import centered, kernel_share
+from flsv.utilities.declared import checked
 
 _MAX_FIT = 1000  # coalitions; a fit of kernels costs the cube of their number
 

@@ -1,15 +1,4 @@
-"""The federated Wasserstein distance, from interpolating measures of both sides.
-
-Interpolating measures: points on the Wasserstein geodesic between two sets of samples.
-
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, definition 4 and equation 6,
-after Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024 (arXiv 2310.01973).
-
-With as many points on both sides the optimal plan is a permutation, and moving each point along it (McCann) is the
-geodesic itself. With S points on one side only, each of them moves towards the mean of what it is matched with: a
-barycentric projection, which stays near the geodesic and averages m/S samples into a point.
-
-The Wasserstein distance between a client's and the server's samples, computed from interpolants only.
+"""The Wasserstein distance between a client's and the server's samples, computed from interpolants only.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 5 to 8 and Algorithm 1
 with a validation set; Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024 (arXiv 2310.01973).
@@ -25,76 +14,19 @@ S >= m/2 with points in which one sample weighs half and more (``docs/results/fe
 therefore answers fewer than m/2 points, unless it is told otherwise; the distance is then biased upwards. That is no
 proof: many iterations give many means. Labels cross as part of the points, if both sides pass
 :func:`label_embedding`'s: as averages of class means and deviations, which of a class of one sample are the sample.
-
-The Wasserstein barycenter of the clients' samples is the target where there is no validation set: Algorithm 1 without
-one, with the step of Cuturi and Doucet, "Fast Computation of Wasserstein Barycenters", ICML 2014, for its support
-points:
-
-    X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i.
-
-Theorem 1's monotone objective does not hold for this step. Support points that start equal (the paper's zeros) stay
-equal for ever; ours start as samples of the clients' first interpolants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
-from flsv.functional.transport.cost import (
-    Exponent,
-    Place,
-    check_pair,
-    check_points,
-    check_support,
-    squared_distances,
-)
-from flsv.functional.transport.solvers import transport_plan
-
-
-@checked
-def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> Tensor:
-    """The points of ``x``, moved to the place t on the way to ``x2`` (eq. 6): on the geodesic if m2 = m.
-
-    Args:
-        x: ``[m, d]`` samples, equally heavy.
-        x2: ``[m2, d]``.
-        t: 0 is ``x``, 1 is ``x2``.
-        p: the exponent of the plan's cost.
-
-    Returns:
-        ``[m, d]`` in the dtype of ``x``.
-
-    Raises:
-        ConfigurationError: wrong samples, t or p.
-
-    Example:
-        >>> interpolating_measure(torch.tensor([[0.0], [1.0]]), torch.tensor([[5.0], [2.0]]), t=0.25)
-        tensor([[0.5000],
-                [2.0000]])
-    """
-    check_pair(x, x2)
-    return interpolate_along(x, x2, matching(x, x2, p)[0], len(x), t)
-
-
-def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """The optimal plan ``[m, m2]`` between two sets of points, and W_p."""
-    plan, distance = transport_plan(squared_distances(x, x2), p)
-    return plan.to(x), distance.to(x)
-
-
-def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: float) -> Tensor:
-    """Equation 6 on the side that has ``support`` points."""
-    if support == len(x):
-        return torch.lerp(x, len(x) * (plan @ x2), t)
-    return torch.lerp(len(x2) * (plan.T @ x), x2, t)
-
+from flsv.functional.transport.checks import Exponent, Place, check_pair, check_points, check_support
+from flsv.functional.transport.interpolation import interpolate_along, interpolating_measure, matching
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
 
 # Two optimal plans in a row need not compose to an optimal one: from a wide first gamma the protocol ends in some
 # pairing of P and Q that no iteration improves. From a point, eta_P and eta_Q are small
@@ -280,88 +212,3 @@ def federated_wasserstein(
         history.append(server.distance)
     assert server.eta is not None
     return FederatedDistance(server.distance, gamma, torch.stack(history), server.eta)
-
-
-class AnsweringClient(Protocol):
-    """The part of a client that the barycenter needs; :class:`TransportClient` has it."""
-
-    @property
-    def dim(self) -> int: ...
-
-    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True)
-class FederatedBarycenter:
-    """The result of the protocol.
-
-    Attributes:
-        support_points: ``[S, d]``, equally heavy.
-        distances: ``[n]``, W(P_i, gamma_i) + W(gamma_i, X_Q) of the last iteration, in feature units.
-    """
-
-    support_points: Tensor
-    distances: Tensor
-
-
-@checked
-def wasserstein_barycenter(
-    clients: Sequence[AnsweringClient],
-    *,
-    support: Count,
-    iterations: Count,
-    weights: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    p: Exponent = 2,
-) -> FederatedBarycenter:
-    """Free-support barycenter of the clients' samples, from interpolants and distances only.
-
-    Args:
-        clients: n of them, each with ``answer(gamma)`` as :class:`TransportClient` has it.
-        support: S.
-        iterations: K, at least 1.
-        weights: ``[n]`` lambda, at least 0 (sample counts, say); None: equal. They are made to sum to 1.
-        generator: draws, also the first points sent to all clients: normal, next to 0 (see :class:`TransportServer`).
-            None: torch's default.
-        p: exponent of the distance; the support's step is the one for 2.
-
-    Returns:
-        See :class:`FederatedBarycenter`.
-
-    Raises:
-        ConfigurationError: no clients, clients of different dimensions, or wrong settings.
-
-    Example:
-        >>> x = torch.tensor([[0.0], [1.0], [2.0]])
-        >>> clients = [TransportClient(points, allow_reconstruction=True) for points in (x, x + 6)]
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> found = wasserstein_barycenter(clients, support=3, iterations=25, generator=generator)
-        >>> found.support_points.sort(0).values.T.round(decimals=2), found.distances.round(decimals=2)
-        (tensor([[3., 4., 5.]]), tensor([3., 3.]))
-    """
-    shares = _shares(clients, weights)
-    start = SPREAD * torch.randn(support, clients[0].dim, generator=generator)
-    gammas = [client.answer(start)[0] for client in clients]
-    # Each point from a client drawn by weight: the mixture of the gammas.
-    owner = torch.multinomial(shares, support, replacement=True, generator=generator).tolist()
-    place = torch.randperm(support, generator=generator).tolist()
-    center = torch.stack([gammas[i][j] for i, j in zip(owner, place)])
-    distances = center.new_full((len(clients),), torch.nan)
-    for _ in range(iterations):
-        moved = torch.zeros_like(center)
-        for i, client in enumerate(clients):
-            answer, distance = client.answer(gammas[i])
-            plan, own = matching(gammas[i], center, p)
-            distances[i] = distance + own
-            ours = interpolate_along(gammas[i], center, plan, support, 0.5)
-            gammas[i] = interpolating_measure(answer.to(ours), ours, p=p)
-            moved += shares[i].to(center) * support * (matching(center, gammas[i], p)[0] @ gammas[i])
-        center = moved
-    return FederatedBarycenter(center, distances)
-
-
-def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
-    shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
-    if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
-        raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")
-    return shares / shares.sum()

@@ -1,5 +1,6 @@
 """Values of coalition games over the rounds of a run: one class, and the papers' choices as presets of it."""
 
-from flsv.metrics.coalitions.folds import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
+from flsv.metrics.coalitions.moving_average import MovingAverage, SurrogateAverage
+from flsv.metrics.coalitions.sums import Decay, LowerBound, Sum
 
 __all__ = ["Decay", "LowerBound", "MovingAverage", "Sum", "SurrogateAverage"]

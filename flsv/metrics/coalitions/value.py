@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.errors import ConfigurationError
+from flsv.core import Round
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
+from flsv.metrics.coalitions.fold import Fold
+from flsv.metrics.coalitions.folds import FOLDS, FoldName
 from flsv.metrics.intervals import OverRounds
-from flsv.round import Round
+from flsv.utilities.errors import ConfigurationError
 
 Weighting = Literal["uniform", "samples", "fixed", "aggregation", "aggregation-fixed"]
 _OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")

@@ -25,7 +25,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import flsv
 from flsv.engines.flower import Contributions
-from flsv.errors import ConfigurationError
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionEstimation,
@@ -34,6 +33,7 @@ from flsv.metrics import (
     ShadowShapley,
 )
 from flsv.report import Budget, write_report
+from flsv.utilities.errors import ConfigurationError
 
 pytestmark = pytest.mark.flower
 APP = Path(__file__).parents[1] / "flower_app"

@@ -21,7 +21,7 @@ from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import DivergenceWeighted
 from flsv.engines.flower import GridTransport, client_app, from_record, server_app, to_record
 from flsv.engines.remote import Packet
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 pytestmark = pytest.mark.flower
 

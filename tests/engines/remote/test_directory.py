@@ -14,14 +14,14 @@ from remote_federation import NAMES, Remotely, Replay, assert_same, momentum, sh
 from flsv import ClientEvaluation
 from flsv.aggregation import DivergenceWeighted
 from flsv.attacks import MinMax
-from flsv.clients.algorithms import FedProx
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import failure_packet
-from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionEstimation, WassersteinContribution
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
 
 SIZES = {"train": 3, "val": 0, "test": 0}
 

@@ -11,13 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from remote_federation import NAMES, Replay, module, shapfed
 
+from flsv.core import ClientUpdate, FederationState, Instruction, NoAnswer, Traffic
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.clients import Remote
 from flsv.engines.remote.messages import pack, update_packet
-from flsv.metrics.peers import leave_self_out
-from flsv.participants import NoAnswer, Traffic
-from flsv.round import ClientUpdate, FederationState, Instruction
+from flsv.metrics.leave_self_out import leave_self_out
 
 SAMPLES = 40
 #: A site's operator can send anything; the same examples in every run.

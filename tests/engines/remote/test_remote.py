@@ -30,7 +30,6 @@ from small_loops import client_tensors
 from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAdam, FedAvg, FedCE
 from flsv.attacks import FalseReports
-from flsv.clients.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
 from flsv.data import load_image_data
 from flsv.engines.remote import Packet, Site
 from flsv.metrics import (
@@ -45,6 +44,7 @@ from flsv.metrics import (
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
+from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
 from flsv.uploads import TopK
 
 

@@ -12,10 +12,10 @@ from remote_federation import NAMES, ROUNDS, Make, Remotely, assert_same, module
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
-from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.remote.visit import SiteMemory
-from flsv.errors import ConfigurationError
+from flsv.training.algorithms import SCAFFOLD
 from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
 
 
 class Server:

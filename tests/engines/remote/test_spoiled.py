@@ -14,13 +14,13 @@ from remote_federation import NAMES, SPLITS, Remotely, kept_at, shapfed
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
 from flsv.cli.parser import loop_of
-from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
 from flsv.filters import OutlierFilter
 from flsv.metrics import ContributionEstimation, DomainRelevance
 from flsv.personalization import FedFomo, PFedSV
 from flsv.sampling import PowerOfChoice
+from flsv.training.algorithms import SCAFFOLD
 
 _plain, _tensors = pack(torch.zeros(7))
 #: What becomes of an answer.

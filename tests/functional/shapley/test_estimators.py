@@ -16,8 +16,8 @@ from functional.shapley.games import (
 )
 from sifted import slow_except
 
-from flsv.errors import ConfigurationError
 from flsv.functional import ESTIMATORS, ShapleyEstimate
+from flsv.utilities.errors import ConfigurationError
 
 PLAIN_GTG = partial(ESTIMATORS["gtg"], truncation=None, round_truncation=None, convergence=None)
 MONTE_CARLO = partial(ESTIMATORS["permutation"], antithetic=False)

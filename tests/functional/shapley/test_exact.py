@@ -1,4 +1,4 @@
-"""Values by enumeration: Shapley, Banzhaf, Beta Shapley, leave-one-out; normalized ones, and theorem 5.1."""
+"""Values by enumeration: Shapley, Banzhaf, Beta Shapley, leave-one-out."""
 
 import itertools
 import math
@@ -7,22 +7,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from functional.shapley.games import Watched, accuracy_table, random_table, rng, table_game
 from scipy import special
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     banzhaf,
     beta_shapley,
     exact_shapley,
-    importance_probabilities,
     leave_one_out,
-    normalize_shapley,
 )
-from flsv.functional.shapley.other_values import beta_weights
+from flsv.functional.shapley.beta import beta_weights
+from flsv.utilities.errors import ConfigurationError
 
 #: Of a coalition of s that the player joins, of n players.
 Weight = Callable[[int, int], float]
@@ -33,6 +30,8 @@ def of_beta(alpha: float, beta: float) -> Weight:
 
 
 BETAS = [(1.0, 1.0), (16.0, 1.0), (1.0, 4.0), (0.5, 2.5)]
+
+
 SEMIVALUES: dict[str, tuple[Any, Weight]] = {
     "shapley": (exact_shapley, lambda n, s: 1 / (n * math.comb(n - 1, s))),
     "banzhaf": (banzhaf, lambda n, s: 1 / 2 ** (n - 1)),
@@ -92,86 +91,3 @@ def test_weights_of_thousands_are_finite() -> None:
     many = torch.tensor(beta_weights(2000, 16, 1))
     assert many.isfinite().all()
     assert many.sum().item() == pytest.approx(1)
-
-
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("values", "how", "expected"),
-    [
-        ([[1.0, 5.0], [2.0, 5.0], [NAN, 5.0], [5.0, NAN]], "min-max", [[0, 0.5], [0.25, 0.5], [NAN, 0.5], [1, NAN]]),
-        ([1e9, 1e9, 1e9], "min-max", [0.5] * 3),
-        ([-0.2, -0.2, -0.2 * (1 + 1e-15)], "min-max", [0.5] * 3),
-        ([NAN, 2.0], "min-max", [NAN, 0.5]),
-        ([], "min-max", []),
-        ([-1.0, 0.0, 2.0, 4.0, NAN], "positive", [0.0, 0.0, 0.5, 1.0, NAN]),
-        ([-2.0, -1.0], "positive", [0.0, 0.0]),
-        ([1e-16, 1.0], "positive", [0.0, 1.0]),  # what is left of a null player's 0
-    ],
-)
-def test_normalized(values: Any, how: Any, expected: Any) -> None:
-    found = normalize_shapley(torch.tensor(values, dtype=torch.float64), how)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
-
-
-def test_infinite_values_are_not_normalized() -> None:
-    with pytest.raises(ValueError, match=r"players \[1\] are infinite"):
-        normalize_shapley(torch.tensor([1.0, float("inf")]))
-
-
-def by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
-    """KKT of eq. 8: p_i = min(1, w_i / tau) with sum p = m."""
-    low, high = 0.0, weights.sum() / m * 10
-    for _ in range(200):
-        tau = (low + high) / 2
-        if np.minimum(1, weights / max(tau, 1e-300)).sum() > m:
-            low = tau
-        else:
-            high = tau
-    return np.minimum(1, weights / tau)
-
-
-@pytest.mark.parametrize("m", [0.3, 1, 2, 3.5, 7, 11.9, 12])
-def test_importance_is_the_optimum(m: float) -> None:
-    for seed in range(20):
-        weights = torch.rand(12, generator=rng(seed), dtype=torch.float64) ** 4 + 1e-6
-        p = importance_probabilities(weights, m)
-        np.testing.assert_allclose(p.numpy(), by_bisection(weights.numpy(), m), atol=1e-6)
-        assert p.sum() == pytest.approx(m)
-        assert p.max() <= 1
-
-
-@pytest.mark.parametrize(
-    ("weights", "m", "expected"),
-    [
-        ([1, 1, 1, 1], 2, [0.5] * 4),
-        ([5, 5, 1, 1], 3, [1, 1, 0.5, 0.5]),
-        ([0, 0, 0, 0], 3, [0.75] * 4),
-        ([2, 0, 0, 2], 1, [0.5, 0, 0, 0.5]),
-        ([2, 0, 0, 0], 2, [1, 1 / 3, 1 / 3, 1 / 3]),
-        ([3, 1, 0], 2, [1, 1, 0]),
-        ([1e-30, 1e30, 1e-30], 2, [0.5, 1, 0.5]),
-        ([3, 2, 1, 0], 4, [1, 1, 1, 1]),
-    ],
-)
-def test_importance_of_ties_and_zeros(weights: list[float], m: float, expected: list[float]) -> None:
-    assert importance_probabilities(torch.tensor(weights), m).tolist() == pytest.approx(expected)
-
-
-def test_errors_of_importance() -> None:
-    with pytest.raises(ConfigurationError, match="expected_cohort"):
-        importance_probabilities(torch.ones(4), 4.5)
-    with pytest.raises(ValueError, match=r"weights of clients \[1, 2\]"):
-        importance_probabilities(torch.tensor([1.0, float("nan"), -1.0]), 1)
-    with pytest.raises(ValueError, match="expected \\[n\\]"):
-        importance_probabilities(torch.ones(2, 2), 1)
-
-
-def test_eq_12() -> None:
-    values = torch.randn(7, generator=rng(), dtype=torch.float64)
-    for k in range(7):
-        differences = values[k] - values
-        literal = (differences.max() - differences) / (differences.max() - differences.min())
-        torch.testing.assert_close(normalize_shapley(-differences), literal)
-        torch.testing.assert_close(normalize_shapley(values), literal)

@@ -8,8 +8,9 @@ import torch
 from functional.shapley.games import accuracy_table, random_table, rng, table_game
 
 from flsv.functional import exact_shapley, regression_shapley, surrogate_shapley
-from flsv.functional.shapley.game import MemoizedGame, all_coalitions, shapley_of_table
+from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
 from flsv.functional.shapley.layers import LayeredSample
+from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.surrogate import (
     CONSTANT,
     SURROGATES,

@@ -1,0 +1,60 @@
+"""CGSV's aggregation: normalized updates, weighted by reputation.
+
+Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021,
+Algorithm 1. The reward that completes the algorithm is :class:`flsv.personalization.SparsifiedReward`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.core import Round
+from flsv.core.strategy import Contributions
+from flsv.functional.cgsv import EPSILON, cohort_reputation
+from flsv.utilities.declared import Positive
+
+
+class CGSV(Aggregator):
+    """x + u_N with u_N = sum_i r_i u_i and u_i = scale d_i / |d_i|.
+
+    The reputations r are those of the rounds before, data shares in the first round. Whatever the clients' updates are
+    long, the global model moves by at most ``scale``. With :class:`flsv.personalization.SparsifiedReward` the algorithm
+    is complete: ``configs/cgsv.yaml``. Buffers (BatchNorm's statistics) have no gradient: they are averaged with
+    weights r.
+
+    Where the paper, with full participation, is silent: the cohort's reputations are made to sum to 1; a client without
+    one counts as the mean of the others.
+
+    Args:
+        metric: the name of a :class:`flsv.metrics.CosineGradientShapley` among the loop's metrics.
+        scale: length of a normalized update, the paper's Gamma. It is the step size of the whole federation: it should
+            be near the length of the clients' updates.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
+
+    Raises:
+        ConfigurationError: scale not above 0.
+
+    Example:
+        >>> CGSV(scale=0.5)
+        CGSV(scale=0.5)
+    """
+
+    metric_shape = ("n",)
+
+    def __init__(self, metric: str = "cgsv", scale: Positive = 1.0, *, server_lr: Positive = 1.0) -> None:
+        super().__init__(server_lr=server_lr)
+        self.metric: str = metric
+        self.scale = scale
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        before = cohort_reputation(contributions.get(self.metric), round.client_ids, round.num_samples)
+        return before / before.sum()
+
+    def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
+        weights = self.weights(round, contributions).to(round.client_vectors)
+        cut = round.space.num_parameters
+        vector = round.combine(weights)  # for the buffers
+        factors = self.scale * weights.double() / (round.matrix.norms(cut) + EPSILON)
+        vector[:cut] = round.global_vector[:cut] + round.matrix.combine(factors, cut)
+        return vector, weights

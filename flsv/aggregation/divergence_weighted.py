@@ -1,0 +1,70 @@
+"""DivergenceWeighted: weights by number of samples, lower for clients with skewed labels.
+
+Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equations 5 to 7.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.core import LocalData, Round
+from flsv.core.strategy import Contributions
+from flsv.functional.divergences import Divergence, divergence_weights, label_divergence
+from flsv.utilities.declared import Positive
+
+
+class DivergenceWeighted(Aggregator):
+    """Weights proportional to N_k - a F_k + b; see :func:`flsv.functional.divergence_weights`.
+
+    N_k is the client's share of the cohort's samples and F_k the divergence of its label distribution. Every client
+    works F_k out itself: its class histogram stays where it is, and one number crosses to the server.
+
+    Args:
+        a: how much divergence counts against a client.
+        b: what everybody gets.
+        kind: of the divergence, ``"kl"`` (nats) or ``"l2"``.
+        reference: what labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the whole
+            federation's label counts, which clients are then told (as secure aggregation would give them).
+        normalize_divergence: make the cohort's F sum to 1; with raw ones most of the paper's own weights are negative.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
+
+    Raises:
+        ConfigurationError: another kind or reference; a or b not finite.
+
+    Example:
+        >>> DivergenceWeighted(a=0.5)
+        DivergenceWeighted(a=0.5)
+    """
+
+    reports = ("label_divergence",)
+    needs_classes = True
+
+    def __init__(
+        self,
+        a: float = 0.6,
+        b: float = 0.1,
+        kind: Divergence = "kl",
+        reference: Literal["uniform", "global"] = "uniform",
+        normalize_divergence: bool = True,
+        *,
+        server_lr: Positive = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
+        self.a = a
+        self.b = b
+        self.kind = kind
+        self.reference = reference
+        self.normalize_divergence = normalize_divergence
+
+    def report(self, local: LocalData) -> dict[str, float]:
+        reference: Literal["uniform"] | Tensor = local.population if self.reference == "global" else "uniform"
+        return {"label_divergence": float(label_divergence(local.class_counts, self.kind, reference))}
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        if "label_divergence" not in round.reports:
+            raise RuntimeError(f"{self!r}: the clients have not reported their label_divergence.")
+        divergence = round.reports["label_divergence"]
+        return divergence_weights(round.num_samples, divergence, self.a, self.b, self.normalize_divergence)

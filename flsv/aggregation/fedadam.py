@@ -1,0 +1,127 @@
+"""FedAdam and FedYogi: adaptive optimizers at the server.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. It is not ``torch.optim.Adam``: it has no bias
+correction and starts v at tau^2 (the paper: at tau^2 or above), so it has an optimizer of its own here. The paper's
+FedAdagrad is ``torch.optim.Adagrad(initial_accumulator_value=tau**2, eps=tau)`` in a
+:class:`flsv.aggregation.ServerOptimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch.optim import Optimizer
+
+from flsv.aggregation.server_optimizer import ServerOptimizer
+from flsv.utilities.declared import Momentum, Positive
+
+#: Entries that :class:`AdaptiveServer` steps at a time, to bound the memory of intermediate results.
+PIECE = 2**20
+
+
+class FedAdam(ServerOptimizer):
+    """FedAdam by :class:`AdaptiveServer`.
+
+    Args:
+        lr: eta, the server's learning rate.
+        beta1: how much of the mean is memory.
+        beta2: how much of the squares is memory.
+        tau: the less, the more adaptive; about the size of an entry of the clients' mean update.
+        weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+
+    Example:
+        >>> FedAdam(lr=0.03)
+        FedAdam(lr=0.03)
+    """
+
+    rule: Literal["adam", "yogi"] = "adam"
+
+    def __init__(
+        self,
+        lr: Positive = 0.01,
+        beta1: Momentum = 0.9,
+        beta2: Momentum = 0.99,
+        tau: Positive = 1e-3,
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        self.lr = lr
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.tau = tau
+        super().__init__(self._adaptive, weighting)
+
+    def _adaptive(self, params: Iterable) -> Optimizer:
+        return AdaptiveServer(params, self.lr, self.beta1, self.beta2, self.tau, self.rule)
+
+
+class FedYogi(FedAdam):
+    """FedYogi by :class:`AdaptiveServer`: v grows at once and shrinks slowly. Arguments as for :class:`FedAdam`.
+
+    Example:
+        >>> FedYogi()
+        FedYogi()
+    """
+
+    rule: Literal["adam", "yogi"] = "yogi"
+
+
+class AdaptiveServer(Optimizer):
+    """Algorithm 2 of Reddi et al., for a gradient -Delta, with m = 0 and v = tau^2 before the first step:
+
+        m <- beta1 m + (1 - beta1) Delta
+        v <- beta2 v + (1 - beta2) Delta^2                    (Adam)
+        v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)        (Yogi)
+        x <- x + lr m / (sqrt(v) + tau)
+
+    Args:
+        params: parameters, or groups of them.
+        lr: eta.
+        beta1: in [0, 1).
+        beta2: in [0, 1).
+        tau: above 0.
+        rule: for v.
+
+    Example:
+        >>> x = torch.nn.Parameter(torch.zeros(1))
+        >>> x.grad = torch.tensor([-3.0])
+        >>> AdaptiveServer([x], lr=1.0, beta1=0.0, beta2=0.0, tau=1.0).step()
+        >>> x.item()
+        0.75
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        rule: Literal["adam", "yogi"] = "adam",
+    ) -> None:
+        super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau, "rule": rule})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One round."""
+        for group in self.param_groups:
+            for x in group["params"]:
+                if x.grad is None:
+                    continue
+                state = self.state[x]
+                if not state:
+                    state["m"], state["v"] = torch.zeros_like(x), torch.full_like(x, group["tau"] ** 2)
+                # Piece by piece, so that what lies in between takes no model's memory.
+                pieces = (torch.atleast_1d(each).split(PIECE) for each in (x, x.grad, state["m"], state["v"]))
+                for point, gradient, m, v in zip(*pieces):
+                    square = gradient.square()
+                    m.lerp_(-gradient, 1 - group["beta1"])
+                    if group["rule"] == "adam":
+                        v.lerp_(square, 1 - group["beta2"])
+                    else:
+                        v.addcmul_(square, (v - square).sign_(), value=group["beta2"] - 1)
+                    point.addcdiv_(m, v.sqrt().add_(group["tau"]), value=group["lr"])

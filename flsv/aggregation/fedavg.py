@@ -1,0 +1,37 @@
+"""FedAvg: the average of the clients' models.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.core import Round
+from flsv.core.strategy import Contributions
+from flsv.utilities.declared import Positive
+
+
+class FedAvg(Aggregator):
+    """Weights in proportion to the clients' training samples, or all equal.
+
+    Args:
+        weighting: ``"samples"`` (McMahan et al.) or ``"uniform"``.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
+
+    Example:
+        >>> FedAvg(weighting="uniform")
+        FedAvg(weighting='uniform')
+    """
+
+    def __init__(self, weighting: Literal["samples", "uniform"] = "samples", *, server_lr: Positive = 1.0) -> None:
+        super().__init__(server_lr=server_lr)
+        self.weighting = weighting
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        samples = round.num_samples.double()
+        return samples / samples.sum() if self.weighting == "samples" else torch.full_like(samples, 1 / len(samples))

@@ -1,0 +1,78 @@
+"""FedNova: updates averaged per local step, so that clients with more steps do not dominate.
+
+Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020,
+equations 4 to 6 and section 4.
+
+Departures:
+
+- p_i is the client's share of the *cohort's* samples, as in FedAvg here.
+- tau_eff is the paper's default, sum_i p_i |a_i|; its other choices are a factor on ``FedNova(server_lr=...)``.
+- Of the local solvers, SGD and SGD with momentum; not the proximal one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.utilities.errors import ConfigurationError
+
+
+class FedNova(Aggregator):
+    r"""x + tau_eff sum_i p_i (x_i - x) / |a_i|, with tau_eff = sum_i p_i |a_i|.
+
+    After tau_i steps of SGD with momentum rho from an empty buffer, x_i - x = -lr sum_k a_ik g_ik with
+    a_ik = (1 - rho^(tau_i - k)) / (1 - rho), k = 0 .. tau_i - 1: |a_i|, their sum, is tau_i without momentum. Rho is
+    read off the clients' optimizer. Clients with equal numbers of steps are averaged as by FedAvg. The learning rate is
+    taken to be the same for all steps of a round, and ``FederatedLoop(optimizer_state="reset")``, the default, to be
+    left alone.
+
+    Buffers (BatchNorm's statistics) are averaged in proportion to p_i / |a_i|.
+
+    Raises:
+        ConfigurationError: before training, another optimizer than SGD, Nesterov momentum or dampening; a client
+            algorithm, which changes what a local step is.
+
+    Example:
+        >>> FedNova()
+        FedNova()
+        >>> step_norm(torch.tensor([1, 2, 3]), momentum=0.5)
+        tensor([1.0000, 2.5000, 4.2500], dtype=torch.float64)
+    """
+
+    momentum = 0.0
+    of_clients = True
+
+    def begin(self, federation: Federation) -> None:
+        self.resume(federation)
+
+    def resume(self, federation: Federation) -> None:
+        groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
+        sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
+        if not sgd or any(g["nesterov"] or g["dampening"] for g in groups) or len({g["momentum"] for g in groups}) > 1:
+            raise ConfigurationError(
+                f"{self!r} must know what a local step adds to an update: it needs one torch.optim.SGD, momentum "
+                f"or not, without nesterov and dampening, and the module configures {list(federation.optimizers)}."
+            )
+        algorithm = federation.strategies.get("client_algorithm")
+        if getattr(algorithm, "changes_steps", False):
+            raise ConfigurationError(
+                f"{self!r} divides by the number of plain SGD steps, and {algorithm!r} changes the steps. Leave "
+                "client_algorithm out."
+            )
+        self.momentum = float(groups[0]["momentum"])
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        assert round.num_steps is not None
+        share = round.num_samples.double() / round.num_samples.sum()
+        norms = step_norm(round.num_steps, self.momentum)
+        return (share * norms).sum() * share / norms.clamp_min(1)  # without a step there is no update to weigh
+
+
+def step_norm(num_steps: Tensor, momentum: float) -> Tensor:
+    """float64 ``[k]``: |a_i|, the weights of a client's gradients in its update, added up, for ``num_steps [k]``."""
+    steps = num_steps.double()
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

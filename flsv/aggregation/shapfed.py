@@ -1,0 +1,73 @@
+"""ShapFed-WA: client weights in proportion to class-specific Shapley values.
+
+Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 6-7 and Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.core import Round
+from flsv.core.strategy import Contributions
+from flsv.functional import participant_weights
+from flsv.functional.known_or_mean import known_or_mean
+from flsv.utilities.declared import Positive
+
+
+class ShapFedWA(Aggregator):
+    """w = sum_i gamma~_i w_i, with the gamma~ that the class-specific Shapley values of the rounds before give.
+
+    The order is Algorithm 1's: round t is aggregated with the contributions up to round t-1 (all equal in the first
+    round), then the contributions are updated with round t's aggregate.
+
+    Where the paper is silent: a client whose contribution was never measured (it joins for the first time under partial
+    participation) counts as the mean of the measured clients of its cohort. The cohort's weights sum to 1.
+
+    A cosine says where a client pulls and not how much data stands behind it, so clients of different sizes are weighed
+    nearly alike. ``weighting="samples"``, which is not the paper's, multiplies gamma by the client's samples: FedAvg's
+    own weights, corrected by what the clients contribute.
+
+    Args:
+        metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
+        weighting: what gamma is multiplied by: ``"uniform"``, nothing, as in the paper; or ``"samples"``.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
+
+    Raises:
+        ConfigurationError: another weighting.
+
+    Example:
+        >>> ShapFedWA(weighting="samples")
+        ShapFedWA(weighting='samples')
+    """
+
+    metric_shape = ("n", "M")
+
+    def __init__(
+        self,
+        metric: str = "cssv",
+        weighting: Literal["uniform", "samples"] = "uniform",
+        *,
+        server_lr: Positive = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
+        self.metric: str = metric
+        self.weighting = weighting
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        gamma = self._gamma(round, contributions)
+        if self.weighting == "samples":
+            gamma = gamma * round.num_samples.to(gamma)
+        total = gamma.sum()
+        return gamma / total if total > 0 else torch.full_like(gamma, 1 / len(gamma))
+
+    def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
+        """``[k]``, not normalized."""
+        cssv = contributions.get(self.metric)
+        if cssv is None:
+            return torch.ones(len(round))
+        gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)].double())
+        return known_or_mean(gamma)

@@ -1,0 +1,67 @@
+"""ShapleySoftmax (FedSV as an aggregation): client weights by a softmax of the round's Shapley values.
+
+The baseline that Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, call FedSV, as
+their code has it (``fedsv.py`` and ``avgSV_baseline``). Wang et al. 2020 define the value, without an aggregation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Gt, Le
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.core import Round
+from flsv.core.strategy import Contributions
+from flsv.functional.known_or_mean import known_or_mean
+from flsv.utilities.declared import Positive
+
+
+class ShapleySoftmax(Aggregator):
+    """(1 - step) x + step sum_i s_i x_i = x + step sum_i s_i d_i with s = softmax(value / temperature) over the cohort.
+
+    ShapleyFL's code takes half of the weighted average and half of the model x that the round started from: step = 0.5.
+    Buffers (BatchNorm's statistics), which its networks do not have, are averaged with the weights s.
+
+    The values are the round's own, those of a :class:`flsv.metrics.PartialFederatedShapley` without momentum. Of an
+    accuracy they are a few hundredths: at temperature 1 the weights are nearly equal.
+
+    Args:
+        metric: the name of a metric ``[n]``. A client never seen counts as the metric's ``prior`` or, without one, as
+            the mean of the others.
+        step: in (0, 1], what the clients weigh together; the rest is x.
+        temperature: what the values are divided by, above 0.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
+
+    Raises:
+        ConfigurationError: a step outside (0, 1], a temperature not above 0; before training, a metric that is updated
+            after aggregation.
+
+    Example:
+        >>> ShapleySoftmax(step=1.0)
+        ShapleySoftmax(step=1.0)
+    """
+
+    metric_shape = ("n",)
+    metric_of_round = True
+
+    def __init__(
+        self,
+        metric: str = "sv",
+        step: Annotated[float, Gt(0), Le(1)] = 0.5,
+        temperature: Positive = 1.0,
+        *,
+        server_lr: Positive = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
+        self.metric: str = metric
+        self.step = step
+        self.temperature = temperature
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        values = contributions.get(self.metric)
+        if values is None:
+            raise RuntimeError(f"{self!r}: the metric {self.metric!r} has no value before the first aggregation.")
+        values = known_or_mean(values)[round.client_ids].double()
+        return self.step * (values / self.temperature).softmax(0)

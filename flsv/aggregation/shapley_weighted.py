@@ -1,0 +1,56 @@
+"""ShapleyWeighted (AFedSV): client weights in proportion to Shapley values.
+
+Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, Algorithm 1 and equation 5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.core import Round
+from flsv.core.strategy import Contributions
+from flsv.functional.known_or_mean import known_or_mean
+from flsv.utilities.declared import Positive
+
+
+class ShapleyWeighted(Aggregator):
+    """x + sum over the cohort of (w_i / p_i) d_i, with w_i = value_i / (sum over *all* clients).
+
+    Dividing by the inclusion probabilities p_i makes the sum over the cohort an unbiased estimate of the sum over all
+    clients (Horvitz and Thompson), as in the paper. Its total weight then changes with the cohort; ``normalize=True``
+    makes it 1 (the self-normalized estimate: a little biased, less variance).
+
+    Args:
+        metric: the name of a metric ``[n]``, such as :class:`flsv.metrics.SurrogateFederatedShapley`. Negative values
+            count as 0. A client never seen counts as the metric's ``prior`` or, without one, as the mean of the others.
+        normalize: make the cohort's weights sum to 1.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
+
+    Example:
+        >>> ShapleyWeighted("value")
+        ShapleyWeighted(metric='value')
+    """
+
+    metric_shape = ("n",)
+
+    def __init__(self, metric: str = "ssv", normalize: bool = False, *, server_lr: Positive = 1.0) -> None:
+        super().__init__(server_lr=server_lr)
+        self.metric: str = metric
+        self.normalize = normalize
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        values = contributions.get(self.metric)
+        if values is None:
+            raise RuntimeError(f"{self!r}: the metric {self.metric!r} has no value before the first aggregation.")
+        values = known_or_mean(values).clamp_min(0).double()
+        if values.sum() == 0:
+            values = torch.ones_like(values)
+        weights = values[round.client_ids] / values.sum()
+        if round.inclusion_probabilities is not None:
+            weights = weights / round.inclusion_probabilities.to(weights)
+        if self.normalize:
+            total = weights.sum()
+            weights = weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
+        return weights

@@ -1,0 +1,82 @@
+"""TrimmedMean: the mean of each entry without its largest and smallest values.
+
+Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+2018, Definition 2.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Lt
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.utilities.arguments import rounded_up
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
+
+
+class TrimmedMean(Aggregator):
+    """In each entry the mean of the clients' values without the b largest and the b smallest, b = floor(trim * k).
+
+    Clients count alike, whatever their samples, as in the paper. A client's weight is its share of the values that
+    were averaged. Buffers (BatchNorm's statistics) are averaged with these weights. A cohort that is too small for
+    anybody to be left out is averaged whole, and a warning says so.
+
+    Args:
+        trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end, at least that of bad
+            clients.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
+
+    Raises:
+        ConfigurationError: an argument out of range; before training, a trim above 0 that leaves out nobody.
+
+    Example:
+        >>> TrimmedMean(trim=0.3)
+        TrimmedMean(trim=0.3)
+    """
+
+    def __init__(self, trim: Annotated[float, Ge(0), Lt(0.5)] = 0.2, *, server_lr: Positive = 1.0) -> None:
+        super().__init__(server_lr=server_lr)
+        self.trim = trim
+
+    def begin(self, federation: Federation) -> None:
+        clients = federation.num_clients
+        if self.trim > 0 and not self._cut(clients):
+            way = f"The least trim that does is {rounded_up(1 / clients)}" if clients > 2 else "It takes 3 clients"
+            raise ConfigurationError(f"{self!r} leaves out nobody of {clients} clients. {way}; 0 is the plain mean.")
+
+    def _cut(self, clients: int) -> int:
+        return int(self.trim * clients + 1e-9)  # 0.3 * 10 is 2.9999...
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        return self._trimmed(round)[1]
+
+    def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
+        trimmed, weights = self._trimmed(round)
+        vector = round.combine(weights.to(round.client_vectors))
+        vector[: round.space.num_parameters] = trimmed
+        return vector, weights
+
+    def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
+        """The parameters, and the clients' shares ``[k]`` in them."""
+        clients, cut = len(round), self._cut(len(round))
+        if self.trim > 0 and not cut:
+            warnings.warn(
+                f"in round {round.round_index + 1} {self!r} is the plain mean: of {clients} clients none is left out. "
+                f"Draw at least {math.ceil(1 / self.trim)} clients a round.",
+                stacklevel=2,
+            )
+        rows, end = round.client_vectors, round.space.num_parameters
+        result, shares = rows.new_empty(end), torch.zeros(clients, dtype=torch.float64, device=rows.device)
+        for block in round.matrix.blocks(end):
+            values, order = rows[:, block].sort(dim=0, stable=True)
+            result[block] = values[cut : clients - cut].mean(0)
+            shares += torch.bincount(order[cut : clients - cut].flatten(), minlength=clients)
+        return result, shares / shares.sum()

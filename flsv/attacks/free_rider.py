@@ -1,0 +1,60 @@
+"""FreeRider: clients that return the global model, or noise, without training.
+
+Lin, Du, Liu, "Free-riders in Federated Learning: Attacks and Defenses", arXiv:1911.12560, 2019. ShapFed (IJCAI 2024,
+section 4.3) names both kinds: clients that return the model unchanged, and clients that send random updates without
+computing anything. ShapleyFL's failing hospitals (KDD 2023, section 6.1) send random gradients, too.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+
+from flsv.attacks.base import Attack
+from flsv.uploads import UploadContext
+
+
+class FreeRider(Attack):
+    """Returns the received model, or that model plus random noise that looks like an update.
+
+    Args:
+        mode: ``"zero"`` sends no change at all; ``"noise"`` a random direction, every one equally likely.
+        scale: norm of the noise, in units of the norm of the update that the client would have sent had it trained
+            (a real free-rider would guess it from how far the global model moves). Above 0; only for ``"noise"``.
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        fraction: likewise.
+        seed: seed of the choice of clients and of the noise.
+
+    Raises:
+        ConfigurationError: another mode, or a scale that is not positive and finite.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> FreeRider().attack(torch.ones(4), None, generator)
+        tensor([0., 0., 0., 0.])
+        >>> round(float(FreeRider("noise", scale=0.5).attack(torch.ones(4), None, generator).norm()), 4)
+        1.0
+    """
+
+    trains = False
+
+    def __init__(
+        self,
+        mode: Literal["zero", "noise"] = "zero",
+        scale: Annotated[float, Gt(0), "For no update at all take mode='zero'."] = 1.0,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients, fraction, seed)
+        self.mode = mode
+        self.scale = scale
+
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+        if self.mode == "zero":
+            return torch.zeros_like(update)
+        noise = torch.randn(len(update), generator=generator).to(update)
+        return noise * (self.scale * update.norm() / noise.norm())

@@ -1,0 +1,55 @@
+"""InnerProductManipulation: colluders that send the opposite of the mean update, as long as filters allow.
+
+Xie, Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation", UAI 2019,
+section 4: all attackers send -epsilon times the mean of the honest updates, so that its inner product with the
+aggregate is negative. Here the length is given in medians of the cohort's lengths, since servers judge by these.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.attacks.collusion import Collusion, Knowledge
+from flsv.utilities.declared import Positive
+
+
+class InnerProductManipulation(Collusion):
+    """All colluders send -c median |d| mean / |mean|, of the updates d that they know.
+
+    With equal weights the model goes backwards as soon as c m > (k - m) |mean| / median |d|, of m colluders in a cohort
+    of k: two of eight reach it with c = 3 at most. A metric of how well an update agrees with the aggregate then pays
+    the colluders, and nobody else.
+
+    Args:
+        length: c. By default just under the five medians from which :class:`flsv.filters.OutlierFilter` looks closer.
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        fraction: likewise.
+        seed: seed of the choice of clients.
+        knows: see :class:`flsv.attacks.Collusion`.
+
+    Raises:
+        ConfigurationError: a length that is not above 0.
+
+    Example:
+        >>> attack = InnerProductManipulation(length=2.0)
+        >>> attack.collude(torch.tensor([[3.0, 4.0], [3.0, 4.0], [6.0, 8.0]]), 1, 3, torch.Generator())
+        tensor([-6., -8.])
+    """
+
+    def __init__(
+        self,
+        length: Positive = 4.9,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int | None = None,
+        knows: Knowledge = "all",
+    ) -> None:
+        super().__init__(clients, fraction, seed, knows)
+        self.length = length
+
+    def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+        known = updates.double()
+        mean, lengths = known.mean(0), torch.linalg.vector_norm(known, dim=1)
+        tiny = torch.finfo(mean.dtype).tiny  # a mean of 0 has no opposite
+        return (mean * (-self.length * lengths.quantile(0.5) / mean.norm().clamp_min(tiny))).to(updates)

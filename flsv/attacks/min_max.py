@@ -1,0 +1,70 @@
+"""MinMax: colluders that are no farther from any honest update than the honest ones are from each other.
+
+Shejwalkar and Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses for Federated
+Learning", NDSS 2021, section IV-C (Min-Max).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.attacks.collusion import Collusion, Knowledge
+
+Direction = Literal["unit", "std", "sign"]
+
+
+class MinMax(Collusion):
+    """All colluders send mean + gamma p with the largest gamma for which max_i |mean + gamma p - d_i| is at most
+    max_ij |d_i - d_j|, over the updates d that they know.
+
+    The paper searches for gamma by halving steps. Here it is exact: each |mean + gamma p - d_i|^2 is a parabola in
+    gamma, and gamma the least of their larger crossings of the bound.
+
+    Args:
+        direction: p: ``"unit"``, -mean / |mean|; ``"std"``, minus the standard deviation of each entry; ``"sign"``,
+            minus the mean's signs.
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        fraction: likewise.
+        seed: seed of the choice of clients.
+        knows: see :class:`flsv.attacks.Collusion`; the paper's strongest know all updates.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+
+    Example:
+        >>> attack = MinMax()
+        >>> attack.collude(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), 1, 5, torch.Generator())
+        tensor([1., 0.])
+    """
+
+    def __init__(
+        self,
+        direction: Direction = "unit",
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int | None = None,
+        knows: Knowledge = "all",
+    ) -> None:
+        super().__init__(clients, fraction, seed, knows)
+        self.direction = direction
+
+    def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+        known = updates.double()
+        mean = known.mean(0)
+        if self.direction == "std":
+            towards = -known.std(0, correction=0)
+        elif self.direction == "sign":
+            towards = -mean.sign()
+        else:
+            towards = -mean / mean.norm().clamp_min(torch.finfo(mean.dtype).tiny)
+        square = towards @ towards
+        if square == 0:  # all are 0, or alike
+            return mean.to(updates)
+        away = mean - known
+        bound = torch.cdist(known, known, compute_mode="donot_use_mm_for_euclid_dist").max().square()
+        slope, room = away @ towards, (bound - away.square().sum(1)).clamp_min(0)
+        gamma = ((-slope + (slope.square() + square * room).sqrt()) / square).min()
+        return (mean + gamma * towards).to(updates)

@@ -1,0 +1,45 @@
+"""SignFlip: updates with the sign reversed.
+
+The "sign-flipping" attack of Li et al., "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning
+from Heterogeneous Datasets", AAAI 2019.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.attacks.base import Attack
+from flsv.uploads import UploadContext
+from flsv.utilities.declared import Positive
+
+
+class SignFlip(Attack):
+    """Multiplies the update by ``-scale``: a step that increases the client's own loss.
+
+    Args:
+        scale: above 0; 1 leaves the norm as it is.
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        fraction: likewise.
+        seed: seed of the choice of clients.
+
+    Raises:
+        ConfigurationError: a scale that is not positive and finite.
+
+    Example:
+        >>> SignFlip().attack(torch.tensor([1.0, -2.0]), None, torch.Generator())
+        tensor([-1.,  2.])
+    """
+
+    def __init__(
+        self,
+        scale: Positive = 1.0,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients, fraction, seed)
+        self.scale = scale
+
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+        return update * -self.scale

@@ -1,0 +1,1 @@
+"""What a federation is told before it starts, and which fit it is."""

@@ -1,0 +1,181 @@
+"""What a federation is put together from: one frozen object, which everybody is given who needs a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from flsv.aggregation import Aggregator
+from flsv.attacks.collusion import check_collusion
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.sharing import Share, check_share
+from flsv.core.strategy import Federation, Strategy
+from flsv.data import FederatedDataModule
+from flsv.filters import UpdateFilter
+from flsv.personalization import Personalizer
+from flsv.privacy import GaussianPrivacy
+from flsv.results.folder import Reporting
+from flsv.sampling import ClientSampler
+from flsv.uploads import Upload, check_order
+from flsv.utilities.declared import checked
+from flsv.utilities.errors import ConfigurationError
+
+ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
+
+
+@checked
+@dataclass(frozen=True)
+class ClientEvaluation:
+    """When the clients' own models are evaluated on their own test splits, and which models these are.
+
+    Args:
+        every: rounds between two evaluations, and after the last; 0 for never.
+        models: ``"received"``, the client's next start point, or ``"trained"``, the one that it trained last (the
+            fine-tuned one).
+        keep_trained: keep the model that every client trained last. Default: where ``models`` asks for it.
+
+    Raises:
+        ConfigurationError: a number out of range, an unknown word.
+
+    Example:
+        >>> ClientEvaluation(every=5, models="trained").keeps
+        True
+    """
+
+    every: Annotated[int, Ge(0)] = 0
+    models: Literal["received", "trained"] = "received"
+    keep_trained: bool | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the loop keeps the models that clients trained last."""
+        return self.models == "trained" if self.keep_trained is None else self.keep_trained
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with what stands in for None.
+
+    Raises:
+        ConfigurationError: a wrong argument or combination.
+    """
+
+    aggregator: Aggregator
+    metrics: Mapping[str, Metric]
+    personalizer: Personalizer | None
+    sampler: ClientSampler
+    client_algorithm: Strategy | None
+    uploads: tuple[Upload, ...]
+    filters: tuple[UpdateFilter, ...]
+    local_epochs: int
+    optimizer_state: Literal["reset", "persist"]
+    share: Share
+    evaluation: ClientEvaluation
+    reporting: Reporting
+    seed: int | None
+    engine: str | Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        for name, kind in (("evaluation", ClientEvaluation), ("reporting", Reporting)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigurationError(
+                    f"FederatedLoop({name}={getattr(self, name)!r}): expected {name}=flsv.{kind.__name__}(...)."
+                )
+        check_share(self.share)
+        check_order(self.uploads)
+        check_collusion(self.uploads, self.personalizer)
+        named_head(self.parts)
+        if self.privacy is not None and "epsilon" in self.metrics:
+            raise ConfigurationError(
+                'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
+                "choose another."
+            )
+
+    @property
+    def strategies(self) -> Mapping[str, Strategy]:
+        """The aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
+        return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
+
+    @property
+    def text(self) -> str:
+        """The parts, and the other arguments that are not as they are by default."""
+        default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
+        names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
+        given = {**self.strategies, **{name: getattr(self, name) for name in names}}
+        shown = {n: v for n, v in given.items() if v not in (None, (), {}) and default.get(n) not in (v, repr(v))}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What strategies and filters need to know in the next round."""
+        return {
+            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
+            "filters": {type(each).__name__: each.state_dict() for each in self.filters},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``. Filters may be others, see ``UpdateFilter.may_change``."""
+        for role, strategy in self.strategies.items():
+            strategy.load_state_dict(state["strategies"][role])
+        for each in self.filters:
+            if type(each).__name__ in state["filters"]:
+                each.load_state_dict(state["filters"][type(each).__name__])
+
+    def facts(
+        self,
+        global_vector: Tensor,
+        space: ParameterSpace,
+        data: FederatedDataModule,
+        seed: int,
+        optimizers: Sequence[Optimizer],
+        metrics: Mapping[str, Metric],
+    ) -> Federation:
+        """What strategies know before the first round."""
+        clients = range(data.num_clients)
+        sizes = {
+            split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
+            for split in ("train", "val", "test")
+        }
+        given = global_vector, space, data.num_clients, data.num_classes, sizes, seed, optimizers
+        known = self.strategies, self.local_epochs, self.uploads
+        return Federation(*given, *known, data.client_names, metrics, self.filters)
+
+    @property
+    def privacy(self) -> GaussianPrivacy | None:
+        """The upload for differential privacy, if any."""
+        return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
+
+    @property
+    def parts(self) -> list[Any]:
+        """Strategies, metrics and uploads."""
+        return [*self.strategies.values(), *self.metrics.values(), *self.uploads]
+
+    @property
+    def head(self) -> str | None:
+        """The classifier head's name that a part gives; None if none does."""
+        return named_head(self.parts)
+
+
+def named_head(parts: Iterable[Any]) -> str | None:
+    """The classifier head that these name, in their argument ``head``.
+
+    Raises:
+        ConfigurationError: two of them name different ones.
+
+    Example:
+        >>> from flsv.attacks import HeadAlignment
+        >>> named_head([HeadAlignment(head="fc")])
+        'fc'
+    """
+    named = {part.head: part for part in parts if isinstance(getattr(part, "head", None), str)}
+    if len(named) > 1:
+        who = " and ".join(f"{type(part).__name__}(head={name!r})" for name, part in named.items())
+        raise ConfigurationError(f"{who} name different heads of one module. Name one and the same.")
+    return next(iter(named), None)

@@ -1,0 +1,102 @@
+"""Pictures and tables that a client makes of its own data, which never reach the server.
+
+A simulation writes them below ``clients/<name>/`` in the run's folder, where everybody who can read that finds them,
+and a TensorBoard that serves the folder shows them; see ``docs/trust.md``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flsv.core.local_data import LocalData
+from flsv.utilities.arguments import plain_name
+from flsv.utilities.charts import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_KEY = "artifacts"
+
+
+def client_folders(names: Sequence[str]) -> list[str]:
+    """A folder name for each client: its own name, as far as file systems allow. All are different.
+
+    Args:
+        names: of the clients, by number; any text.
+
+    Example:
+        >>> client_folders(["0", "1"]), client_folders(["St. Mary's", "a/b", "A:B", ".."])
+        (['0', '1'], ["St. Mary's", 'a_b', 'A_B_2', 'client_3'])
+    """
+    folders: list[str] = []
+    taken: set[str] = set()
+    for client, name in enumerate(names):
+        # Nothing that separates paths or that Windows refuses, no dot at either end.
+        plain = re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|]+', "_", str(name)).strip(" .")[:60].strip(" .") or f"client_{client}"
+        unique = plain
+        while unique.casefold() in taken:
+            unique = f"{unique}_{client}"
+        taken.add(unique.casefold())
+        folders.append(unique)
+    return folders
+
+
+def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str]) -> None:
+    """Keep a picture or a table at the client, in place of an earlier one of this name.
+
+    Args:
+        local: the client's own data; this is called inside a question.
+        name: of the file, without an ending; a plain one, see :func:`flsv.utilities.arguments.plain_name`.
+        draw: draws it, when it is asked for; or writes a table, the text of a ``.csv`` file.
+
+    Raises:
+        ConfigurationError: a name that is no plain file name; it could lead out of the client's folder.
+    """
+    local.memory.setdefault(_KEY, {})[plain_name(name, "picture")] = draw
+
+
+def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
+    """A question to a client: write your pictures into your own folder. Nothing crosses.
+
+    Args:
+        local: the client's own data.
+        folder: the client's own; made if it is not there.
+        step: a round, to write TensorBoard events beside the ``.png`` files; None: no events.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from matplotlib.figure import Figure
+        >>> from flsv.core import Client
+        >>> count = torch.tensor([1, 1])
+        >>> client = Client(0, LocalData("client 0", lambda split: [], count, count))
+        >>> client.ask(keep_artifact, "empty", Figure)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     client.ask(write_artifacts, Path(folder))
+        ...     [path.name for path in Path(folder).iterdir()]
+        ['empty.png']
+    """
+    kept: dict[str, Callable[[], Figure | str]] = local.memory.get(_KEY, {})
+    if not kept:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Figure] = {}
+    for name, draw in kept.items():
+        plain_name(name, "picture")  # again: a client may have put it into its memory by other ways
+        with drawing(f"{folder / name}.png"):
+            figure = draw()
+            if isinstance(figure, str):
+                (folder / f"{name}.csv").write_text(figure)
+                continue
+            figure.savefig(folder / f"{name}.png")
+            figures[name] = figure
+    if step is not None and figures:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Of several files in one folder TensorBoard may read the latest only, and a run keeps one open here.
+        with SummaryWriter(folder / "pictures") as writer:
+            for name, figure in figures.items():
+                with drawing(name):
+                    writer.add_figure(name, figure, global_step=step)

@@ -1,0 +1,350 @@
+"""A module's floating-point state as one flat vector, and back.
+
+The vector holds the parameters first and the persistent floating-point buffers (BatchNorm's running statistics) after
+them, so that the cohort of a round is one ``[k, P]`` matrix, a coalition's model is a row of a matrix product and
+aggregation is a matrix-vector product. Integer buffers (BatchNorm's ``num_batches_tracked``) are not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import reduce
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torchmetrics import Metric
+
+from flsv.utilities.errors import ConfigurationError, listed
+
+#: Attributes of every LightningModule, which are no state.
+LIGHTNINGS = frozenset(vars(L.LightningModule()))
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where the classifier head lies in the vector: ``num_classes`` rows of weights, and their biases if it has any."""
+
+    name: str
+    num_classes: int
+    weight: slice
+    bias: slice | None
+
+    def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
+        """The head's rows, weights and bias concatenated: ``[..., P]`` to ``[..., num_classes, D (+1)]``."""
+        rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
+        if include_bias and self.bias is not None:
+            rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
+        return rows
+
+
+class ParameterSpace:
+    """The map between a module's floating-point state and vectors ``[P]``.
+
+    The space remembers names, shapes and places, not the module: any module of the same structure can be read and
+    written, and ``unflatten`` also takes a stack of vectors (for ``torch.func.functional_call`` under ``vmap``).
+
+    Args:
+        module: a module of the structure to map. Tied parameters appear once.
+        head: the name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()``
+            where a submodule has one, else the last ``nn.Linear``.
+        private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that are not part of the
+            vector.
+        kept: names of further parameters and persistent buffers, integer ones too, that are not.
+        constant: names of parameters that are not, and never change.
+
+    Attributes:
+        size: P, the length of the vector.
+        names: of what the vector holds, in its order.
+        private_names: of the state that it leaves out and that is each client's own.
+        constant_names: of the parameters that it leaves out and that are the same at all clients.
+        left_names: of other buffers and frozen parameters with entries that are not finite, such as attention masks of
+            -inf. Their averages would be NaN: the vector leaves them out, and they must stay as they are.
+        num_parameters: the length of its first part, the parameters; the rest are buffers.
+        head: the :class:`Head`, or None where there is no linear layer, or the vector does not hold its weights.
+        apart_head: the head's name, where the vector does not hold its weights.
+
+    Raises:
+        ConfigurationError: the head's name is unknown, or names a layer without a weight matrix; complex parameters.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        >>> space = ParameterSpace(net)
+        >>> space.size, space.head.name, space.head.num_classes
+        (15, '1', 3)
+        >>> vector = space.read(net)
+        >>> space.write(net, torch.zeros(15))
+        >>> net[1].bias.tolist()
+        [0.0, 0.0, 0.0]
+        >>> space.head.rows(vector).shape
+        torch.Size([3, 5])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        head: str | None = None,
+        private: Sequence[str] = (),
+        *,
+        kept: Collection[str] = (),
+        constant: Collection[str] = (),
+    ) -> None:
+        everything = dict(_float_state(module))
+        _check_values(everything)
+        self._floating = frozenset(everything)
+        matching = _matching(everything, private)
+        self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
+        self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
+        self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
+        apart = self._private | self._constant
+        rest = {n: t for n, t in everything.items() if n not in apart}
+        self.left_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
+        self._apart = self._private.union(self._constant, self.left_names)
+        tensors = {name: tensor for name, tensor in rest.items() if name not in self.left_names}
+        if self._apart and not tensors:
+            raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
+        _check_real(tensors)
+        self.names = tuple(tensors)
+        self.shapes = tuple(tensor.shape for tensor in tensors.values())
+        self._sizes = [tensor.numel() for tensor in tensors.values()]
+        self.size = sum(self._sizes)
+        self._num_parameter_tensors = sum(name in tensors for name, _ in module.named_parameters())
+        self.num_parameters = sum(self._sizes[: self._num_parameter_tensors])
+        # Averages of half-precision models are taken in float32.
+        self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
+        self.apart_head: str | None = None
+        self.head = self._locate_head(module, head)
+
+    def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
+        """The module's state as a vector ``[P]``, a copy; into ``out`` where it is given."""
+        tensors = self._shared(module)
+        if out is None:
+            out = torch.empty(self.size, dtype=self.dtype, device=tensors[0].device if tensors else None)
+        torch._foreach_copy_(list(self._views(out)), [tensor.detach() for tensor in tensors])
+        return out
+
+    @torch.no_grad()
+    def write(self, module: nn.Module, vector: Tensor) -> None:
+        """Copy a vector ``[P]`` into the module's parameters and buffers, in place."""
+        if vector.shape != (self.size,):
+            raise ValueError(f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}.")
+        torch._foreach_copy_(self._shared(module), list(self._views(vector)))
+
+    def check(self, module: nn.Module) -> None:
+        """Check that the module still has the entries from which the space was made.
+
+        Raises:
+            ConfigurationError: naming what has come or gone.
+        """
+        now = dict(_float_state(module))
+        known = self._floating
+        if now.keys() != known:
+            raise ConfigurationError(
+                f"the module's parameters and buffers have changed since the fit began: {sorted(now.keys() - known)} "
+                f"have come, {sorted(known - now.keys())} have gone. Vectors of the clients' models need the same all "
+                "along: change the module before the fit, for example in configure_model, and put a callback that "
+                "does so in on_fit_start before FederatedLoop."
+            )
+
+    def read_private(self, module: nn.Module) -> dict[str, Tensor]:
+        """Copies of the module's private state, by name."""
+        if not self.private_names:
+            return {}
+        return {n: tensor.detach().clone() for n, tensor in named_state(module) if n in self._private}
+
+    @torch.no_grad()
+    def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Copy private state into the module; names that are not given stay as they are."""
+        if tensors:
+            for name, tensor in named_state(module):
+                if name in tensors:
+                    tensor.copy_(tensors[name])
+
+    def constants(self, module: nn.Module) -> dict[str, Tensor]:
+        """The module's own parameters that are taken to be constant, by name."""
+        if not self._constant:
+            return {}
+        return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
+
+    def described(self) -> dict[str, str]:
+        """Which entries are shared, which are each client's own and which are constant, as numbers and hashes."""
+        parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
+        return {
+            part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
+            for part, names in parts.items()
+        }
+
+    def _shared(self, module: nn.Module) -> list[Tensor]:
+        found = [tensor for name, tensor in _float_state(module) if name not in self._apart]
+        if len(found) != len(self.names):  # by a callback, after the round's own check
+            self.check(module)
+        return found
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Named tensors ``[..., *shape]`` of vectors ``[..., P]``, or ``[..., num_parameters]``: views, not copies."""
+        sizes = self._sizes if vector.shape[-1] == self.size else self._sizes[: self._num_parameter_tensors]
+        parts = vector.split(sizes, dim=-1)
+        return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of :meth:`unflatten` for one set of named tensors: a new vector ``[P]``."""
+        return torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
+
+    def _views(self, vector: Tensor) -> Iterator[Tensor]:
+        return (part.view(shape) for part, shape in zip(vector.split(self._sizes), self.shapes))
+
+    def _locate_head(self, module: nn.Module, name: str | None) -> Head | None:
+        layers, asked = dict(module.named_modules()), name is not None
+        name = head_name(module, name)
+        if name is None:
+            return None
+        known = {id(tensor): tensor_name for tensor_name, tensor in _float_state(module)}
+        weight, bias = (known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias"))
+        if weight in self._apart:
+            self.apart_head = name
+            return None
+        shapes = dict(zip(self.names, self.shapes))
+        if weight is None or len(shapes[weight]) < 2:
+            if not asked:
+                return None  # its weight is made of others, as weight_norm makes it
+            raise ConfigurationError(
+                f"head={name!r} ({type(layers[name]).__name__}) has no weight matrix with a row per class; "
+                "name the last linear layer of the classifier."
+            )
+        ends = torch.tensor(self._sizes).cumsum(0).tolist()
+        place = {n: slice(end - size, end) for n, end, size in zip(self.names, ends, self._sizes)}
+        return Head(name, shapes[weight][0], place[weight], place.get(bias) if bias else None)
+
+
+def head_name(module: nn.Module, given: str | None = None) -> str | None:
+    """The classifier head's name: the given one, or timm's ``get_classifier()``, or the last ``nn.Linear``, if any.
+
+    Raises:
+        ConfigurationError: no layer has the given name.
+    """
+    if given is None:
+        return _default_head(module)
+    layers = dict(module.named_modules())
+    if given not in layers:
+        linear = [n for n, layer in layers.items() if isinstance(layer, nn.Linear)]
+        raise ConfigurationError(f"head={given!r} is not a layer of the module. Its linear layers: {linear}.")
+    return given
+
+
+def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, persistent floating-point buffers, then other persistent buffers (counters), each tensor once."""
+    yield from _float_state(module)
+    yield from _buffers(module, floating=False)
+
+
+def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, then persistent floating-point buffers, each tensor once."""
+    yield from module.named_parameters()
+    yield from _buffers(module, floating=True)
+
+
+def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
+    """The persistent ones, floating-point (or complex) or not."""
+    seen = set()
+    for prefix, layer in module.named_modules():
+        for name, buffer in layer._buffers.items():
+            if buffer is None or name in layer._non_persistent_buffers_set or id(buffer) in seen:
+                continue
+            if (buffer.is_floating_point() or buffer.is_complex()) == floating:
+                seen.add(id(buffer))
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def _check_values(state: Mapping[str, Tensor]) -> None:
+    """Refuse what has no numbers yet, or none that training could start from."""
+    lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
+    if lazy:
+        raise ConfigurationError(
+            f"{lazy} have no shape before the first batch (lazy layers), and a federation starts from the model that "
+            "all clients are sent. Give the layers their sizes, or run a batch through the module before the fit."
+        )
+    broken = [name for name, tensor in state.items() if tensor.requires_grad and not tensor.isfinite().all()]
+    if broken:
+        raise ConfigurationError(
+            f"the parameters {broken} hold NaN or infinite values before training starts: initialize them, or set "
+            "requires_grad=False where they are constants."
+        )
+
+
+def _matching(names: Collection[str], patterns: Sequence[str]) -> set[str]:
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+def _check_real(tensors: Mapping[str, Tensor]) -> None:
+    if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
+        raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged.")
+
+
+def _default_head(module: nn.Module) -> str | None:
+    names = {id(layer): name for name, layer in module.named_modules()}
+    for layer in module.modules():
+        get_classifier = getattr(layer, "get_classifier", None)
+        if callable(get_classifier):
+            head = get_classifier()
+            if isinstance(head, nn.Linear) and id(head) in names:
+                return names[id(head)]
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    return linear[-1] if linear else None
+
+
+def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """The tensors that a module keeps as plain attributes: name, layer, the attribute's name, tensor.
+
+    Not among them: tensors with a gradient (outputs), those that share their memory with a parameter or buffer, and the
+    states of torchmetrics.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.center = torch.zeros(2)
+        >>> [name for name, *_ in plain_tensors(net)]
+        ['center']
+    """
+    return (found for found in plain_state(module) if isinstance(found[3], Tensor))
+
+
+def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """:func:`plain_tensors`, tuples of such tensors (an LSTM's state) and of such tuples, and None: a tensor may take
+    its place."""
+    found = list(_plain_attributes(module))
+    own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
+    known = {_memory(tensor) for tensor in own_tensors}
+    for name, layer, attribute, value, tensors in found:
+        if not any(_memory(tensor) in known for tensor in tensors):
+            yield name, layer, attribute, value
+
+
+def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
+    """Of every layer but torchmetrics' and what is in these: attributes without a gradient, and their tensors."""
+    skipped: set[int] = set()
+    for prefix, layer in module.named_modules():
+        if id(layer) in skipped or isinstance(layer, Metric):
+            skipped.update(map(id, layer.children()))
+            continue
+        for attribute, value in vars(layer).items():
+            tensors = None if attribute in LIGHTNINGS else leaves(value)
+            if tensors is not None and not any(tensor.requires_grad for tensor in tensors):
+                yield f"{prefix}.{attribute}" if prefix else attribute, layer, attribute, value, tensors
+
+
+def leaves(value: Any) -> list[Tensor] | None:
+    """The tensors of a tensor, of a tuple of tensors or of such tuples, or of None; None of anything else."""
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [value]
+    parts = [leaves(part) for part in value] if type(value) is tuple else []
+    if not parts or any(not part for part in parts):
+        return None
+    return [tensor for part in parts if part for tensor in part]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -1,0 +1,167 @@
+"""Which entries of a model are shared: all, the trainable ones, or those selected by name.
+
+Settings of this kind are FedBN (Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
+Normalization", ICLR 2021), FedPer (Arivazhagan et al., "Federated Learning with Personalization Layers", 2019) and the
+federated training of adapters, such as LoRA.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from flsv.core.parameter_space import ParameterSpace, head_name, named_state
+from flsv.utilities.errors import ConfigurationError, listed
+
+Share = str | list[str] | Callable[[str, Tensor], bool]
+"""``"all"``; ``"trainable"``; patterns; or a function of an entry's name and tensor that says whether it is shared."""
+
+#: Classes of layers that normalize, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
+_NORMALISES = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
+
+_LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
+
+
+class Sharing(NamedTuple):
+    """The entries of a model that are not shared.
+
+    Attributes:
+        kept: names of what stays at its client.
+        constant: names of parameters that nobody trains: they are the same everywhere, and stay nowhere in particular.
+    """
+
+    kept: frozenset[str] = frozenset()
+    constant: frozenset[str] = frozenset()
+
+
+def check_share(share: Any) -> None:
+    """Check the argument ``FederatedLoop(share=...)``.
+
+    Raises:
+        ConfigurationError: it is neither words or patterns nor a function.
+    """
+    words = [share] if isinstance(share, str) else share
+    if not callable(share) and not (
+        isinstance(words, list | tuple) and words and all(isinstance(word, str) and word.strip("!") for word in words)
+    ):
+        raise ConfigurationError(
+            f'FederatedLoop(share={share!r}): expected "all", "trainable", names such as ["!norm"], or a function.'
+        )
+
+
+def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
+    """The entries of a module that are not shared.
+
+    A list is read from left to right. An entry adds what it names, one that begins with ``!`` takes it away; a list
+    that begins with the latter begins with everything. An entry is a pattern (``fnmatch``) of names as in
+    ``module.named_parameters()`` and ``named_buffers()``, or one of these words:
+
+    - ``all``;
+    - ``trainable``: the parameters that require a gradient now, and all buffers. BatchNorm's statistics change in
+      frozen layers, too, so that all of them travel, and training is the same as with ``all``;
+    - ``norm``: parameters and buffers of the normalization layers;
+    - ``head``: the classifier head's.
+
+    What does not travel stays at its client. Parameters that require no gradient stay there, too, if ``!`` names them
+    (a target network that follows another); else they are taken to be constant.
+
+    Args:
+        share: see :data:`Share`.
+        module: whose names they are.
+        head: the classifier head's name, see :class:`flsv.core.parameter_space.ParameterSpace`.
+
+    Raises:
+        ConfigurationError: an entry names nothing; nothing is left to share.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        >>> sorted(sharing(["!norm"], net).kept)
+        ['1.bias', '1.num_batches_tracked', '1.running_mean', '1.running_var', '1.weight']
+        >>> sorted(sharing(["all", "!head"], net).kept)
+        ['2.bias', '2.weight']
+        >>> net[0].requires_grad_(False)
+        Linear(in_features=2, out_features=3, bias=True)
+        >>> sharing("trainable", net)
+        Sharing(kept=frozenset(), constant=frozenset({...}))
+    """
+    if share == "all":
+        return Sharing()
+    state = dict(named_state(module))
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    excluded: set[str] = set()
+    if not isinstance(share, str) and callable(share):
+        shared = {name for name, tensor in state.items() if share(name, tensor)}
+    else:
+        words = [share] if isinstance(share, str) else share
+        shared = set(state) if words[0].startswith("!") else set()
+        for word in words:
+            named = set(_named(word.removeprefix("!"), module, state, frozen, head))
+            if not named:
+                raise ConfigurationError(
+                    f"FederatedLoop(share={share!r}): {word!r} names nothing of the module. It has "
+                    f"{listed(list(state), 3, repr)}."
+                )
+            if word.startswith("!"):
+                shared, excluded = shared - named, excluded | named
+            else:
+                shared, excluded = shared | named, excluded - named
+    if not shared & {name for name, tensor in state.items() if tensor.is_floating_point()}:
+        raise ConfigurationError(f"FederatedLoop(share={share!r}) leaves nothing of the module to share.")
+    rest = state.keys() - shared
+    constant = (rest & frozen) - excluded
+    return Sharing(frozenset(rest - constant), frozenset(constant))
+
+
+def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
+    """Warn of consequences of sharing only a part of the module.
+
+    Args:
+        kept: names of what stays at the clients.
+        space: the map between the module and vectors.
+        module: as it is when a fit begins.
+        evaluated: whether the clients' own models are evaluated.
+    """
+    if kept:
+        hint = "" if evaluated else " ClientEvaluation(every=1) evaluates each client with its own."
+        warnings.warn(
+            f"{len(kept)} tensors stay at their clients ({listed(kept, 3, repr)}), and the server has none of them: "
+            f"validation, tests and checkpoints of the global model use their initial values.{hint}",
+            stacklevel=2,
+        )
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad} & set(space.names)
+    pairs = [name for name in sorted(trained) if (b := _LORA_A.sub(r"\1_B", name)) != name and b in trained]
+    if pairs:
+        warnings.warn(
+            f"LoRA's A and B are averaged one by one ({listed(pairs, 3, repr)}), and the product of averages is not "
+            "the average of the clients' products B A. Freeze A for exact averages (FFA-LoRA): "
+            "flsv.models.lora.freeze_a(module).",
+            stacklevel=2,
+        )
+
+
+def _named(word: str, module: nn.Module, state: dict[str, Tensor], frozen: set[str], head: str | None) -> Iterator[str]:
+    if word == "all":
+        yield from state
+    elif word == "trainable":
+        if len(frozen) < sum(1 for _ in module.parameters()):
+            yield from state.keys() - frozen
+    elif word in ("norm", "head"):
+        layers = dict(module.named_modules())
+        if word == "norm":
+            chosen = [layer for layer in layers.values() if _normalizes(layer)]
+        else:
+            found = head_name(module, head)
+            chosen = [] if found is None else [layers[found]]
+        own = {id(t) for layer in chosen for part in (layer._parameters, layer._buffers) for t in part.values()}
+        yield from (name for name, tensor in state.items() if id(tensor) in own)
+    else:
+        yield from (name for name in state if fnmatchcase(name, word))
+
+
+def _normalizes(layer: nn.Module) -> bool:
+    return any(_NORMALISES.search(kind.__name__) for kind in type(layer).__mro__)

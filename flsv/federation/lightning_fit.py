@@ -1,0 +1,349 @@
+"""LightningFit: what one ``Trainer.fit`` changes in the trainer, and gives back at its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from flsv._lightning.batch_hooks import BatchHooks, step_loss
+from flsv._lightning.patches import (
+    PatchedAttributes,
+    callbacks_of,
+    counted_length,
+    no_placeholder,
+    round_axis,
+    stepping,
+    unprofiled,
+)
+from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
+from flsv.configuration.federation_config import FederationConfig
+from flsv.configuration.identity import of_fit
+from flsv.core import FederationState
+from flsv.data import FederatedDataModule
+from flsv.engines.one_process import OneProcess
+from flsv.engines.ranks import SeveralRanks, agree, ranks_of
+from flsv.engines.vmap import VmapProcess
+from flsv.federation.reports import RunReports
+from flsv.federation.run import FederationRun, Saver
+from flsv.privacy import warn_of_noise
+from flsv.results.folder import FolderLock, leaves_files, run_folder
+from flsv.retraining.coalition_plan import CoalitionPlan
+from flsv.server.checks import check_metric_shapes
+from flsv.server.contribution_metrics import ContributionMetrics
+from flsv.server.resume import check_sharing
+from flsv.training.cohort import CohortTraining, where
+from flsv.training.local_steps import LocalSteps
+
+_ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
+
+#: What Lightning would say in every round, of its own code and of an epoch that is a round.
+_EVERY_ROUND = (
+    r".*isinstance\(treespec, LeafSpec\)",
+    r"The number of training batches \(\d+\) is smaller than the logging",
+)
+
+
+class LightningFit:
+    """One fit, from its setup on: Lightning's side of a :class:`flsv.federation.run.FederationRun`.
+
+    Args:
+        trainer: of the fit.
+        data: dealt out.
+        config: the loop's arguments.
+        board: the loop's metrics.
+        state: the federation at the beginning of the fit.
+        saver: what a checkpoint holds beside it.
+        plan: how the coalitions are trained that metrics ask for.
+
+    Attributes:
+        fitting: whether the fit has not ended.
+        given_seed: the loop's, or ``seed_everything``'s, or None.
+        federation: the run; from ``on_fit_start`` on.
+        reports: likewise, what is shown and written.
+        cohort: the client side; None before training starts.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        config: FederationConfig,
+        board: ContributionMetrics,
+        state: FederationState,
+        saver: Saver,
+        plan: CoalitionPlan,
+    ) -> None:
+        self.trainer, self.data, self.plan = trainer, data, plan
+        self.config, self.board = config, board
+        self.state, self.saver = state, saver
+        self.fitting, self._finished = True, False
+        self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
+        self.federation: FederationRun | None = None
+        self.reports: RunReports | None = None
+        self.cohort: CohortTraining | None = None
+        self.boundary: RoundBoundary | None = None
+        self.average, self.finetuning = RoundAverage(), FinetuningState()
+        self._undo = ExitStack()
+        self.files = config.reporting.files and leaves_files(trainer)
+        if self.files and trainer.is_global_zero:
+            self._undo.callback(FolderLock(run_folder(trainer)).release)
+
+    # ---- before the first round
+
+    def set_up(self, settings: Mapping[str, str]) -> None:
+        """Tell the metrics of the federation, agree on what the run is, and let the trainer ask for batches and steps.
+
+        Args:
+            settings: of the loop, see :func:`flsv.configuration.identity.settings_of`.
+        """
+        trainer, config, data, state = self.trainer, self.config, self.data, self.state
+        self._undo.enter_context(warnings.catch_warnings())
+        for message in _EVERY_ROUND:
+            warnings.filterwarnings("ignore", message=message)
+        self.saver.identity = of_fit(settings, data)
+        self.board.bind(
+            data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
+        )
+        check_metric_shapes(config.strategies, self.board.metrics, data.num_clients, data.num_classes)
+        warn_of_noise(config.privacy, self.board.update_metrics)
+        own = int.from_bytes(os.urandom(4), "little") if self.given_seed is None else int(self.given_seed)
+        state.seed = agree(trainer, self.saver.identity, own, config.engine)
+        state.num_clients = data.num_clients
+        if len(state.participations) != data.num_clients:
+            state.participations, state.heard = torch.zeros(2, data.num_clients, dtype=torch.long)
+        # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
+        limit = trainer.limit_train_batches
+        self.steps = LocalSteps(trainer, data, config.sampler, state, config.local_epochs, limit)
+        self._change(
+            (trainer, "limit_train_batches", 1.0),
+            (trainer, "reload_dataloaders_every_n_epochs", 1),
+            (trainer.fit_loop.epoch_loop, "max_steps", -1),
+            (data, "round_loader", self._round_loader),
+            round_axis(trainer),
+            *no_placeholder(trainer),
+            *unprofiled(trainer),
+            *stepping(trainer, self.steps),
+        )
+
+    def start(self, module: L.LightningModule) -> None:
+        """Everything is on its device and set up: make the run, and begin the reports."""
+        trainer, saver, config = self.trainer, self.saver, self.config
+        self._change((self.data, "_dealt", self.data.near(trainer)))
+        self.finetuning = FinetuningState(trainer)
+        self.finetuning.restore(module, saver.finetuned)
+        self.config = config = self.plan.decide(trainer, self.data, config)
+        make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
+        if make is OneProcess and ranks_of(trainer).size > 1:
+            make = SeveralRanks
+        engine = make(trainer, self.data, self.state, saver.store, config, self.steps)
+        self.federation = FederationRun(config, self.board, self.state, engine, trainer.max_epochs)
+        self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients)
+        self.steps.begun = True
+        if saver.asked is not None:
+            engine.options.check(saver.asked)
+            check_sharing(saver.shared, engine.space.described())
+        self.federation.begin(resumed=saver.resumed or trainer.current_epoch > 0)
+        self.reports = RunReports(trainer, self.federation, saver, self.files, self._told)
+
+    def begin_training(self, module: L.LightningModule) -> None:
+        """Begin training: the optimizers are set up."""
+        trainer, federation, saver = self.trainer, self.running, self.saver
+        engine = federation.engine
+        assert self.reports is not None
+        engine.check_algorithm()  # before the module's own hooks are patched
+        if saver.asked is not None:
+            engine.options.apply(saver.asked)
+            saver.asked = None
+        self._change(*engine.patches())
+        federation.begin_training(saver.buffers)
+        saver.buffers = None
+        self.cohort = cohort = engine.cohort
+        batch_idx = (lambda: 0) if engine.idle else (lambda: cohort.batch_idx)
+        # After the engine has looked at whose hooks are whose.
+        hooks = BatchHooks(trainer, batch_idx, self.begin_batch, partial(self.end_batch, module), engine.idle)
+        self._undo.callback(hooks.remove)
+        self.reports.look_at_start()
+        self.boundary = RoundBoundary(trainer)
+        self.average = RoundAverage(callbacks_of(trainer))
+        weights = global_weights(trainer, engine.within_round)
+        self._change(weights, *self.average.changes)
+
+    # ---- what is known
+
+    @property
+    def running(self) -> FederationRun:
+        """The run.
+
+        Raises:
+            RuntimeError: the fit has not started.
+        """
+        if self.federation is None:
+            raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
+        return self.federation
+
+    @property
+    def within_round(self) -> bool:
+        """Whether clients train: the module is one of them."""
+        return self.cohort is not None and self.cohort.active
+
+    @property
+    def current_client(self) -> int | None:
+        """The client whose turn it is; None after the cohort's last, and outside of a round."""
+        return self.cohort.client if self.cohort is not None and self.cohort.active else None
+
+    def place(self) -> str:
+        """Say whose turn it is."""
+        return where(self.current_client, self.state.round_index, self.data.client_names)
+
+    # ---- within a round
+
+    def begin_round(self) -> None:
+        """The module holds the global model."""
+        self.finetuning.begin_round()
+        self.average.begin_round()
+        self.running.begin_round()
+
+    def begin_batch(self, batch: Any) -> None:
+        """A client of the cohort is to train on a batch."""
+        assert self.cohort is not None
+        if self.cohort.begin_batch(batch):
+            assert self.reports is not None
+            rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
+            self.reports.terminal.text = {"round": rounds, "client": self.cohort.place}
+
+    def begin_step(self, optimizer: Any) -> None:
+        """A client is about to take an optimizer's step."""
+        assert self.cohort is not None
+        self.cohort.turn.begin_step(optimizer)
+
+    def end_batch(self, module: L.LightningModule, outputs: Any, batch: Any) -> None:
+        """A client has trained on a batch; with the cohort's last one, the round is over."""
+        assert self.cohort is not None
+        self.average.end_batch(self.trainer)
+        if self.cohort.end_batch(step_loss(self.trainer, outputs)):
+            self._end_round()
+            self.average.end_round(self.trainer, module)
+
+    def _end_round(self) -> None:
+        federation, index = self.running, self.state.round_index
+        last = index + 1 == self.trainer.max_epochs
+        round = federation.end_round()
+        if not last and (why := federation.spent()):
+            last = self.trainer.should_stop = True
+            warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
+        assert self.reports is not None
+        self.reports.write(round)
+        federation.advance(last)
+
+    # ---- between rounds
+
+    def end_epoch(self) -> None:
+        """Lightning's epoch is over, and with it a round, if nothing has stopped it.
+
+        Raises:
+            RuntimeError: something has, and the fit is to go on.
+        """
+        early = "the epoch ended before the round's last batch"
+        if self.within_round:
+            if not self.trainer.should_stop:
+                raise RuntimeError(
+                    f"{early} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. A "
+                    "federation has no other round to skip to."
+                )
+            self.discard(early)
+        elif self.boundary is not None:
+            self.boundary.remember()
+
+    def begin_validation(self) -> None:
+        """Lightning validates before it stops, and the module may be a half-trained client."""
+        if self.fitting and self.within_round:
+            self.discard("the epoch ended before the round's last batch")
+
+    def discard(self, why: str) -> None:
+        """Forget an unfinished round."""
+        if self.federation is not None and self.federation.engine.discard():
+            warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
+
+    def saved(self) -> dict[str, Any]:
+        """What the next round needs of clients, optimizers and files."""
+        engine = None if self.federation is None else self.federation.engine
+        return {**self.saver.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
+
+    def rewind(self, checkpoint: dict[str, Any]) -> None:
+        """Turn a checkpoint of an unfinished round into that of the round's start."""
+        if self.boundary is None or self.reports is None:
+            return
+        self.reports.flush()
+        if self.cohort is not None and self.cohort.active:
+            self.boundary.rewind(checkpoint)
+            self.cohort.turn.slots.rewind(checkpoint)
+            self.finetuning.rewind(checkpoint)
+        else:
+            self.boundary.close_epoch(checkpoint)
+            self.average.place_last(checkpoint)
+
+    # ---- the end
+
+    def finish(self) -> None:
+        """Training has ended as it should."""
+        if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
+            warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
+        assert self.reports is not None
+        self._finished = True
+        folder = run_folder(self.trainer) if self.files else None
+        settings = self.saver.identity.flat() | {"seed": str(self.state.seed)}
+        known = self.trainer, self.data, self.state.seed, folder, settings, self.saver.resumed
+        self.reports.write_late(self.plan.train(*known))
+        self.reports.finish()
+
+    def end(self) -> None:
+        """The fit is over: where a resumed run had no round left, its coalitions may be still to be trained."""
+        if not self._finished and self.plan.left:
+            self.finish()
+
+    def fail(self, module: L.LightningModule, exception: BaseException) -> None:
+        """The fit has failed: name the client, forget its round, and leave everything as it was found."""
+        try:
+            if self.federation is not None:
+                self.federation.engine.failed(exception, self.place())
+            if self.within_round:
+                exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
+                self.discard(f"{type(exception).__name__} {self.place()}")
+            self.average.give_back(module)
+        finally:  # the folder's lock, too, whatever state the module is in
+            self.close(failed=True)
+        if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
+            self.reports.stopped()
+        if isinstance(exception, SIGTERMException):
+            exception.code = 128 + signal.SIGTERM  # Lightning would end a script that is not done with status 0
+
+    def close(self, failed: bool = False) -> None:
+        """Leave the trainer and the module as they were found."""
+        self.fitting = False
+        self._undo.close()
+        if self.reports is not None:
+            self.reports.close(failed)
+        if self.federation is not None:
+            self.federation.engine.close()
+
+    # ---- what the trainer asks
+
+    def _change(self, *changes: tuple[Any, str, Any]) -> None:
+        self._undo.callback(PatchedAttributes(list(changes)).give_back)
+
+    def _told(self) -> list[str]:
+        return self.plan.told(self.state.num_clients)
+
+    def _round_loader(self) -> Any:
+        """The train dataloader of the coming round, once it can be had."""
+        length = counted_length(self.trainer, self.steps)
+        return self.running.loader() if length is None else length

@@ -1,0 +1,399 @@
+"""FederatedLoop: the callback that is the server.
+
+One ``Trainer.fit`` is the whole federation and one epoch is one round; the LightningModule is, in turn, every client
+and, between the rounds, the global model. A round is in :class:`flsv.federation.run.FederationRun`; here are
+Lightning's hooks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import cached_property, partial
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.__about__ import __version__
+from flsv._lightning.round_boundary import install
+from flsv.aggregation import Aggregator, FedAvg
+from flsv.configuration.federation_config import ClientEvaluation, FederationConfig
+from flsv.configuration.identity import settings_of
+from flsv.core import FederationState
+from flsv.core.strategy import Strategy
+from flsv.federation.lightning_fit import LightningFit
+from flsv.federation.reports import Contribution, contribution, events_of, table
+from flsv.federation.run import FederationRun, Saver
+from flsv.filters import OutlierFilter, UpdateFilter, with_guard
+from flsv.metrics import ContributionMetric, PrivacyLoss
+from flsv.personalization import Personalizer
+from flsv.report.reading import read_run
+from flsv.results.folder import Reporting
+from flsv.results.round_result import Event, copies_in, faults_in
+from flsv.retraining.coalition_plan import CoalitionPlan
+from flsv.sampling import ClientSampler, FullParticipation
+from flsv.server import ContributionMetrics
+from flsv.server.checks import check_callbacks, check_names, check_setup
+from flsv.server.resume import check_checkpoint, check_state, complete
+from flsv.training.algorithms import ClientAlgorithm
+from flsv.uploads import Upload
+from flsv.utilities.arguments import ReadOnlyArguments
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+_ARGUMENTS = tuple(field.name for field in fields(FederationConfig))
+
+
+class FederatedLoop(ReadOnlyArguments, L.Callback):
+    """Trains a LightningModule federated, and measures what every client contributes while it happens.
+
+    Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
+    the number of rounds; ``limit_train_batches`` applies to each client and local epoch; gradient accumulation starts
+    anew with each client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming
+    from it goes on bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming with
+    other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names them.
+    ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a scheduler, batch sizes, the
+    privacy budget and what is only logged or drawn may change.
+
+    A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, also where ``training_step``
+    steps it itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps of one client
+    in all rounds that it is drawn in; ``trainer.is_last_batch`` is the client's.
+
+    Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
+    contributions, the round's weights and the last scores of the clients' own models (``<metric>/client_<i>``,
+    ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``, ``.../min``, ``.../std``) for callbacks such as
+    ``EarlyStopping``. ``WeightAveraging`` averages the global models.
+
+    Args:
+        aggregator: how the clients' models become the next global one. Default: FedAvg.
+        metrics: name to contribution metric, or a ``MetricCollection``; ``loop.metrics[name]`` is the live metric. In
+            Python any torchmetrics ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
+        personalizer: gives clients start points of their own. Default: everyone starts from the global model.
+        sampler: draws each round's cohort. Default: every client.
+        client_algorithm: what clients do differently when they train, such as ``flsv.training.algorithms.FedProx``.
+        uploads: what clients do to their updates before these leave, in this order: attacks, which the server does not
+            know of; ``flsv.privacy.GaussianPrivacy``, with the budget at which the fit stops, which adds the metric
+            ``"epsilon"``; compression, such as ``flsv.uploads.TopK``.
+        filters: what the server does to a cohort's updates before it measures and averages them, in this order, such as
+            ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an ``OutlierFilter()``,
+            which warns. Whatever the list, what is not finite, or so large that a sum keeps nothing of the others, is
+            left out.
+        local_epochs: passes over a client's data per round.
+        optimizer_state: of a client when it starts: ``"reset"`` empties it; ``"persist"``: the one that it left.
+        share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
+            fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]`` (FedBN) or
+            ``["!head"]`` (FedPer), see :func:`flsv.core.sharing.sharing`; or a function of an entry's name and
+            tensor. The rest stays at its client, which goes on and is evaluated with it; the global model has its
+            initial values.
+        evaluation: when the clients' own models are evaluated on their own test splits. Default: never.
+        reporting: what the run shows and writes, see :class:`flsv.results.folder.Reporting`.
+        seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
+        engine: how clients run in this process. ``"sequential"``: one after the other; ``"vmap"``: many small ones at
+            once, see :class:`flsv.engines.vmap.VmapProcess`; in Python, also what makes another engine.
+
+    Raises:
+        ConfigurationError: a wrong argument or combination, before training starts.
+        RuntimeError: every client of a round returned a model that is not finite.
+
+    Example:
+        >>> from flsv.aggregation import ShapFedWA
+        >>> from flsv.metrics import ClassSpecificShapley
+        >>> loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()})
+        >>> loop
+        FederatedLoop(aggregator=ShapFedWA(), metrics={'cssv': ClassSpecificShapley()}), 0 rounds done
+    """
+
+    _instead = "Use loop.replace({0}), which gives a new loop."
+    aggregator: Aggregator
+    personalizer: Personalizer | None
+    sampler: ClientSampler
+    client_algorithm: ClientAlgorithm | None
+    uploads: tuple[Upload, ...]
+    filters: tuple[UpdateFilter, ...]
+    local_epochs: int
+    optimizer_state: Literal["reset", "persist"]
+    share: Any
+    evaluation: ClientEvaluation
+    reporting: Reporting
+    seed: int | None
+    engine: str | Callable[..., Any]
+
+    @checked
+    def __init__(
+        self,
+        aggregator: Aggregator | None = None,
+        metrics: dict[str, ContributionMetric] | None = None,
+        *,
+        personalizer: Personalizer | None = None,
+        sampler: ClientSampler | None = None,
+        client_algorithm: ClientAlgorithm | None = None,
+        uploads: list[Upload] | None = None,
+        filters: list[UpdateFilter] | None = None,
+        local_epochs: Count = 1,
+        optimizer_state: Literal["reset", "persist"] = "reset",
+        share: str | list[str] | Callable[[str, Tensor], bool] = "all",
+        evaluation: ClientEvaluation = ClientEvaluation(),
+        reporting: Reporting = Reporting(),
+        seed: int | None = None,
+        engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
+    ) -> None:
+        self.config = config = FederationConfig(  # copies, whatever becomes of the caller's own lists
+            aggregator=aggregator or FedAvg(),
+            metrics=dict(metrics or {}),
+            personalizer=personalizer,
+            sampler=sampler or FullParticipation(),
+            client_algorithm=client_algorithm,
+            uploads=tuple(uploads or ()),
+            filters=with_guard([OutlierFilter()] if filters is None else filters),
+            local_epochs=local_epochs,
+            optimizer_state=optimizer_state,
+            share=list(share) if isinstance(share, list | tuple) else share,
+            evaluation=evaluation,
+            reporting=reporting,
+            seed=seed,
+            engine=engine,
+        )
+        for name in _ARGUMENTS:
+            if name != "metrics":
+                setattr(self, name, getattr(config, name))
+        spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
+        self.board = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
+        self._plan = CoalitionPlan.of(config)
+        for each in config.filters:
+            each.check(personalizer, list(self.board.evaluating))
+        self._reset()
+        self._read_only = frozenset(_ARGUMENTS)
+
+    @cached_property
+    def _described(self) -> dict[str, str]:
+        """Of the objects as the first fit finds them: later they may hold what they have learnt."""
+        return settings_of(self.config, self.metrics)
+
+    def _reset(self) -> None:
+        self.state, self.saver = FederationState(), Saver()
+        self._run: LightningFit | None = None
+        self._plan.reset()
+
+    def replace(self, **changes: Any) -> FederatedLoop:
+        """A new loop of the same arguments but for these; those of a loop that is there cannot be set.
+
+        Metrics, strategies, uploads and filters are copied: what one loop learns is not the other's.
+
+        Example:
+            >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
+            3
+        """
+        given = {name: getattr(self.config, name) for name in _ARGUMENTS if name not in changes}
+        functions = {name: given.pop(name) for name in ("engine", "share") if name in given}  # which may hold anything
+        return type(self)(**copy.deepcopy(given), **functions, **changes)
+
+    def without_files(self) -> FederatedLoop:
+        """Return the same loop, which writes nothing."""
+        return self.replace(reporting=replace(self.reporting, files=False))
+
+    # ---- Lightning's hooks
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
+        if stage != "fit":
+            return
+        data = check_setup(trainer, pl_module, self.board, self.config)
+        check_callbacks(trainer, self)
+        if 0 < trainer.current_epoch < self.round_index:
+            raise ConfigurationError("this trainer's last fit ended in a validation: make a new Trainer, and resume.")
+        if trainer.current_epoch == 0:
+            self._reset()
+            self.board.reset()
+        self._plan.prepare(trainer, pl_module)
+        self._run = LightningFit(trainer, data, self.config, self.board, self.state, self.saver, self._plan)
+        self._run.set_up(self._described)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._fit.start(pl_module)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._fit.begin_training(pl_module)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._fit.begin_round()
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self._fit.begin_step(optimizer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._run is not None and not trainer.sanity_checking:
+            self._run.begin_validation()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._fit.end_epoch()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._fit.finish()
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._fit.end()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if self._run is not None:
+            self._run.fail(pl_module, exception)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit" and self._run is not None:
+            self._run.close()
+
+    # ---- what is saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next round needs beyond the global model."""
+        return {
+            **self.state.state_dict(),
+            **(self.saver.state_dict() if self._run is None else self._run.saved()),
+            **self.config.state_dict(),
+            "board": self.board.state_dict(),
+            "coalitions": self._plan.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._run is None or not self._run.fitting:
+            return  # validating, testing or predicting with a checkpoint: only the global model matters
+        self.check_state(state_dict)
+        with complete():
+            self.state.load_state_dict(state_dict)
+            self.saver.load_state_dict(state_dict)
+            self.board.load_state_dict(state_dict["board"])
+            self.config.load_state_dict(state_dict)
+            self._plan.load_state_dict(state_dict["coalitions"])
+
+    def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
+        """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
+        check_state(state_dict, __version__, self.saver.identity, self._run and self._run.given_seed, max_epochs)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Those of a wrapped data module are no arguments of FederatedDataModule, nor always safe to load.
+        checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
+        if self._run is not None:
+            self._run.rewind(checkpoint)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The federation between two rounds, without the trainer and the data of its fit: a copy can be fitted anew."""
+        run = None if self._run is None else self._run.federation
+        given = {"log": None, "log_dict": None}  # by Lightning, of the module
+        return {**vars(self), **given, "saver": self.saver.copy(None if run is None else run.engine), "_run": None}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.text}), {self.round_index} rounds done"
+
+    # ---- what is known
+
+    @property
+    def at_sites(self) -> FederationConfig:
+        """Return what a site is to do: the configuration, with what metrics ask of the clients."""
+        return self._plan.as_rows(self.config)
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """The live metrics by name."""
+        return MappingProxyType(self.board.metrics)
+
+    @property
+    def strategies(self) -> Mapping[str, Strategy]:
+        """The aggregator, personalizer, sampler and client algorithm, where there is one, by role."""
+        return MappingProxyType(self.config.strategies)
+
+    @property
+    def contributions(self) -> dict[str, Contribution]:
+        """The metrics' current values by name: each ``[n]``, the numbers of the table, with ``by_class`` ``[n, M]`` and
+        ``interval``, the low and high ends, where the metric has them."""
+        metrics = self.board.metrics
+        return {name: contribution(metrics[name], value) for name, value in self.board.contributions.items()}
+
+    @property
+    def round_index(self) -> int:
+        """The number of completed rounds, so the index of the current or next one."""
+        return self.state.round_index
+
+    @property
+    def weights(self) -> Tensor | None:
+        """``[n]`` weights of the last aggregation, NaN outside its cohort."""
+        return self.state.weights
+
+    @property
+    def participations(self) -> Tensor:
+        """int64 ``[n]``, the number of rounds that each client's update was part of."""
+        return self.state.participations
+
+    @property
+    def client_scores(self) -> dict[str, Tensor]:
+        """Of clients' own models: ``accuracy``, ``balanced_accuracy``, ``auroc`` to ``[n]``, where evaluated."""
+        return self.state.client_scores
+
+    @property
+    def client_accuracy(self) -> Tensor | None:
+        """``[n]`` of the last evaluation; None before the first."""
+        return self.state.client_scores.get("accuracy")
+
+    @property
+    def run(self) -> FederationRun:
+        """The run, from the start of a fit on: its ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
+        return self._fit.running
+
+    clients, channel, space = (property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space"))
+    trained = property(attrgetter("state.trained"), doc="See :class:`flsv.core.FederationState`.")
+
+    @property
+    def events(self) -> list[Event]:
+        """All that has happened to clients and their updates in this run: who was found at fault, and how often."""
+        return events_of(self.filters, self.state)
+
+    @property
+    def named(self) -> dict[int, tuple[int, int]]:
+        """Client id to in how many of its rounds its update was at fault, and not measured; without those in order."""
+        return faults_in(self.events)
+
+    @property
+    def copies(self) -> list[list[int]]:
+        """Groups of clients who send one another's updates; of one: who sent the server's last step back."""
+        return copies_in(self.events)
+
+    @property
+    def coalitions(self) -> int:
+        """Coalitions whose models were evaluated in this fit so far, each once."""
+        return 0 if self._run is None or self._run.federation is None else self.run.coalitions
+
+    @property
+    def current_client(self) -> int | None:
+        """The client whose turn it is; None after the cohort's last, and outside of a round."""
+        return None if self._run is None else self._run.current_client
+
+    def received(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
+        return self.run.received()
+
+    def to_frame(self) -> pandas.DataFrame:
+        """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
+        current values, the last weights and accuracies. Of all rounds: :meth:`history`."""
+        return table(self.board, self.state, None if self._run is None else self._run.data.client_names)
+
+    def history(self) -> pandas.DataFrame:
+        """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""
+        if self.saver.csv is None:
+            raise ConfigurationError(
+                "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
+                "logger, and leave Reporting(files=True)."
+            )
+        return read_run(self.saver.csv)
+
+    @property
+    def _fit(self) -> LightningFit:
+        if self._run is None:
+            raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
+        return self._run

@@ -1,0 +1,325 @@
+"""Reports a fit: what is known between two rounds, each round's result made once, and handed to the sinks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from torchmetrics import Metric
+
+from flsv.configuration.identity import chosen, settings
+from flsv.core import FederationState, Round
+from flsv.data import plot_partition
+from flsv.engines.one_process import OneProcess
+from flsv.federation.learned import learned, starts
+from flsv.federation.run import FederationRun, Saver
+from flsv.filters import UpdateFilter
+from flsv.filters.copies import COPY
+from flsv.filters.outliers import LARGE, NOT_FINITE
+from flsv.metrics import ContributionMetric
+from flsv.results.folder import CONTRIBUTIONS, run_folder
+from flsv.results.measured import Monitored, Results, columns_of, curves_of, known_rows, overall
+from flsv.results.record import Record, record_of, to_pay_by
+from flsv.results.round_result import Event, RoundResult, RunResult, Sink
+from flsv.results.run_table import CSV, frame, tidy
+from flsv.results.tensorboard import TensorBoard, Trackers, draw_metric, figures_due
+from flsv.results.terminal import Terminal
+from flsv.results.text import nearest_first
+from flsv.server import ContributionMetrics
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class RunReports:
+    """Reports a fit, from its start on.
+
+    Args:
+        trainer: of the fit.
+        federation: whose rounds are reported.
+        saver: knows the file that the run goes on writing, and what the run is.
+        files: whether files are written.
+        told: what else is to be told at the end, a line each.
+
+    Attributes:
+        sinks: whatever writes results: ``contributions.csv``, ``run.json``, the clients' pictures, TensorBoard, other
+            loggers, the terminal, what callbacks may monitor.
+        terminal: the one of them that shows whose turn it is.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        federation: FederationRun,
+        saver: Saver,
+        files: bool,
+        told: Callable[[], list[str]] = list,
+    ) -> None:
+        self._trainer, self._federation, self._told = trainer, federation, told
+        self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
+        metrics, reporting = federation.board.metrics, self._config.reporting
+        names = self._data.client_names, self._data.class_names
+        self._events = partial(events_of, self._config.filters, self._state)
+        self.results = Results(metrics, *names)
+        self._known = self.results.known(self._state.round_index, federation.board.contributions)
+        folder = federation.engine.ranks.from_rank(0, run_folder(trainer), "the run's folder")
+        described = settings(self._config, metrics, self._data, self._state.seed)
+        before, saver.csv = saver.csv, None
+        self.sinks: list[Sink] = []
+        if files and trainer.is_global_zero:
+            csv = self._csv(folder / CONTRIBUTIONS, before)
+            saver.csv = str(csv.path.resolve())
+            identity = saver.identity.plain()
+            self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
+        if files:
+            self.sinks.append(
+                ClientPictures(federation.engine, trainer.max_epochs, reporting.figures, folder / "clients")
+            )
+        self.sinks += self._loggers(described)
+        self.terminal = Terminal(trainer, names[0], self._prints and reporting.table, files)
+        self._monitored = Monitored(trainer, metrics)
+        self.sinks += [self.terminal, self._monitored]
+
+    @property
+    def _prints(self) -> bool:
+        return self._trainer.is_global_zero and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
+
+    def _csv(self, path: Path, before: str | None) -> CSV:
+        """The file of contributions, begun anew or gone on with.
+
+        Args:
+            path: of the file.
+            before: the file that the run has written so far.
+        """
+        csv, first = CSV(path, self._data.client_names), self._state.round_index
+        earlier = path.resolve() if before is None else Path(before)
+        if first > 0 and earlier.is_file():
+            self.results.resume(self._known)
+        csv.begin(first, earlier if earlier != path.resolve() else None)
+        return csv
+
+    def _record(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+        state, metrics = self._state, self._federation.board.metrics
+        roles = {**self._config.strategies, "privacy": self._config.privacy}
+        about = identity, state.round_index, version("flsv"), self._events()
+        content = record_of(self._trainer, self._data, metrics, roles, described, *about)
+        return content | ({"run": state.run} if state.run else {})
+
+    def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
+        """The sinks of the trainer's loggers, which are told the settings."""
+        trainer, data, first = self._trainer, self._data, self._state.round_index
+        metrics, reporting = self._federation.board.metrics, self._config.reporting
+        module, names = trainer.lightning_module, (data.client_names, data.class_names)
+        merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
+        columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
+        classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
+        draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
+        sinks: list[Sink] = []
+        others = []
+        for logger in trainer.loggers:
+            # Of a run that goes on, other loggers have the settings already, and may not take others.
+            if first == 0 or isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(merged)
+            # In a fast_dev_run a logger's experiment is no writer.
+            if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
+                board = TensorBoard(logger, trainer, metrics, *names, reporting, self._config.evaluation.every > 0)
+                board.begin(first, merged, columns, draw)
+                sinks.append(board)
+            else:
+                others.append(logger)
+        return [*sinks, Trackers(others, curves_of(metrics, reporting.per_class), *names)] if others else sinks
+
+    def write(self, round: Round) -> None:
+        """A round is over."""
+        trainer, state, federation = self._trainer, self._state, self._federation
+        assert state.weights is not None
+        result = self.results.after(
+            state.round_index,
+            trainer.should_stop or state.round_index + 1 == trainer.max_epochs,
+            federation.board.contributions,
+            state.weights,
+            losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
+            norms=federation.server.norms,
+            scores=state.client_scores,
+            evaluated=federation.evaluated,
+            events=self._events(),
+        )
+        for sink in self.sinks:
+            sink.write(result)
+
+    def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Values of earlier rounds are known now.
+
+        Args:
+            found: round to the metrics' values after it, by name.
+        """
+        board = self._federation.board
+        for index, values in sorted(found.items()):
+            result = self.results.late(index, values)
+            for sink in self.sinks:
+                sink.write_late(result)
+            board.contributions.update(values)
+
+    @property
+    def _learning_is_told(self) -> bool:
+        """Whether anybody is told what becomes of the model."""
+        reporting, metrics = self._config.reporting, self._federation.board.metrics
+        if self._federation.server.games is None and self._federation.board.game_metrics:
+            return False  # a resumed run without a round
+        return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
+
+    def look_at_start(self) -> None:
+        """What the metrics' games share out, of the model before the first round."""
+        if self._state.round_index == 0 and self._learning_is_told:
+            self._state.start = starts(self._trainer, self._federation)
+
+    def finish(self) -> None:
+        """The fit is over: what everybody was worth."""
+        result = self._result(learned(self._trainer, self._federation) if self._learning_is_told else {})
+        for sink in self.sinks:
+            sink.finish(result)
+
+    def stopped(self) -> None:
+        """Somebody has stopped the fit: the table so far."""
+        if self._state.round_index and self._prints:
+            self.terminal.show_table(self._result({}))
+
+    def _result(self, learning: dict[str, Any]) -> RunResult:
+        trainer, data, state = self._trainer, self._data, self._state
+        metrics, values = self._federation.board.metrics, self._federation.board.contributions
+        index = max(state.round_index - 1, 0)
+        logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+        of_clients = {"samples": data.num_samples, "rounds": state.participations, "weight": state.weights}
+        return RunResult(
+            index,
+            state.round_index,
+            table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
+            columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
+            to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
+            learned={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
+            logged={name: value for name, value in logged.items() if name not in self._monitored.names},
+            pictures={name: partial(draw_metric, metrics[name], name, value, index) for name, value in values.items()},
+        )
+
+    def flush(self) -> None:
+        """Everything to the disk, as before a checkpoint."""
+        for sink in self.sinks:
+            sink.flush()
+
+    def close(self, failed: bool) -> None:
+        """The fit is over, or has failed."""
+        for sink in self.sinks:
+            sink.close(failed)
+
+
+class ClientPictures(Sink):
+    """Lets the clients of a round write their pictures, each into its own folder.
+
+    Args:
+        engine: where the clients are.
+        rounds: of the run.
+        every: rounds between two pictures, see :class:`flsv.results.folder.Reporting`.
+        folder: of the clients' folders.
+    """
+
+    def __init__(self, engine: OneProcess, rounds: int | None, every: int | None, folder: Path) -> None:
+        self._engine, self._rounds, self._every, self._folder = engine, rounds, every, folder
+
+    def write(self, result: RoundResult) -> None:
+        if figures_due(result.round_index, self._rounds, self._every):
+            cohort = (~result.weights.isnan()).nonzero()[:, 0].tolist()
+            self._engine.write_artifacts(cohort, result.round_index, self._folder)
+
+
+# ---- what is known between two rounds
+
+
+class Contribution(Tensor):
+    """A metric's value ``[n]`` as tables show it: a tensor, with what else the metric says.
+
+    Attributes:
+        by_class: ``[n, M]`` per class, or per whatever the metric's columns are; None where it has none.
+        interval: low and high ends, ``[n]`` each, see :meth:`flsv.metrics.ContributionMetric.intervals`; None where
+            none is known.
+        pending: why there are no values yet, in words; None: nothing is awaited.
+
+    Example:
+        >>> import torch
+        >>> from torchmetrics import MeanMetric
+        >>> found = contribution(MeanMetric(), torch.tensor([[0.5, 1.0], [0.0, 0.5]]))
+        >>> found, found.by_class[0]
+        (tensor([0.7500, 0.2500]), tensor([0.5000, 1.0000]))
+    """
+
+    # What is computed from it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    by_class: Tensor | None = None
+    interval: tuple[Tensor, Tensor] | None = None
+    pending: str | None = None
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        text = str(self.as_subclass(Tensor).__repr__(**options))
+        return text if self.pending is None else f"{text} ({self.pending})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Contribution:
+        found = self.detach().clone().as_subclass(Contribution)
+        found.by_class, found.interval = copy.deepcopy((self.by_class, self.interval), memo)
+        found.pending = self.pending
+        return found
+
+
+def contribution(metric: Metric, value: Tensor) -> Contribution:
+    """A metric's value ``[n]`` or ``[n, M]`` as it is shown."""
+    whole = overall(metric, value)
+    found = whole.as_subclass(Contribution)
+    found.by_class = value if value.ndim == 2 else None
+    found.pending = getattr(metric, "pending", None)
+    found.interval = metric.intervals(value=whole) if isinstance(metric, ContributionMetric) and whole.ndim else None
+    return found
+
+
+def table(board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None) -> pandas.DataFrame:
+    """What is known between two rounds: the metrics' values, the last weights and accuracies.
+
+    Args:
+        board: the metrics.
+        state: of the federation.
+        client_names: of the fit; None: what the metrics were told.
+    """
+    last = {"weight": state.weights, **state.client_scores}
+    index, names = max(0, state.round_index - 1), client_names or _names(board, state)
+    return tidy(frame(known_rows(index, board.metrics, board.contributions, last, names)))
+
+
+def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
+    """Client names that the metrics were given."""
+    bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
+    return list(next(filter(None, bound), map(str, range(len(state.participations)))))
+
+
+def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
+    """All that has happened to clients and their updates in the run so far; what the filters have found up to this
+    round becomes a part of the state's incidents."""
+    known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
+    for each in filters:
+        for fault, clients in each.notices.state_dict().items():
+            for client, times in clients.items():
+                if times > known.get((client, fault), 0):
+                    state.note(client, fault)
+    groups = {client: group for each in filters for group in each.groups for client in group}
+    events = []
+    for incident in state.incidents:
+        client, what = incident["client"], incident["what"]
+        of = int(state.heard[client]) if what in (NOT_FINITE, LARGE) else None
+        others = [other for other in groups.get(client, ()) if other != client] if what == COPY else []
+        events.append(Event(**incident, of=of, others=others))
+    return events

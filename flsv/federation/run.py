@@ -1,0 +1,293 @@
+"""FederationRun: one run of a federation, and the way of a round; Saver: what a loop goes on from beside it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from flsv.__about__ import __version__
+from flsv.configuration.federation_config import FederationConfig
+from flsv.configuration.identity import Identity
+from flsv.core import Channel, Client, FederationState, Instruction, Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.sharing import warn_of_sharing
+from flsv.core.state import GLOBAL_MODEL
+from flsv.engines.one_process import OneProcess
+from flsv.metrics import PrivacyLoss
+from flsv.sampling.base import chances_of, cohort_of
+from flsv.server.checks import check_space
+from flsv.server.contribution_metrics import ContributionMetrics
+from flsv.server.round_server import RoundServer
+from flsv.training.store import ClientStore
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for, seed_global_rngs
+
+
+class FederationRun:
+    """One run: its configuration, its metrics, its state, its server and, in an engine, its clients.
+
+    A round begins with :meth:`begin_round`; one client after the other trains, in Lightning's epoch; and
+    :meth:`end_round` does the rest. It knows no hooks.
+
+    Args:
+        config: what the federation is put together from.
+        board: the metrics.
+        state: what stands between two rounds; it is updated.
+        engine: where the clients train.
+        rounds: how many there are to be; None: nobody knows.
+
+    Attributes:
+        server: what the server does with a round.
+        instructions: of this round, by client id.
+        evaluated: whether the last round ended with an evaluation of the clients' own models.
+    """
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        board: ContributionMetrics,
+        state: FederationState,
+        engine: OneProcess,
+        rounds: int | None,
+    ) -> None:
+        self.config, self.board, self.state, self.engine, self.rounds = config, board, state, engine, rounds
+        self.instructions: dict[int, Instruction] = {}
+        self.evaluated = False
+        module, data, space = engine.trainer.lightning_module, engine.data, engine.space
+        kept = [name for name in space.private_names if name in engine.shared.kept]
+        num_classes = data.num_classes if data.no_classes is None else None
+        check_space(space, board, config.uploads, config.head, num_classes, kept)
+        warn_of_sharing(kept, space, module, bool(config.evaluation.every))
+        engine.check(board.fields, board.evaluating)
+        board.to(engine.device)
+        state.to(engine.device)
+        state.global_vector = space.read(module)
+        self.server = RoundServer(board, config.strategies, space, engine.manager.channel, config.filters)
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients as the server sees them, by number."""
+        return self.engine.manager.clients
+
+    @property
+    def channel(self) -> Channel:
+        """The channel, with what has crossed in this round."""
+        return self.engine.manager.channel
+
+    @property
+    def space(self) -> ParameterSpace:
+        """The map between the module and vectors."""
+        return self.engine.space
+
+    @property
+    def coalitions(self) -> int:
+        """Coalitions whose models were evaluated in this fit so far, each once."""
+        return 0 if self.server.games is None else self.server.games.total_evaluations
+
+    # ---- before the first round
+
+    def begin(self, resumed: bool) -> None:
+        """Tell the strategies of the federation, and draw the first cohort.
+
+        Args:
+            resumed: whether the strategies have loaded what they know.
+        """
+        facts = self.engine.facts(self.board.metrics)
+        for part in (*self.config.strategies.values(), *self.server.filters):
+            if resumed:
+                part.resume(facts)
+            else:
+                part.begin(facts)
+        self._priors = self.board.with_priors()
+        # A checkpoint holds the one that was drawn; clients are asked when everything is ready.
+        if not self.state.cohort and not self.config.sampler.asks:
+            self.draw_cohort()
+
+    def begin_training(self, buffers: dict[str, Any] | None) -> None:
+        """Begin training: the optimizers are set up, see :meth:`OneProcess.begin_training`."""
+        if (games := self.engine.games(self.board.performances, self.board.evaluating)) is not None:
+            self.server.bind_games(games)
+        self.engine.begin_training(buffers)
+
+    def draw_cohort(self) -> None:
+        """Draw who takes part in the next round, before its batches are made."""
+        state, sampler, manager = self.state, self.config.sampler, self.engine.manager
+        # As they are now: the metrics are updated before an aggregator asks how likely this cohort was.
+        self._priors = self.board.with_priors()
+        draw = generator_for(state.seed, "cohort", state.round_index)
+        before = len(manager.channel.messages)
+        state.cohort = cohort_of(
+            sampler, state.num_clients, self._priors, draw, state.round_index, manager.clients, state.model()
+        )
+        # What has crossed for it is the coming round's, and lies in the checkpoint before it.
+        state.crossed = manager.channel.taken_out(before)
+
+    def loader(self) -> Iterable[Any]:
+        """The train dataloader of the current round."""
+        if not self.state.cohort:
+            self.draw_cohort()
+        return self.engine.loader()
+
+    # ---- a round
+
+    def begin_round(self) -> None:
+        """The module holds the global model: instruct the cohort.
+
+        Raises:
+            ConfigurationError: the privacy budget is spent.
+        """
+        state = self.state
+        # What hooks and validation draw must not depend on how the run got here.
+        seed_global_rngs(state.seed, "round", state.round_index)
+        if why := self.spent():  # a resumed run, or min_epochs
+            raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
+        state.global_vector = self.engine.begin_round()
+        self.instructions = self.server.instruct(state.cohort, state)
+        if any(upload.reference == "global" for upload in self.config.uploads):
+            self._send_global_model()
+        self.engine.instruct(self.instructions, self._sent)
+
+    def end_round(self) -> Round:
+        """The cohort has trained: measure, aggregate, and make the module the next global model."""
+        state, server, engine = self.state, self.server, self.engine
+        training = engine.end_training()
+        with warnings.catch_warnings():
+            if engine.ranks.rank:
+                warnings.simplefilter("ignore")  # rank 0 says it
+            round = server.receive(
+                training.updates,
+                training.matrix,
+                self.instructions,
+                state,
+                engine.manager.clients,
+                engine.manager.server,
+                self._chances(),
+                training.broken,
+            )
+            sent = [update.client_id for update in training.updates]
+            training.leave_out(set(sent) - set(round.client_ids.tolist()))
+            round = server.finish(round, state)
+            state.complete(round, [*training.broken, *sent])
+            if self.config.evaluation.keeps:
+                state.trained.update({client: model.clone() for client, model in training.trained().items()})
+            self.evaluated = self._evaluates()
+            if self.evaluated:
+                state.client_scores = engine.own_scores(self._instruct)
+        self.instructions = {}  # they hold the model of the round before
+        training.end_round(state.model())
+        engine.agree(round, self.board.contributions)
+        return round
+
+    def advance(self, last: bool) -> None:
+        """Complete the round: commit what its clients keep, and move on to the next.
+
+        Args:
+            last: whether there is no next one: then nobody is drawn.
+        """
+        index = self.state.round_index
+        self.engine.commit()
+        self.state.round_index += 1
+        self.state.cohort = []
+        if not last:
+            self.draw_cohort()
+        self.engine.settle()
+        seed_global_rngs(self.state.seed, "server", index)
+
+    def spent(self) -> str | None:
+        """Why the privacy budget does not last for another round; None where it does."""
+        loss = self.board.metrics.get("epsilon") if self.config.privacy is not None else None
+        return loss.spent() if isinstance(loss, PrivacyLoss) else None
+
+    def received(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
+        return self.engine.received(self._instruct)
+
+    def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
+        return self.server.instruct(clients, self.state)
+
+    def _chances(self) -> Callable[[], Tensor]:
+        """Gives everybody's probability ``[n]`` to be in this cohort, by what was known when it was drawn."""
+        state, sampler = self.state, self.config.sampler
+        return partial(chances_of, sampler, state.num_clients, self._priors, state.round_index, state.cohort)
+
+    def _evaluates(self) -> bool:
+        """Whether the clients' own models are evaluated at the end of this round."""
+        every, index = self.config.evaluation.every, self.state.round_index + 1
+        return bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
+
+    def _send_global_model(self) -> None:
+        """Beside another start point, where uploads refer to it."""
+        model = self.state.model()
+        for client, instruction in self.instructions.items():
+            if instruction.start is not model:
+                tensors = {**instruction.tensors, GLOBAL_MODEL: model}
+                self.instructions[client] = replace(instruction, tensors=tensors)
+
+    def _sent(self, instructions: Mapping[int, Instruction]) -> None:
+        """These have gone down, after what was asked to draw the cohort."""
+        self.server.send(instructions)
+        self.engine.manager.channel.put_first(self.state.crossed)
+
+
+@dataclass
+class Saver:
+    """What the next round needs of clients, optimizers and files.
+
+    Args:
+        store: what the clients keep between rounds.
+        buffers: what no vector holds of the module, until training has begun with it.
+        asked: what ``configure_optimizers`` gave when the run began, until it is used again.
+        shared: which part of the module traveled.
+        finetuned: which layers a finetuning callback had unfrozen.
+        csv: the file of contributions that the run goes on writing.
+        identity: what the run is.
+        resumed: whether this is of a checkpoint.
+    """
+
+    store: ClientStore = field(default_factory=ClientStore)
+    buffers: dict[str, Any] | None = None
+    asked: dict[str, Any] | None = None
+    shared: dict[str, str] | None = None
+    finetuned: dict[str, list[str]] | None = None
+    csv: str | None = None
+    identity: Identity = field(default_factory=lambda: Identity({}, {}))
+    resumed: bool = False
+
+    def state_dict(self, engine: OneProcess | None = None) -> dict[str, Any]:
+        """As it stands, with the engine of a fit.
+
+        Args:
+            engine: which has taken up what is here; None: there is none yet.
+        """
+        clients, buffers = self.store.state_dict(), self.buffers
+        if engine is not None and engine.begun:
+            clients, buffers = engine.kept(), engine.cohort.turn.shared.buffers()
+        return {
+            "clients": clients,
+            "buffers": buffers,
+            "asked": self.asked if engine is None else engine.options.asked,
+            "shared": self.shared if engine is None else engine.space.described(),
+            "finetuned": self.finetuned,
+            "csv": self.csv,
+            "identity": self.identity.plain(),
+            "version": __version__,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load everything except the identity, which belongs to the current fit."""
+        self.store.load_state_dict(state["clients"])
+        self.buffers, self.asked = state["buffers"], state["asked"]
+        self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]
+        self.resumed = True
+
+    def copy(self, engine: OneProcess | None) -> Saver:
+        """As it stands, apart from the engine."""
+        copied = Saver()
+        copied.load_state_dict(self.state_dict(engine))
+        copied.identity, copied.resumed = self.identity, self.resumed
+        return copied

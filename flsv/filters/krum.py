@@ -1,0 +1,101 @@
+"""MultiKrum: keeps the updates that lie closest to their neighbors.
+
+Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
+NeurIPS 2017, section 4 (Krum) and its Multi-Krum, which averages the best m.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from flsv.core.strategy import Federation
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
+from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
+
+
+class MultiKrum(UpdateFilter):
+    """Keeps the ``keep`` clients with the lowest scores; a client's score is the sum of the squared distances from its
+    update to the k - byzantine - 2 closest others, in a cohort of k.
+
+    Who is not kept is neither averaged nor measured in this round: it is as if it had not taken part. The aggregator
+    behind it weighs those who are left; the paper's mean is ``FedAvg(weighting="uniform")``. A cohort of less than
+    2 f + 3, as where clients drop out, is kept whole, and a warning says so.
+
+    Args:
+        byzantine: the paper's f, how many bad clients a cohort may have. It needs 2 f + 3 clients.
+        keep: the paper's m. Default: k - byzantine. 1 is Krum.
+
+    Raises:
+        ConfigurationError: an argument out of range; before training, a federation that is too small, or a
+            personalizer, which lets clients start from different models.
+
+    Example:
+        >>> MultiKrum(byzantine=2)
+        MultiKrum(byzantine=2)
+    """
+
+    bounds = False
+    compares = "distances of updates"
+
+    def __init__(self, byzantine: Annotated[int, Ge(0)], keep: Count | None = None) -> None:
+        self.byzantine = byzantine
+        self.keep = keep
+
+    def resume(self, federation: Federation) -> None:
+        super().resume(federation)
+        clients = federation.num_clients  # a round's cohort may be smaller
+        if clients < 2 * self.byzantine + 3:
+            way = f"say byzantine={(clients - 3) // 2}" if clients > 2 else "leave it out"
+            raise ConfigurationError(
+                f"{self!r}: {clients} clients cannot outvote {self.byzantine} bad ones, for which it takes "
+                f"{2 * self.byzantine + 3}. Have more clients, or {way}."
+            )
+        if self.keep is not None and self.keep > clients - self.byzantine:
+            raise ConfigurationError(
+                f"{self!r}: of {clients} clients {clients - self.byzantine} at most can be kept, if {self.byzantine} "
+                f"may be bad. Say keep={clients - self.byzantine}."
+            )
+
+    def apply(self, cohort: Cohort) -> Cohort:
+        clients = len(cohort.updates)
+        if clients < 2 * self.byzantine + 3:
+            return cohort.say(
+                f"in round {cohort.round_index + 1} {self!r} keeps everybody: {clients} clients cannot outvote "
+                f"{self.byzantine} bad ones, for which it takes {2 * self.byzantine + 3}."
+            )
+        keep = clients - self.byzantine if self.keep is None else min(self.keep, clients - self.byzantine)
+        kept = torch.zeros(clients, dtype=torch.bool)
+        kept[scores(self._distances(cohort), self.byzantine).argsort(stable=True)[:keep]] = True
+        return cohort.keep(kept)
+
+    def _distances(self, cohort: Cohort) -> Tensor:
+        if cohort.gram is None:
+            raise RuntimeError(f"{self!r}: updates are compared where the server knows what everybody started from.")
+        products = cohort.gram.double()
+        squares = products.diag()
+        return (squares[:, None] + squares - 2 * products).clamp_min(0)
+
+
+def scores(squared: Tensor, byzantine: int) -> Tensor:
+    """Krum's scores.
+
+    Args:
+        squared: ``[k, k]``, squared distances.
+        byzantine: f.
+
+    Returns:
+        ``[k]``: sums over the k - f - 2 closest others.
+
+    Example:
+        >>> points = torch.tensor([0.0, 1.0, 2.0, 9.0])
+        >>> scores((points[:, None] - points).square(), byzantine=0)
+        tensor([  5.,   2.,   5., 113.])
+    """
+    others = squared.clone().fill_diagonal_(float("inf")).sort(1).values
+    return others[:, : len(squared) - byzantine - 2].sum(1)

@@ -1,0 +1,37 @@
+"""SampleCap: caps a client's number of samples at a multiple of the cohort's median."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from annotated_types import Gt
+
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
+from flsv.functional.clipping import counted
+
+
+class SampleCap(UpdateFilter):
+    """Counts a client's claimed number of samples up to a bound, for metrics and aggregator.
+
+    See :mod:`flsv.functional.clipping`.
+
+    Args:
+        cap: the bound, in medians of the cohort's numbers, rounded up to a whole number.
+
+    Raises:
+        ConfigurationError: a cap that is not positive.
+
+    Example:
+        >>> SampleCap(1.25)
+        SampleCap(cap=1.25)
+    """
+
+    excludes = False
+
+    def __init__(self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]) -> None:
+        self.cap = cap
+
+    def apply(self, cohort: Cohort) -> Cohort:
+        return replace(cohort, num_samples=counted(cohort.num_samples, self.cap))

@@ -1,0 +1,71 @@
+"""Confidence bounds and intervals of means, by Student's t."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Lt
+from scipy import stats
+from scipy.special import ndtri, stdtrit
+from torch import Tensor
+
+from flsv.utilities.declared import checked
+
+Confidence = Annotated[float, Ge(0.5), Lt(1)]
+
+
+@checked
+def lower_bound(
+    count: Tensor, mean: Tensor, squares: Tensor, stderr: Tensor | None = None, confidence: Confidence = 0.9
+) -> Tensor:
+    r"""One-sided lower confidence bound of the mean of a few independent values.
+
+    .. math:: \bar x - t_{c-1}(\text{confidence})\, s / \sqrt c, \qquad s^2 = \frac1{c-1} \sum (x - \bar x)^2
+
+    with Student's t for c values. A single value has no spread: of it its own standard error is taken off, times the
+    normal quantile.
+
+    Args:
+        count: ``[...]`` whole numbers, c; where it is 0 the bound is NaN.
+        mean: ``[...]``.
+        squares: ``[...]``, the sum of the squared deviations from the mean.
+        stderr: ``[...]``, of single values; NaN and None count as 0.
+        confidence: in [0.5, 1).
+
+    Returns:
+        float64 ``[...]``.
+
+    Raises:
+        ConfigurationError: confidence outside [0.5, 1).
+
+    Example:
+        >>> two_rounds = torch.tensor([2]), torch.tensor([0.5]), torch.tensor([0.02])
+        >>> lower_bound(*two_rounds, confidence=0.9)
+        tensor([0.1922], dtype=torch.float64)
+    """
+    count, mean, squares = count.cpu().double(), mean.cpu().double(), squares.cpu().double()
+    freedom = (count - 1).clamp_min(1)
+    quantile = torch.from_numpy(stdtrit(freedom.numpy(), confidence)).reshape(count.shape)
+    spread = quantile * (squares.clamp_min(0) / freedom / count.clamp_min(1)).sqrt()
+    error = torch.zeros_like(mean) if stderr is None else stderr.cpu().double().nan_to_num(0)
+    bound = mean - torch.where(count > 1, spread, float(ndtri(confidence)) * error)
+    return bound.masked_fill(count == 0, torch.nan)
+
+
+def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
+    """Half of the interval at this level of a number of that variance ``[n]``, estimated with so many degrees of
+    freedom, by Student's t. NaN without any.
+
+    Example:
+        >>> half_width(torch.tensor([4.0]), torch.tensor([10.0]), 0.9)
+        tensor([3.6249])
+    """
+    return (t_quantile(level, freedom).to(variance) * variance.sqrt()).masked_fill(~(freedom > 0), float("nan"))
+
+
+def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
+    """Half the width of an interval at this level, in standard errors of that many degrees of freedom: float64."""
+    told = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
+    return torch.as_tensor(stats.t.ppf((1 + level) / 2, told.numpy()), dtype=torch.float64)

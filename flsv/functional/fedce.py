@@ -1,0 +1,135 @@
+"""FedCE's contribution estimation.
+
+FedCE's contribution estimation: how far a client's update points away from the others', and how badly the others'
+model does on its data.
+
+Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023; formulas as in
+the authors' code (NVIDIA FLARE, ``research/fed-ce``). With d_i the clients' updates, c_i their weights, and m_i the
+score, on client i's own validation samples, of the aggregate without its part,
+
+    cos_i = cos(d_i, sum_j c_j d_j - c_i d_i),
+    a_i = 1 - mean over rounds of cos_i,    e_i = 1 - mean over rounds of m_i,
+    c_i <- a_i e_i ("times") or a_i + e_i ("plus"),
+
+a and e made to sum to 1 before, c after, and none below 0.001 each time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.utilities.declared import checked
+
+Combine = Literal["times", "plus"]
+
+
+#: A norm below it counts as this much, as in ``torch.nn.functional.cosine_similarity``.
+EPSILON = 1e-8
+
+
+def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
+    """Cosine of each client's update with the weighted sum of the others'.
+
+    Args:
+        gram: ``[k, k]``, the updates' products with each other.
+        weights: ``[k]``, c.
+
+    Returns:
+        float64 ``[k]`` in [-1, 1]; 0 for an update of zero, and where the others' sum is zero.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> updates = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
+        >>> leave_one_out_cosines(updates @ updates.T, torch.tensor([0.25, 0.25, 0.5]))
+        tensor([0.2425, 0.2425, 0.0000], dtype=torch.float64)
+    """
+    k = len(weights)
+    if weights.ndim != 1 or gram.shape != (k, k):
+        raise ValueError(f"expected gram [k, k] and weights [k]; got {list(gram.shape)} and {list(weights.shape)}.")
+    gram, weights = gram.double(), weights.to(gram.device).double()
+    own = gram.diagonal()
+    others = weights.expand(k, k) * (1 - torch.eye(k, dtype=torch.float64, device=gram.device))
+    products = (gram * others).sum(dim=1)
+    squares = torch.einsum("ia,ab,ib->i", others, gram, others)
+    longest = (others.abs() * own.clamp_min(0).sqrt()).sum(dim=1)  # if all of them pointed one way
+    norms = torch.where(squares > 1e-13 * longest.square(), squares, 0).sqrt()
+    products = products.where(norms > 0, torch.zeros_like(products))  # what is left then is rounding
+    cosines = products / (own.clamp_min(0).sqrt().clamp_min(EPSILON) * norms.clamp_min(EPSILON))
+    return cosines.clamp(-1, 1)
+
+
+@checked
+def contribution_estimates(
+    cosines: Tensor, scores: Tensor, combine: Combine = "times", floor: float = 1e-3, cap: float | None = None
+) -> Tensor:
+    """FedCE's weights.
+
+    A score is what a client says of the others' model, and the worse it says that this is, the more it counts for: at
+    will, where nothing bounds the errors 1 - m. With ``cap`` none counts beyond so many medians of the cohort's.
+
+    Args:
+        cosines: ``[n]``, means over the rounds so far, in [-1, 1].
+        scores: ``[n]``, likewise of the aggregate without the client's part on the client's samples, in [0, 1].
+        combine: ``"times"`` or ``"plus"``.
+        floor: no share is below it.
+        cap: the largest error that counts, in medians; None: what is told counts.
+
+    Returns:
+        float64 ``[n]``. As in the authors' code they sum to 1 up to what the floor has added.
+
+    Raises:
+        ConfigurationError: another way to combine.
+        ValueError: scores outside [0, 1].
+
+    Example:
+        >>> contribution_estimates(torch.tensor([0.5, 0.5, -0.5]), torch.tensor([0.9, 0.8, 0.8]))
+        tensor([0.1111, 0.2222, 0.6667], dtype=torch.float64)
+        >>> contribution_estimates(torch.zeros(3), torch.tensor([0.8, 0.8, 0.0]), cap=1.25)
+        tensor([0.3077, 0.3077, 0.3846], dtype=torch.float64)
+    """
+    if bool(((scores < 0) | (scores > 1)).any()):
+        raise ValueError(f"FedCE's error is 1 - score, of a score in [0, 1]; got {scores.tolist()}.")
+    directions = _shares(1 - cosines.double(), floor)
+    told = 1 - scores.double()
+    if cap is not None and len(told):
+        told = told.clamp_max(cap * told.quantile(0.5))
+    errors = _shares(told, floor)
+    return _shares(directions * errors if combine == "times" else directions + errors, floor)
+
+
+def _shares(values: Tensor, floor: float) -> Tensor:
+    """Shares of the sum, each at least ``floor``; equal ones where the sum is 0."""
+    total = values.sum()
+    shares = values / total if total > 0 else torch.full_like(values, 1 / max(len(values), 1))
+    return shares.clamp_min(floor)
+
+
+def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
+    """The others' weighted average (A - w x) / (1 - w), from the average A of all.
+
+    Args:
+        aggregate: ``[P]``, A.
+        own: ``[P]``, x, what the client has in it.
+        weight: w in [0, 1].
+
+    Returns:
+        ``[P]``; None where nobody else has any weight.
+
+    Raises:
+        ValueError: a weight outside [0, 1].
+
+    Example:
+        >>> without_own(torch.tensor([3.0, 5.0]), torch.tensor([1.0, 1.0]), 0.5)
+        tensor([5., 9.])
+    """
+    if not -1e-6 <= weight <= 1 + 1e-6:
+        raise ValueError(f"a client's weight in the aggregate lies in [0, 1]; got {weight}.")
+    rest = 1 - weight
+    if rest < 1e-6:
+        return None
+    return (aggregate - weight * own) / rest

@@ -1,0 +1,72 @@
+"""An exponential moving average per client, kept so that two of them can be merged exactly.
+
+A moving average whose first value counts in full cannot be merged from its value alone. Each client's row is therefore
+
+    first [M] | average [M] | seen [1]
+
+where ``average`` is the average started at zero and ``seen`` the number of values in it. After c values the running
+value is ``mu^c * first + average``; a later row is appended by ``average <- mu^(seen of the later) * average + later``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def momentum_row(values: Tensor, momentum: float) -> Tensor:
+    """The rows of one round's values: ``[k, M]`` to ``[k, 2M+1]``."""
+    return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
+
+
+def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
+    """Rows of successive stretches of rounds, earliest first, as one: ``[W, n, 2M+1]`` to ``[n, 2M+1]``.
+
+    A row whose ``seen`` is 0 is empty and changes nothing.
+    """
+    merged = rows[0]
+    width = (merged.shape[-1] - 1) // 2
+    for later in rows[1:]:
+        seen = later[:, -1:]
+        first = torch.where(merged[:, -1:] > 0, merged[:, :width], later[:, :width])
+        average = momentum**seen * merged[:, width:-1] + later[:, width:-1]
+        merged = torch.cat([first, average, merged[:, -1:] + seen], dim=-1)
+    return merged
+
+
+def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: float) -> Tensor:
+    """The rows ``[n, 2M+1]`` after one more round, whose values are ``[k, M]``."""
+    now = torch.zeros_like(rows)
+    now[client_ids] = momentum_row(values.to(rows), momentum)
+    return momentum_merge(torch.stack([rows, now]), momentum)
+
+
+def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
+    """The running values of rows ``[n, 2M+1]``: ``[n, M]``, NaN where nothing was seen.
+
+    With ``init`` the average starts there, instead of at its first value.
+
+    Example:
+        >>> rows = momentum_row(torch.tensor([[1.0], [1.0]]), 0.5)
+        >>> later = momentum_row(torch.tensor([[0.0], [1.0]]), 0.5)
+        >>> momentum_value(momentum_merge(torch.stack([rows, later]), 0.5), 0.5).squeeze(-1)
+        tensor([0.5000, 1.0000])
+    """
+    width = (rows.shape[-1] - 1) // 2
+    seen = rows[:, -1:]
+    start = rows[:, :width] if init is None else init
+    value = momentum**seen * start + rows[:, width:-1]
+    return value.masked_fill(seen == 0, float("nan"))
+
+
+def momentum_squares(count: Tensor, momentum: float, init: bool = False) -> Tensor:
+    """The sum of the squared factors that ``count`` values have in their moving average, the first of which counts in
+    full, or like the others where there is a start value.
+
+    Example:
+        >>> momentum_squares(torch.tensor([1.0, 3.0]), 0.5)  # 1; 1/4, 1/4 and 1/2
+        tensor([1.0000, 0.3750])
+    """
+    first = momentum ** (2 * (count - 1))
+    others = (1 - momentum) ** 2 * (1 - first) / (1 - momentum**2)
+    return others + first * ((1 - momentum) ** 2 if init else 1)

@@ -1,0 +1,142 @@
+"""pFedSV's aggregation weights and its dynamic top-k download.
+
+pFedSV's aggregation weights: how much of each model a client mixes into its own.
+
+Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
+2024, equations 6 and 7. For the client's own model equation 6 divides by the distance of a model to itself; what is put
+there instead is said in ``self_weight``.
+
+Its dynamic top-k download, whose models a client downloads in a round, is in section III-C of the same.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from flsv.utilities.declared import Count, NonNegative, checked
+
+Policy = Literal["mean", "exclude", "min"]
+
+
+SelfWeight = Policy | NonNegative
+
+
+@checked
+def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
+    r"""Weights of the models that a client has at hand.
+
+    .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
+
+    Nobody worth more than 0: the client keeps its own model. A model at distance 0 has no finite w; in the limit all
+    weight goes to the models at distance 0 that are worth more than 0, in proportion to their values. They equal the
+    client's own, so it keeps its model then too.
+
+    Args:
+        values: ``[s]`` Shapley values v of the models, the client's own among them.
+        distances: ``[s]`` Euclidean distances d of the models to the client's own, not negative; the entry of its own
+            is not read.
+        own: the place of the client's own model.
+        self_weight: the distance that its own model is given: the ``"mean"`` of the others' or the least of them
+            (``"min"``). ``"exclude"``: its own model has no weight, unless no other is worth more than 0. A number:
+            that distance. The smaller it is, the nearer the own weight comes to 1, which is local training.
+
+    Returns:
+        ``[s]``, not negative, sums to 1.
+
+    Raises:
+        ConfigurationError: an unknown ``self_weight``, or a distance below 0.
+        ValueError: shapes that differ, a place outside them, values that are not finite, negative distances.
+
+    Example:
+        >>> values, distances = torch.tensor([0.3, 0.2, -0.1]), torch.tensor([0.0, 2.0, 4.0])
+        >>> personalized_weights(values, distances, own=0)
+        tensor([0.5000, 0.5000, 0.0000])
+        >>> personalized_weights(values, distances, own=0, self_weight="min")
+        tensor([0.6000, 0.4000, 0.0000])
+        >>> personalized_weights(values, distances, own=0, self_weight=0.1)
+        tensor([0.9677, 0.0323, 0.0000])
+    """
+    if values.ndim != 1 or values.shape != distances.shape or not 0 <= own < len(values):
+        raise ValueError(
+            f"expected values [s], distances [s] and own in 0 .. s - 1, got {list(values.shape)}, "
+            f"{list(distances.shape)} and {own}."
+        )
+    others = torch.arange(len(values), device=values.device) != own
+    worth, apart = values.double().clamp_min(0), distances.double().clone()
+    if not bool(values.isfinite().all()) or not bool((apart[others] >= 0).all()) or bool(apart[others].isinf().any()):
+        raise ValueError(f"expected finite values and distances not below 0: {values.tolist()}, {distances.tolist()}.")
+    if self_weight == "exclude":
+        worth = worth * others
+    if not bool((worth * others > 0).any()):
+        return (~others).to(values)
+    if isinstance(self_weight, str):
+        apart[own] = apart[others].mean() if self_weight == "mean" else apart[others].min()
+    else:
+        apart[own] = self_weight
+    same = (apart == 0) & (worth > 0)
+    weights = worth * same if bool(same.any()) else worth / apart.clamp_min(torch.finfo(torch.float64).tiny)
+    return (weights / weights.sum()).to(values)
+
+
+Explore = Literal["score", "unvisited"]
+
+
+@checked
+def top_k_download(
+    relevance: Tensor,
+    available: Tensor,
+    own: int,
+    k: Count,
+    explore: Explore = "score",
+    generator: Generator | None = None,
+) -> Tensor:
+    """The clients to download, best first.
+
+    A client with a negative score is never downloaded again. While there is one that was never looked at, k clients
+    are downloaded, by score, those never looked at counting as 0 and ties falling at random; afterwards as many as have
+    a positive score, at least 1 (if anybody is left who is not negative).
+
+    Args:
+        relevance: ``[n]`` scores of all clients, NaN: never looked at.
+        available: bool ``[n]``, whose model the server has.
+        own: who downloads; never itself.
+        k: downloads a round to start with, at least 1.
+        explore: ``"score"`` is the above. ``"unvisited"`` gives the k places to those never looked at first, which
+            keeps the paper's bound, ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds for m relevant clients of n.
+        generator: of the ties.
+
+    Returns:
+        int64 ``[k']`` on the CPU, k' from 0 to n - 1.
+
+    Raises:
+        ConfigurationError: k below 1, an unknown ``explore``.
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> nan = float("nan")
+        >>> relevance = torch.tensor([nan, 0.3, -0.2, 0.1, nan])
+        >>> top_k_download(relevance, torch.ones(5, dtype=torch.bool), own=0, k=3)
+        tensor([1, 3, 4])
+        >>> top_k_download(relevance.nan_to_num(-0.1), torch.ones(5, dtype=torch.bool), own=0, k=3)
+        tensor([1, 3])
+    """
+    if relevance.ndim != 1 or relevance.shape != available.shape or not 0 <= own < len(relevance):
+        raise ValueError(
+            f"expected relevance [n], available [n] and own in 0 .. n - 1, got {list(relevance.shape)}, "
+            f"{list(available.shape)} and {own}."
+        )
+    unvisited = relevance.isnan().cpu()
+    scores = relevance.detach().cpu().double().nan_to_num(0.0)
+    candidates = available.cpu() & (scores >= 0)
+    candidates[own] = False
+    if not bool((candidates & unvisited).any()):
+        k = max(int((candidates & (scores > 0)).sum()), 1)
+    # A random order, then stable sorts by what matters less to what matters more.
+    order = torch.randperm(len(scores), generator=generator)
+    order = order[scores[order].argsort(descending=True, stable=True)]
+    if explore == "unvisited":
+        order = order[unvisited[order].int().argsort(descending=True, stable=True)]
+    return order[candidates[order]][:k]

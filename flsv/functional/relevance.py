@@ -1,0 +1,72 @@
+"""Which clients are relevant to each other, by their data and by what clients have found.
+
+Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
+2024, section IV-B and figure 7. The paper shows the matrices; the AUROC that compares them is ours.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy.stats import rankdata
+from torch import Tensor
+
+
+def label_overlap(class_counts: Tensor) -> Tensor:
+    """The overlap of the label distributions of two clients: sum_c min(p_ic, p_jc).
+
+    More than 0 for two clients with a label in common, which is the paper's relevance. Where nearly everybody has a
+    few samples of every class (Dirichlet), ``label_overlap(counts) > 0.1`` says more.
+
+    Args:
+        class_counts: ``[n, M]`` samples of each client and class.
+
+    Returns:
+        ``[n, n]`` in [0, 1], symmetric; 0 for a client without samples.
+
+    Raises:
+        ValueError: not a matrix, or negative counts.
+
+    Example:
+        >>> label_overlap(torch.tensor([[50, 50, 0], [0, 20, 20], [0, 0, 9]]))
+        tensor([[1.0000, 0.5000, 0.0000],
+                [0.5000, 1.0000, 0.5000],
+                [0.0000, 0.5000, 1.0000]])
+    """
+    if class_counts.ndim != 2 or bool((class_counts < 0).any()):
+        raise ValueError(f"expected class_counts [n, M], none below 0; got {list(class_counts.shape)}.")
+    counts = class_counts.float()
+    shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    # Class by class: [n, n, M] would be large for hundreds of clients.
+    return sum((torch.minimum(p[:, None], p[None, :]) for p in shares.T), start=shares.new_zeros(len(shares)))
+
+
+def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
+    """The chance that a relevant pair of clients has a higher score than one that is not; ties count a half.
+
+    Args:
+        relevance: ``[n, n]`` scores; pairs that are NaN (never looked at) and the diagonal are left out.
+        truth: ``[n, n]``, the pair is relevant where it is above 0 (or True).
+
+    Returns:
+        A scalar in [0, 1], float64; NaN unless there are pairs of both kinds.
+
+    Raises:
+        ValueError: the two are not square matrices of one size.
+
+    Example:
+        >>> nan = float("nan")
+        >>> relevance = torch.tensor([[nan, 0.2, -0.1], [0.3, nan, nan], [0.1, 0.2, nan]])
+        >>> relevance_auroc(relevance, torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
+        tensor(0.9167, dtype=torch.float64)
+    """
+    if relevance.ndim != 2 or relevance.shape[0] != relevance.shape[1] or relevance.shape != truth.shape:
+        raise ValueError(f"expected two matrices [n, n], got {list(relevance.shape)} and {list(truth.shape)}.")
+    known = ~relevance.isnan()
+    known.fill_diagonal_(False)
+    scores, positive = relevance[known], truth.to(relevance.device)[known] > 0
+    wins, losses = int(positive.sum()), int((~positive).sum())
+    if wins == 0 or losses == 0:
+        return torch.tensor(float("nan"), dtype=torch.float64)
+    # Mann and Whitney: from the ranks of the relevant pairs, tied scores sharing the mean of theirs.
+    rank_sum = torch.from_numpy(rankdata(scores.cpu()))[positive.cpu()].sum()
+    return (rank_sum - wins * (wins + 1) / 2) / (wins * losses)

@@ -1,0 +1,89 @@
+"""The Banzhaf value (Banzhaf 1965; Data Banzhaf, Wang and Jia 2023): mean marginal contribution over all coalitions.
+
+    BV_i = 2^-(n-1) sum_{S not containing i} [U(S + i) - U(S)] = E[U(S) | i in S] - E[U(S) | i not in S],  S uniform.
+
+All coalitions weigh the same, which makes it the semivalue most robust to noise in the utility. It does not satisfy
+efficiency. With a budget below 2^n it is estimated by maximum sample reuse (MSR): uniform coalitions, each of which
+serves every player through one of the two means. Departures from MSR as published: coalitions are distinct, and the
+first two are complements, so that no player is without a coalition on either side.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Sampling
+from flsv.functional.shapley.enumeration import check_enumerable, semivalue
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
+from flsv.functional.shapley.memoized_game import MemoizedGame
+from flsv.functional.shapley.stratified import stratum_means
+
+
+def banzhaf(
+    utility: Utility,
+    num_players: int,
+    *,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    target_stderr: float | None = None,
+) -> ShapleyEstimate:
+    """Banzhaf value: exact without a budget, by maximum sample reuse with one.
+
+    Args:
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        num_players: n; at most 22 without a budget or target.
+        budget: largest number of distinct evaluations, at least 2.
+        generator: source of the coalitions.
+        target_stderr: sample, and stop as soon as every standard error is at most this, in the utility's unit.
+
+    Returns:
+        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``.
+
+    Raises:
+        ConfigurationError: a budget below 2, or more than 22 players and no budget.
+        ValueError: a utility that is NaN, infinite or of the wrong shape.
+
+    Example:
+        >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()
+        >>> banzhaf(majority, 3).values
+        tensor([0.5000, 0.5000, 0.5000])
+    """
+    if budget is None and target_stderr is None:
+        check_enumerable("banzhaf", num_players, None, "Give a budget to estimate it by maximum sample reuse.")
+        budget = 2**num_players
+    run = Sampling("banzhaf", utility, num_players, budget, 2, target_stderr)
+    if run.exact:
+        return semivalue(utility, num_players, [0.5 ** (num_players - 1)] * num_players)
+
+    game, most = run.game, min(run.budget, 2**num_players)  # there are no more coalitions than that
+    target, masks = most, torch.empty(0, num_players, dtype=torch.bool)
+    while True:
+        if target_stderr is not None:
+            target = min(most, max(2 * MIN_SAMPLES_TO_STOP, len(masks) + len(masks) // 2))
+        masks = _extend(game, masks, target, generator)
+        values, stderr = _msr(masks, game(masks), len(masks) / 2**num_players)
+        if len(masks) >= most or run.reached(stderr):
+            return game.estimate(values, stderr)
+
+
+def _extend(game: MemoizedGame, masks: Tensor, total: int, generator: Generator | None) -> Tensor:
+    """Draw until there are ``total`` distinct coalitions, in the order drawn."""
+    while len(masks) < total:
+        new = torch.rand(total - len(masks) + 64, game.num_players, generator=generator) < 0.5
+        if len(masks) == 0:
+            new[1] = ~new[0]
+        fresh = game.cost(new.unsqueeze(1)).diff(prepend=torch.zeros(1, dtype=torch.int64)) > 0
+        new = new[fresh][: total - len(masks)]
+        game(new)
+        masks = torch.cat([masks, new])
+    return masks
+
+
+def _msr(masks: Tensor, utilities: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+    inside, influence_inside = stratum_means(masks, utilities)
+    outside, influence_outside = stratum_means(~masks, utilities)
+    variance = (influence_inside.square() + influence_outside.square()).sum(dim=0) * (1 - fraction)
+    if len(masks) < 4:
+        variance = torch.full_like(variance, 0.0 if fraction == 1 else torch.nan)
+    return inside - outside, variance.sqrt()

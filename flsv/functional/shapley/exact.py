@@ -1,0 +1,52 @@
+"""The exact Shapley value from all 2^n coalitions (ShapleyFL eq. 1, definition 4.1).
+
+The second line of definition 4.1 divides by ``|C| binom(|C|, |S|)``; that is a misprint, its weights do not sum to 1.
+The first line, ``|C| binom(|C| - 1, |S|)``, is the Shapley value and is what is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Generator
+
+from flsv.functional.shapley.enumeration import check_enumerable, per_coalition, semivalue
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
+
+
+def exact_shapley(
+    utility: Utility,
+    num_players: int,
+    *,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    target_stderr: float | None = None,
+    size_weights: Sequence[float] | None = None,
+) -> ShapleyEstimate:
+    """The Shapley value from all 2^n coalitions.
+
+    Args:
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``; called with up to 65,536 masks at once.
+        num_players: n, at most 22.
+        budget: largest number of evaluations allowed; fewer than 2^n raises.
+        generator: not used; every estimator takes it.
+        target_stderr: not used, the standard error is 0.
+        size_weights: n numbers for another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: Shapley's.
+
+    Returns:
+        ``values [n]`` or ``[n, M]``, ``stderr`` 0, ``evaluations`` 2^n.
+
+    Raises:
+        ConfigurationError: more than 22 players, or a budget below 2^n.
+        ValueError: a utility that is NaN, infinite or of the wrong shape.
+
+    Example:
+        The glove game: player 0 owns a left glove, players 1 and 2 a right one; a pair is worth 1.
+
+        >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).float()
+        >>> exact_shapley(glove, 3).values
+        tensor([0.6667, 0.1667, 0.1667])
+    """
+    alternatives = "Use surrogate_shapley, regression_shapley or permutation_shapley with a budget."
+    check_enumerable("exact_shapley", num_players, budget, alternatives)
+    return semivalue(utility, num_players, per_coalition(size_weights, num_players))

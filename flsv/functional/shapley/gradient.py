@@ -1,0 +1,113 @@
+"""Gradient Shapley: exact Shapley values of the Taylor expansion of the validation loss in the clients' updates.
+
+No coalition is evaluated: one gradient of the validation loss at the round's global model x, k dot products and, for
+the second order, k Hessian-vector products say everything. Ours; for one training sample as the player the first-order
+term is the In-Run Data Shapley of Wang et al., "Data Shapley in One Training Run", ICLR 2025.
+
+With a_i = g . d_i and H_ij = d_i^T H d_j the game of round t, whose utility is minus the validation loss, becomes
+
+    v(S) = U(S) - U(empty) = -[ eta sum_{i in S} w_i(S) a_i + eta^2/2 sum_{i, j in S} w_i(S) w_j(S) H_ij ].
+
+**Fixed weights** w_i. The game is quadratic in the members: a linear term belongs to its client, the term of a pair is
+shared equally:
+
+    phi_i = -[ eta w_i a_i + eta^2/2 w_i sum_j w_j H_ij ].
+
+**Uniform weights** w_i(S) = 1/|S|. The value is linear in the game, so three elementary games suffice. With
+h = sum_{s=1..n} 1/s and q = sum_{s=1..n} 1/s^2, averaging over the size s at which a player joins in a random order:
+
+- [j in S]/|S|: j gains 1/s when it joins as number s, so it gets h/n; the others share the rest of v(N) = 1/n, each
+  (1/n - h/n)/(n - 1);
+- [j in S]/|S|^2: j gets q/n, the others (1/n^2 - q/n)/(n - 1);
+- [j, l in S]/|S|^2, j != l: j gains 1/s^2 if l is one of the s - 1 before it, which has probability
+  (s - 1)/(n - 1), so it gets (h - q)/(n (n - 1)), as does l; the others (1/n^2 - 2 (h - q)/(n (n - 1)))/(n - 2).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from flsv.utilities.declared import checked
+
+
+@checked
+def gradient_shapley(
+    gradient_products: Tensor,
+    hessian_products: Tensor | None = None,
+    *,
+    weighting: Annotated[Literal["uniform"] | Tensor, "Weights by samples have no closed form."] = "uniform",
+    server_lr: float = 1.0,
+) -> Tensor:
+    """Shapley values of the first- or second-order expansion of U(S) = -L(x + server_lr * sum_{i in S} w_i(S) d_i).
+
+    Args:
+        gradient_products: ``[k]``, g . d_i, with g the gradient of the loss L at x.
+        hessian_products: ``[k, k]``, d_i^T H d_j, with H the Hessian of L at x; None: first order.
+        weighting: ``"uniform"``: w_i(S) = 1/|S|; or fixed weights ``[k]``, not renormalized inside a coalition.
+            Weights by samples have no closed form.
+        server_lr: eta.
+
+    Returns:
+        ``[k]`` in the unit of the loss (nats for the cross-entropy), positive for a client that lowers it. They sum to
+        the expansion's own v(N), which is U(N) - U(empty) up to the terms that it leaves out.
+
+    Raises:
+        ConfigurationError: another weighting.
+        ValueError: the shapes do not fit.
+
+    Example:
+        >>> slopes = torch.tensor([-1.0, 0.0, 0.5])
+        >>> gradient_shapley(slopes, weighting=torch.tensor([0.5, 0.25, 0.25]))
+        tensor([ 0.5000, -0.0000, -0.1250])
+        >>> gradient_shapley(slopes)
+        tensor([ 0.6806, -0.0694, -0.4444])
+        >>> gradient_shapley(slopes, torch.eye(3))
+        tensor([ 0.6250, -0.1250, -0.5000])
+    """
+    clients = len(gradient_products)
+    if gradient_products.shape != (clients,) or not clients:
+        raise ValueError(f"expected gradient_products [k], got {list(gradient_products.shape)}.")
+    if hessian_products is not None and hessian_products.shape != (clients, clients):
+        raise ValueError(f"expected hessian_products [{clients}, {clients}], got {list(hessian_products.shape)}.")
+    dtype = gradient_products.dtype
+    slopes = server_lr * gradient_products.double()
+    bends = None if hessian_products is None else server_lr**2 / 2 * hessian_products.double()
+    if isinstance(weighting, Tensor):
+        return -_fixed(slopes, bends, weighting.to(slopes)).to(dtype)
+    return -_uniform(slopes, bends).to(dtype)
+
+
+def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
+    if weights.shape != slopes.shape:
+        raise ValueError(f"expected fixed weights [{len(slopes)}], got {list(weights.shape)}.")
+    values = weights * slopes
+    if bends is not None:
+        values = values + weights * ((bends + bends.T) / 2 @ weights)
+    return values
+
+
+def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
+    n = len(slopes)
+    sizes = torch.arange(1, n + 1, dtype=torch.float64)
+    h, q = float((1 / sizes).sum()), float((1 / sizes**2).sum())
+    values = _own_and_others(slopes, h / n, 1 / n)
+    if bends is None or n == 1:
+        return values if bends is None else values + bends[0]
+    diagonal = bends.diagonal()
+    # Ordered pairs j != l: those that i is part of, and all the others.
+    with_me = bends.sum(0) + bends.sum(1) - 2 * diagonal
+    without_me = bends.sum() - diagonal.sum() - with_me
+    pair = (h - q) / (n * (n - 1))
+    other = (1 / n**2 - 2 * pair) / (n - 2) if n > 2 else 0.0
+    return values + _own_and_others(diagonal, q / n, 1 / n**2) + pair * with_me + other * without_me
+
+
+def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
+    """Every client gets ``own`` of its term; the others share what is missing to ``total`` of it."""
+    n = len(terms)
+    if n == 1:
+        return own * terms
+    return own * terms + (total - own) / (n - 1) * (terms.sum() - terms)

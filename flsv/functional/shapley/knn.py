@@ -1,0 +1,61 @@
+"""Exact Shapley values of a k-nearest-neighbor classifier: the usual baseline of data valuation.
+
+Jia et al., "Efficient Task-Specific Data Valuation for Nearest Neighbor Algorithms", VLDB 2019, Theorem 1. For one
+validation sample and the training samples in order of distance a_1, ..., a_m,
+
+    s(a_m) = [y(a_m) = y] min(k, m) / (m k),
+    s(a_i) = s(a_{i+1}) + ([y(a_i) = y] - [y(a_{i+1}) = y]) / k * min(k, i) / i,
+
+and a value is the mean over the validation samples. (The paper's first line, [.] / m, is for k <= m.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.functional.distances import squared_distances
+from flsv.functional.transport.checks import check_labeled
+from flsv.utilities.declared import Count, checked
+
+CHUNK_ENTRIES = 8_000_000
+
+
+@checked
+def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: Count = 10) -> Tensor:
+    """Shapley values of the training samples for v(S) = mean share of a validation sample's k nearest with its label.
+
+    Neighbors that S lacks (fewer than k samples) count as wrong, so v(empty) = 0.
+
+    Args:
+        x: ``[m, d]`` training samples.
+        y: ``[m]`` their integer classes.
+        x2: ``[m2, d]`` validation samples.
+        y2: ``[m2]`` their classes.
+        k: neighbors, at least 1.
+
+    Returns:
+        ``[m]`` in the dtype of ``x``; positive means useful (the opposite sign of a calibrated gradient). They sum to
+        v(all samples).
+
+    Raises:
+        ConfigurationError: wrong samples, labels or k.
+
+    Example:
+        >>> x, y = torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([0, 1, 1])
+        >>> knn_shapley(x, y, torch.tensor([[0.2]]), torch.tensor([0]), k=1)
+        tensor([1., 0., 0.])
+    """
+    check_labeled(x, y, x2, y2)
+    m = len(x)
+    rank = torch.arange(1, m, device=x.device, dtype=torch.float64)
+    step = rank.clamp(max=k) / (rank * k)
+    total = torch.zeros(m, device=x.device, dtype=torch.float64)
+    for rows in torch.arange(len(x2), device=x.device).split(max(1, CHUNK_ENTRIES // m)):
+        order = squared_distances(x2[rows], x).argsort(dim=1, stable=True)
+        match = (y[order] == y2[rows, None]).double()
+        last = match[:, -1:] * (min(k, m) / (m * k))
+        gains = (match[:, :-1] - match[:, 1:]) * step
+        values = torch.cat([gains.flip(1).cumsum(1).flip(1) + last, last], 1)
+        total.index_add_(0, order.flatten(), values.flatten())
+    return (total / len(x2)).to(x.dtype)

@@ -1,0 +1,49 @@
+r"""Leave-one-out: what the grand coalition loses without player i, U(N) - U(N \ {i}).
+
+The cheapest contribution measure (n + 1 evaluations) and a baseline of nearly every paper. It is no Shapley value: a
+player whose data another player also has gets 0, and so does the other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator
+
+from flsv.functional.shapley.budget import Sampling
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
+
+
+def leave_one_out(
+    utility: Utility,
+    num_players: int,
+    *,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    target_stderr: float | None = None,
+) -> ShapleyEstimate:
+    """U(N) - U(N \\ {i}) for every player.
+
+    Args:
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        num_players: n.
+        budget: at least n + 1.
+        generator: not used; every estimator takes it.
+        target_stderr: not used, the standard error is 0.
+
+    Returns:
+        ``values`` ``[n]`` or ``[n, M]``, ``stderr`` 0 and n + 1 evaluations.
+
+    Raises:
+        ConfigurationError: a budget below n + 1.
+        ValueError: a utility that is NaN, infinite or of the wrong shape.
+
+    Example:
+        >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).float()
+        >>> leave_one_out(glove, 3).values
+        tensor([1., 0., 0.])
+    """
+    game = Sampling("leave_one_out", utility, num_players, budget, num_players + 1, target_stderr).game
+    everybody = torch.ones(1, num_players, dtype=torch.bool)
+    utilities = game(torch.cat([everybody, ~torch.eye(num_players, dtype=torch.bool)]))
+    values = utilities[0] - utilities[1:]
+    return game.estimate(values, torch.zeros_like(values))

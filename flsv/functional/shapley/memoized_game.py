@@ -1,0 +1,115 @@
+"""A memoized coalition game: evaluates each distinct coalition once, checks and counts it.
+
+Estimators ask for whatever they need, in whatever order, as often as they like; :class:`MemoizedGame` turns that into
+the fewest possible calls of the user's utility. Keys are bitmasks: Python integers up to 64 players, byte strings
+beyond, so that cohorts of hundreds work too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flsv.functional.shapley.game import (
+    ShapleyEstimate,
+    Utility,
+    check_num_players,
+    coalition_keys,
+    evaluate,
+    result_dtype,
+)
+
+
+class MemoizedGame:
+    """A game that evaluates each distinct coalition once.
+
+    Args:
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        num_players: n.
+
+    Attributes:
+        evaluations: distinct coalitions evaluated so far.
+
+    Example:
+        >>> game = MemoizedGame(lambda masks: masks.sum(dim=1).float(), 3)
+        >>> game(torch.tensor([[True, False, True], [True, False, True]])).flatten().tolist()
+        [2.0, 2.0]
+        >>> game.evaluations
+        1
+    """
+
+    def __init__(self, utility: Utility, num_players: int) -> None:
+        check_num_players(num_players)
+        self.utility = utility
+        self.num_players = num_players
+        self._rows: dict[int | bytes, int] = {}
+        self._values = torch.empty(0, 0, dtype=torch.float64)
+        self._vector = False
+        self._dtype = torch.float32
+
+    @property
+    def evaluations(self) -> int:
+        return len(self._rows)
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Utilities ``[..., M]`` (float64) of the coalitions ``masks``: bool ``[..., n]``; M = 1 for a scalar game."""
+        flat = masks.reshape(-1, self.num_players)
+        keys = coalition_keys(flat)
+        if keys:
+            self._evaluate_new(flat, keys)
+        rows = torch.tensor(list(map(self._rows.__getitem__, keys)), dtype=torch.int64)
+        return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
+
+    def cost(self, masks: Tensor) -> Tensor:
+        """New evaluations that groups of coalitions would need, cumulated: ``masks`` bool ``[G, K, n]`` -> int ``[G]``.
+
+        Entry g is the price of groups 0..g together, so an estimator can take as many groups as its budget allows.
+        """
+        groups, size = masks.shape[:2]
+        new = self._unknown(coalition_keys(masks.reshape(-1, self.num_players)))
+        first = torch.tensor(list(new.values()), dtype=torch.int64)
+        return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
+
+    def empty_and_grand(self) -> tuple[Tensor, Tensor]:
+        """The utilities ``[M]`` of the empty and the grand coalition."""
+        ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
+        return ends[0], ends[1]
+
+    def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
+        """Wrap float64 ``[n, M]`` results in the shape and dtype that the utility's own answers have."""
+
+        def shaped(x: Tensor) -> Tensor:
+            return (x if self._vector else x[:, 0]).to(self._dtype)
+
+        told = shaped(freedom) if isinstance(freedom, Tensor) else freedom
+        return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
+
+    def _unknown(self, keys: Sequence[int | bytes]) -> dict[int | bytes, int]:
+        """Coalitions without a value, and where each comes first."""
+        new: dict[int | bytes, int] = {}
+        for position, key in enumerate(keys):
+            if key not in self._rows:
+                new.setdefault(key, position)
+        return new
+
+    def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
+        rows, new = self._rows, self._unknown(keys)
+        if not new:
+            return
+        values = evaluate(self.utility, masks[list(new.values())])
+        vector = values.ndim == 2
+        table = values.reshape(len(new), -1).to("cpu", torch.float64)
+        if not rows:
+            self._vector, self._dtype = vector, result_dtype(values)
+            self._values = table
+        elif vector != self._vector or table.shape[1] != self._values.shape[1]:
+            raise ValueError(
+                f"utility(masks) returned {tuple(values.shape)} now and [K{', ' if self._vector else ''}"
+                f"{self._values.shape[1] if self._vector else ''}] before; the number of columns must not change."
+            )
+        else:
+            self._values = torch.cat([self._values, table])
+        rows.update(zip(new, range(len(rows), len(rows) + len(new)), strict=True))

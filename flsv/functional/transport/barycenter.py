@@ -1,0 +1,112 @@
+"""The Wasserstein barycenter of the clients' samples.
+
+The Wasserstein barycenter of the clients' samples is the target where there is no validation set: Algorithm 1 without
+one, with the step of Cuturi and Doucet, "Fast Computation of Wasserstein Barycenters", ICML 2014, for its support
+points:
+
+    X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i.
+
+Theorem 1's monotone objective does not hold for this step. Support points that start equal (the paper's zeros) stay
+equal for ever; ours start as samples of the clients' first interpolants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flsv.functional.transport.checks import Exponent
+from flsv.functional.transport.federated import SPREAD
+from flsv.functional.transport.interpolation import interpolate_along, interpolating_measure, matching
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+
+
+class AnsweringClient(Protocol):
+    """The part of a client that the barycenter needs; :class:`TransportClient` has it."""
+
+    @property
+    def dim(self) -> int: ...
+
+    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class FederatedBarycenter:
+    """The result of the protocol.
+
+    Attributes:
+        support_points: ``[S, d]``, equally heavy.
+        distances: ``[n]``, W(P_i, gamma_i) + W(gamma_i, X_Q) of the last iteration, in feature units.
+    """
+
+    support_points: Tensor
+    distances: Tensor
+
+
+@checked
+def wasserstein_barycenter(
+    clients: Sequence[AnsweringClient],
+    *,
+    support: Count,
+    iterations: Count,
+    weights: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    p: Exponent = 2,
+) -> FederatedBarycenter:
+    """Free-support barycenter of the clients' samples, from interpolants and distances only.
+
+    Args:
+        clients: n of them, each with ``answer(gamma)`` as :class:`TransportClient` has it.
+        support: S.
+        iterations: K, at least 1.
+        weights: ``[n]`` lambda, at least 0 (sample counts, say); None: equal. They are made to sum to 1.
+        generator: draws, also the first points sent to all clients: normal, next to 0 (see :class:`TransportServer`).
+            None: torch's default.
+        p: exponent of the distance; the support's step is the one for 2.
+
+    Returns:
+        See :class:`FederatedBarycenter`.
+
+    Raises:
+        ConfigurationError: no clients, clients of different dimensions, or wrong settings.
+
+    Example:
+        >>> from flsv.functional import TransportClient
+        >>> x = torch.tensor([[0.0], [1.0], [2.0]])
+        >>> clients = [TransportClient(points, allow_reconstruction=True) for points in (x, x + 6)]
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> found = wasserstein_barycenter(clients, support=3, iterations=25, generator=generator)
+        >>> found.support_points.sort(0).values.T.round(decimals=2), found.distances.round(decimals=2)
+        (tensor([[3., 4., 5.]]), tensor([3., 3.]))
+    """
+    shares = _shares(clients, weights)
+    start = SPREAD * torch.randn(support, clients[0].dim, generator=generator)
+    gammas = [client.answer(start)[0] for client in clients]
+    # Each point from a client drawn by weight: the mixture of the gammas.
+    owner = torch.multinomial(shares, support, replacement=True, generator=generator).tolist()
+    place = torch.randperm(support, generator=generator).tolist()
+    center = torch.stack([gammas[i][j] for i, j in zip(owner, place)])
+    distances = center.new_full((len(clients),), torch.nan)
+    for _ in range(iterations):
+        moved = torch.zeros_like(center)
+        for i, client in enumerate(clients):
+            answer, distance = client.answer(gammas[i])
+            plan, own = matching(gammas[i], center, p)
+            distances[i] = distance + own
+            ours = interpolate_along(gammas[i], center, plan, support, 0.5)
+            gammas[i] = interpolating_measure(answer.to(ours), ours, p=p)
+            moved += shares[i].to(center) * support * (matching(center, gammas[i], p)[0] @ gammas[i])
+        center = moved
+    return FederatedBarycenter(center, distances)
+
+
+def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
+    shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
+    if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
+        raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")
+    return shares / shares.sum()

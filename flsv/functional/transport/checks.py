@@ -1,0 +1,98 @@
+"""Checks of samples and arguments, and of how many points a client may answer without revealing one.
+
+Each of the S points that a client returns is a mean of m/S of its m samples. Below the threshold the attack of
+``tools/paper_fedbary_samples.py`` hardly finds a near copy of a sample: ``docs/results/fedbary_reconstruction.md``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt, Lt
+from torch import Tensor
+
+from flsv.utilities.errors import ConfigurationError
+
+
+def check_points(x: Tensor, name: str = "x") -> None:
+    """Raise unless ``x`` is a non-empty ``[m, d]`` float tensor of finite numbers."""
+    if x.ndim != 2 or not x.is_floating_point():
+        raise ConfigurationError(
+            f"{name}: expected a float tensor [samples, features], got {list(x.shape)} of {x.dtype}. Flatten "
+            f"images with {name}.flatten(1).float()."
+        )
+    if len(x) == 0:
+        raise ConfigurationError(f"{name} is empty: a distribution needs at least one sample. Leave this side out.")
+    bad = int((~torch.isfinite(x)).any(1).sum())
+    if bad:
+        raise ConfigurationError(
+            f"{name}: {bad} of {len(x)} rows hold NaN or infinite values. Drop or impute them: they have no "
+            f"distance to anything."
+        )
+
+
+def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> None:
+    """Both sides as :func:`check_points` has it, and of one feature dimension."""
+    check_points(x, name)
+    check_points(x2, name2)
+    if x.shape[1] != x2.shape[1]:
+        raise ConfigurationError(
+            f"{name} has {x.shape[1]} features and {name2} has {x2.shape[1]}: both sides must use the same "
+            f"features. Take the same pixels, projection or network for both."
+        )
+
+
+def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
+    """Raise unless ``y`` holds one integer class per row of ``x``."""
+    if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1]:
+        raise ConfigurationError(
+            f"{name}: expected {len(x)} integer classes, one a sample, got {list(y.shape)} of {y.dtype}."
+        )
+
+
+def check_labeled(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> None:
+    """Two labeled sides."""
+    check_pair(x, x2)
+    check_labels(y, x)
+    check_labels(y2, x2, "y2")
+
+
+def safe_support(samples: int) -> int:
+    """The largest S below m/2; 0 for fewer than 3 samples, which no S protects.
+
+    Example:
+        >>> [safe_support(samples) for samples in (2, 3, 60, 61)]
+        [0, 1, 29, 30]
+    """
+    return max(0, (samples - 1) // 2)
+
+
+def check_support(support: int, samples: int, who: str = "the client") -> None:
+    """Raise unless every point that crosses is a mean of more than two samples.
+
+    Args:
+        support: S, points that cross.
+        samples: m, of the client.
+        who: holds them, for the message.
+
+    Raises:
+        ConfigurationError: S is m/2 or more.
+    """
+    if support <= safe_support(samples):
+        return
+    advice = f"Take support={safe_support(samples)} or less" if safe_support(samples) else "Leave it out"
+    raise ConfigurationError(
+        f"support={support}: {who} has {samples} samples, and half as many interpolated points and more give them away "
+        f"(docs/results/fedbary_reconstruction.md). {advice}, or set allow_reconstruction=True."
+    )
+
+
+#: The place between two measures, the exponent of a distance, and the factor from one regularization to the next.
+Place = Annotated[float, Gt(0), Lt(1), "0.5 is the middle of the geodesic."]
+
+
+Exponent = Annotated[float, Ge(1)]
+
+
+Scaling = Annotated[float, Gt(0), Lt(1)]

@@ -1,0 +1,99 @@
+"""Exact Wasserstein distances of samples, and the contribution shares that follow from them.
+
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 1 and section 4.2, on
+POT's network simplex.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flsv.functional.transport.checks import Exponent
+from flsv.functional.transport.class_statistics import Covariance
+from flsv.functional.transport.cost import label_augmented_cost
+from flsv.utilities.declared import NonNegative, checked
+from flsv.utilities.errors import ConfigurationError
+
+# POT's default of 100 000 pivots stops short from about 2000 samples a side.
+MAX_PIVOTS = 100_000_000
+
+
+@checked
+def wasserstein_distance(
+    x: Tensor,
+    x2: Tensor,
+    *,
+    y: Tensor | None = None,
+    y2: Tensor | None = None,
+    p: Exponent = 2,
+    covariance: Covariance = "diag",
+    label_weight: NonNegative = 1.0,
+) -> Tensor:
+    """W_p = (min over plans of sum pi d^p)^(1/p), with d the root of :func:`label_augmented_cost`.
+
+    Args:
+        x: ``[m, d]`` samples of one side.
+        x2: ``[m2, d]`` samples of the other.
+        y: ``[m]`` integer classes; None on either side leaves the label term out.
+        y2: ``[m2]``.
+        p: at least 1.
+        covariance: see :func:`label_augmented_cost`.
+        label_weight: see :func:`label_augmented_cost`.
+
+    Returns:
+        A scalar in feature units, in the dtype of ``x``; exactly 0 between equal sets.
+
+    Raises:
+        ConfigurationError: wrong samples, labels or p.
+
+    Example:
+        >>> wasserstein_distance(torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [3.0]]))
+        tensor(3.)
+        >>> wasserstein_distance(torch.tensor([[0.0]]), torch.tensor([[4.0], [2.0]]), p=1)
+        tensor(3.)
+    """
+    cost = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
+    return transport_plan(cost, p)[1]
+
+
+def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """An optimal plan ``[m, m2]`` (a vertex of the polytope) for squared distances, and W_p."""
+    import ot  # it imports scikit-learn and pandas, which few who import the formulas need
+
+    cost = squared.detach().cpu().double().numpy()
+    cost = cost if p == 2 else cost ** (p / 2)
+    masses = [np.full(count, 1 / count) for count in cost.shape]
+    plan = ot.emd(*masses, cost, numItermax=MAX_PIVOTS)
+    value = max(float((plan * cost).sum()), 0.0) ** (1 / p)
+    return torch.from_numpy(plan).to(squared), squared.new_tensor(value)
+
+
+def contribution_shares(distances: Tensor) -> Tensor:
+    """(1/W_i) / sum_j (1/W_j): the nearer, the larger.
+
+    Args:
+        distances: ``[n]``, at least 0; NaN for a client that was never seen, inf for one infinitely far.
+
+    Returns:
+        ``[n]`` shares that sum to 1 over the clients seen; NaN stays NaN and does not count. Clients at distance 0
+        share everything equally, which is the limit.
+
+    Raises:
+        ConfigurationError: a negative distance, or not a vector.
+
+    Example:
+        >>> contribution_shares(torch.tensor([1.0, 2.0, float("nan"), 2.0]))
+        tensor([0.5000, 0.2500,    nan, 0.2500])
+        >>> contribution_shares(torch.tensor([0.0, 2.0, 0.0]))
+        tensor([0.5000, 0.0000, 0.5000])
+    """
+    if distances.ndim != 1 or bool((distances < 0).any()):
+        raise ConfigurationError(f"distances: expected a vector of numbers of at least 0, got {distances}.")
+    seen = ~distances.isnan()
+    nearest = distances[seen].min() if seen.any() else distances.new_zeros(())
+    # Relative to the nearest, so that distances of 1e-300 do not overflow; 0/0 and inf/inf are ties with it.
+    share = torch.where(distances == nearest, torch.ones_like(distances), nearest / distances)
+    share = share.where(seen, torch.full_like(distances, torch.nan))
+    return share / share[seen].sum()

@@ -1,0 +1,97 @@
+"""CalibratedOTGradient: the share of each client's samples that are not suspicious.
+
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3, equation 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.core import Client, run_protocol
+from flsv.metrics.base import latest
+from flsv.metrics.wasserstein_contribution import WassersteinContribution
+from flsv.valuation import Valuation, keep_pictures
+
+
+class CalibratedOTGradient(WassersteinContribution):
+    r"""The share of a client's samples that are not suspicious.
+
+    A sample's calibrated gradient is the rate at which the Wasserstein distance between the client and the server grows
+    if the sample gets more weight: *positive means harmful*.
+
+    .. math::
+        g_l = f_l - \frac{1}{m - 1} \sum_{j \ne l} f_j
+
+    with f the dual potential on the client's samples, towards what the protocol has sent it. A client's gradients sum
+    to 0, so their mean says nothing of it: its contribution is 1 minus the share of its samples that are flagged, so
+    more is better. The gradients stay at the client (``client.ask(flsv.valuation.sample_values)``), and so does a
+    picture of the most harmful images; their number and a histogram cross. ``flsv value`` draws the histograms.
+
+    Inputs, and those arguments that are not named here, are those of :class:`WassersteinContribution`. ``compute``
+    gives ``[num_clients]`` in [0, 1], NaN for clients never seen. ``diagnostics`` holds the distances and the shares
+    flagged.
+
+    When not to use it:
+        To pay by: it counts samples that look unlike the target's, rare right ones among them. With few samples a
+        client, where it flags nearly as many right as wrong ones.
+
+    Args:
+        rule: which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the paper's, and
+            flags about half of a clean client.
+        pictures: images in each client's picture; 0 for none.
+
+    Example:
+        >>> from flsv.valuation import clients_of, sample_values, server_of
+        >>> x = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
+        >>> y = torch.zeros(100, dtype=torch.long)
+        >>> bad = x[100:200].clone()
+        >>> bad[:20] += 9
+        >>> clients = clients_of([(x[:100], y), (bad, y)])
+        >>> metric = CalibratedOTGradient(num_clients=2, features="pixels")
+        >>> metric.update(torch.arange(2), clients, server_of(x[200:], y))
+        >>> metric.compute()[1]
+        tensor(0.8000)
+        >>> clients[1].ask(sample_values).flagged.nonzero().max()
+        tensor(19)
+    """
+
+    unit = "share of samples not flagged"
+    sign = "from 0 to 1, more is better: 1 where no sample is suspicious."
+    to_pay_by = False
+    plot_upper_bound = 1.0
+    judges = True
+
+    flagged: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        rule: str = "outlier",
+        pictures: int = 16,
+        options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.pictures = pictures
+        super().__init__(num_clients, options=dict(rule=rule, **(options or {})), **kwargs)
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        super().init_states(num_clients, num_classes)
+        self.add_state("flagged", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
+
+    def _take(self, clients: Sequence[Client], found: Valuation) -> None:
+        super()._take(clients, found)
+        self.flagged = self.flagged.clone()
+        self.flagged[list(found.clients)] = found.flagged_shares.to(self.flagged)
+        run_protocol(clients, lambda client: client.ask(keep_pictures, self.pictures))
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        return 1 - self.flagged
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Each client's distance and share of flagged samples ``[num_clients]``."""
+        return {**super().diagnostics(), "flagged": self.flagged.clone()}

@@ -1,0 +1,178 @@
+"""ClassSpecificShapley: ShapFed's contribution of every client to every class, from the classifier head alone.
+
+Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, Algorithm 1, lines 16-17.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flsv.functional import class_specific_shapley
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.metrics.base import ContributionMetric
+from flsv.utilities.declared import Momentum
+
+
+class ClassSpecificShapley(ContributionMetric):
+    r"""Class-specific Shapley values (CSSV) of ShapFed, with momentum over rounds.
+
+    .. math::
+        \tilde\Gamma_{ij} = \cos(h_{ij}, h_{sj}), \qquad
+        \Gamma \leftarrow \mu\,\Gamma + (1 - \mu)\,\tilde\Gamma \quad\text{(the first round as is)}
+
+    where :math:`h_{ij}` is row *j* (weights and bias) of client *i*'s classifier head and :math:`h_{sj}` the same of
+    the aggregate. Costs one dot product per client and class: no validation data, no coalition.
+
+    As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``, and for
+    ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]: 1 where a
+    client pulls the class's row just where the federation goes, 0 where it has nothing to say, negative where it pulls
+    the other way. A client outside the cohort keeps its row; a client never seen is NaN. ``per_client`` gives the
+    mean over classes, a cosine like its parts; gamma of eq. 6, by which ShapFed aggregates, is (1 + mean) / 2, see
+    :func:`flsv.functional.participant_weights`.
+
+    With two classes the rows of the head's update mirror each other (the gradients of two logits sum to 0), so that
+    both classes have one and the same number. It tells who pulls the other way, such as a client with exchanged
+    labels, and not what clients are worth: the fit says so in a warning; figures are in
+    ``docs/explanation/metrics.md``.
+
+    A cosine does not say how much data stands behind it: a client that splits its samples between two names is worth
+    nearly twice as much. With ``weighting="samples"``, which is not the paper's, ``per_client`` multiplies the mean by
+    the client's number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then come to
+    the whole or to less. The cosines stay what they are. Numbers of samples are the clients' own claims;
+    a :class:`flsv.filters.SampleCap` bounds them.
+
+    When not to use it:
+        To pay by: it says who agrees with the others, not what the model gains by whom. With two classes, whose numbers
+        are the same; without a linear classifier head; where clients differ in how much they have, unless weighted by
+        samples.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_classes: M, likewise.
+        momentum: mu in [0, 1); the paper gives none. A client's momentum counts the rounds in which it took part.
+        source: the head of the client's ``"update"``, or of its ``"weights"``. Weights are what the authors' code
+            compares, but after some tens of rounds every cosine is above 0.98, so updates are the default.
+        weighting: what ``per_client`` multiplies the mean by: ``"uniform"``, nothing, as in the paper; or
+            ``"samples"``, the moving average of the client's number of samples, with the momentum of the cosines.
+        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
+            the last ``nn.Linear``.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: momentum outside [0, 1), an unknown source or weighting.
+        ValueError: shapes that do not fit ``num_classes``, unknown or repeated client ids.
+
+    Source:
+        Tastan, Fares, Aremu, Horváth, Nandakumar: Redefining Contributions: Shapley-Driven Federated Learning, IJCAI
+        2024, eq. 5-6 and Algorithm 1.
+
+    Example:
+        >>> metric = ClassSpecificShapley(num_clients=3, num_classes=2)
+        >>> heads = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, -1.0]]])
+        >>> metric.update(torch.tensor([0, 2]), heads, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        >>> metric.compute()
+        tensor([[ 1.,  1.],
+                [nan, nan],
+                [ 1., -1.]])
+        >>> metric = ClassSpecificShapley(num_clients=3, num_classes=2, weighting="samples")
+        >>> metric.update(torch.tensor([0, 2]), heads, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([30, 80]))
+        >>> metric.per_client(metric.compute())
+        tensor([30., nan,  0.])
+    """
+
+    sign = "from -1 to 1: 1 pulls a class where the federation goes, negative the other way, 0 neither."
+    cost = "a dot product per client and class; no coalition."
+    to_pay_by = False
+    over_rounds = "momentum"
+    history: Tensor
+
+    plot_lower_bound = -1.0
+    plot_upper_bound = 1.0
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        num_classes: int | None = None,
+        momentum: Momentum = 0.9,
+        source: Literal["update", "weights"] = "update",
+        weighting: Literal["uniform", "samples"] = "uniform",
+        head: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.momentum, self.source, self.weighting, self.head = momentum, source, weighting, head
+        super().__init__(num_clients, num_classes, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, str]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update`` that are not named as in :class:`flsv.Round`."""
+        if self.source == "update":
+            return {}
+        return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
+
+    def _bounded(self, end: Tensor) -> Tensor:
+        return end if self._weighs else super()._bounded(end)  # the bounds are those of cosines
+
+    @property
+    def _weighs(self) -> bool:
+        return self.weighting == "samples"
+
+    def bind(self, num_clients: int, num_classes: int, *args: Any, **kwargs: Any) -> None:
+        super().bind(num_clients, num_classes, *args, **kwargs)
+        if num_classes == 2:
+            warnings.warn(
+                f"{type(self).__name__}: of two classes both have the same number, since the rows of the head mirror "
+                "each other. It tells who pulls the other way and not what clients are worth, and is near 1 for all "
+                "who agree. For values take ShadowShapley or CumulativeShapley, by class "
+                "PartialFederatedShapley(per_class=True).",
+                stacklevel=2,
+            )
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """Unit of a value."""
+        return "cosine with the aggregate" + ("; over all classes, times samples" if self._weighs else "")
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        assert num_classes is not None
+        reduction = partial(momentum_merge, momentum=self.momentum)
+        # Beside the classes the samples, where they count: they have the same momentum.
+        start = torch.zeros(num_clients, 2 * (num_classes + self._weighs) + 1)
+        self.add_state("history", start, dist_reduce_fx=reduction)
+
+    def update(
+        self, client_ids: Tensor, client_heads: Tensor, server_head: Tensor, num_samples: Tensor | None = None
+    ) -> None:
+        """Add one round; shapes ``[k]``, ``[k, M, D]``, ``[M, D]``, ``[k]``.
+
+        Raises:
+            ValueError: see the class; no numbers of samples where they count.
+        """
+        if client_heads.ndim != 3 or client_heads.shape[:2] != (len(client_ids), self.num_classes):
+            raise ValueError(
+                f"expected client_heads [k={len(client_ids)}, M={self.num_classes}, D], got {list(client_heads.shape)}."
+            )
+        values = class_specific_shapley(client_heads, server_head).to(self.history)
+        mean = values.mean(-1)
+        if self._weighs:
+            if num_samples is None or num_samples.shape != client_ids.shape:
+                found = None if num_samples is None else list(num_samples.shape)
+                raise ValueError(f'weighting="samples" expects num_samples [k={len(client_ids)}], got {found}.')
+            samples = num_samples.to(self.history)
+            values, mean = torch.cat([values, samples[:, None]], dim=1), samples * mean
+        self.history = momentum_add(self.history, client_ids, values, self.momentum)
+        self.note_round(client_ids, mean)
+
+    def compute(self) -> Tensor:
+        """``[num_clients, num_classes]``, NaN for clients never seen."""
+        return momentum_value(self.history, self.momentum)[:, : self.num_classes]
+
+    def per_client(self, value: Tensor) -> Tensor:
+        """The mean over classes ``[num_clients]``, in [-1, 1], times the clients' samples with ``weighting="samples"``;
+        NaN for clients never seen."""
+        mean = super().per_client(value)
+        return mean * momentum_value(self.history, self.momentum)[:, -1].to(mean) if self._weighs else mean

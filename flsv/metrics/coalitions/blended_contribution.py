@@ -1,0 +1,115 @@
+"""BlendedContribution: half what rounds gain by a client's updates, half whether these go where the federation goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.core import ClientMatrix
+from flsv.functional.gradient_agreement import gradient_agreement
+from flsv.functional.shapley.game import Utility
+from flsv.metrics.base import cosines_with_sum, parameters_of
+from flsv.metrics.coalitions.decayed_shapley import DecayedShapley
+
+
+class BlendedContribution(
+    DecayedShapley,
+    chosen=("num_classes", "value", "fold", "weighting", "per_class", "threshold", "normalize", "coalition_weights"),
+):
+    r"""Half a client's share of what the rounds have gained by its updates, half its share of agreement.
+
+    .. math::
+        u_i = \sum_t \omega^t \phi_i(t), \qquad a_i = \overline{\cos(d_i^t, d_N^t)}, \qquad
+        \psi_i = \frac12 \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + \frac12 \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
+
+    with :math:`\phi_i(t)` the Shapley value of the game of round t, as of :class:`DecayedShapley` without the division,
+    and :math:`d_N` the sum of the updates made to one length, with the weights of the round's aggregation, as of
+    :class:`CosineGradientShapley`. The two fail in different federations: games where a round's gains are noise or
+    classes are learned in turn, directions where the majority errs. This is no paper's method. Both halves and the
+    decay were chosen on ``flsv.benchmark``'s tuning federations (docs/benchmark.md).
+
+    A round costs its coalition game and two products with the matrix of updates. Where nobody has a positive number of
+    one kind, the other counts alone; where of neither, all have 0. A client outside the cohort gets no gain in that
+    round, and its mean cosine is that of its own rounds; one never seen is NaN.
+
+    As input to ``update``: ``client_ids [k]``, ``round_index`` from 0, a ``utility(masks: bool [K, k]) -> [K]``,
+    ``client_updates [k, P]`` (parameters only), a ``generator`` and ``aggregation_weights [k]``. ``compute`` gives
+    ``[num_clients]``, shares that sum to 1.
+
+    When not to use it:
+        Where money depends on it: take :class:`ShadowShapley` or ``flsv retrain``. It does not see copies: a client
+        that sends what another sends gets as much, and one that splits its samples between two names nearly twice as
+        much. Clients that join late get little of the first half.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        decay: omega in (0, 1].
+        estimator: as for :class:`PartialFederatedShapley`.
+        estimator_args: likewise.
+        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
+        mode: as for :class:`PartialFederatedShapley`.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: an unknown estimator; a decay out of range.
+        ValueError: shapes that do not fit, unknown or repeated client ids.
+
+    Example:
+        >>> metric = BlendedContribution(num_clients=4)
+        >>> updates = torch.tensor([[2.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+        >>> game = lambda masks: masks.float() @ torch.tensor([3.0, 1.0, 0.0])
+        >>> metric.update(torch.tensor([0, 1, 3]), game, updates)
+        >>> metric.compute()
+        tensor([0.6250, 0.3750,    nan, 0.0000])
+    """
+
+    unit = "share"
+    sign = "larger: rounds gain more by the client's updates, and they go where all go."
+    cost = "a validation of every coalition's model, and two products with the matrix of updates."
+    over_rounds = None
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
+
+    total: Tensor
+    seen: Tensor
+    cosine: Tensor
+
+    def __init__(self, num_clients: int | None = None, decay: float = 0.8, **kwargs: Any) -> None:
+        super().__init__(num_clients, decay, normalize=False, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        return {**super().round_fields, "client_updates": parameters_of}
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        super().init_states(num_clients, num_classes)
+        self.add_state("cosine", torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(  # type: ignore[override]
+        self,
+        client_ids: Tensor,
+        utility: Utility,
+        client_updates: Tensor | ClientMatrix,
+        generator: torch.Generator | None = None,
+        round_index: int = 0,
+        aggregation_weights: Tensor | None = None,
+    ) -> None:
+        """Add one round; without ``aggregation_weights`` the updates count equally. A ``FederatedLoop`` gives the
+        cohort's matrix in place of the updates."""
+        super().update(client_ids, utility, generator, round_index, aggregation_weights)
+        matrix = self._matrix(client_ids, client_updates)
+        norms = matrix.norms()
+        weights = torch.ones_like(norms) if aggregation_weights is None else aggregation_weights.to(norms)
+        cosine = cosines_with_sum(matrix, norms, weights)
+        self.cosine = self.cosine.index_add(0, client_ids, cosine.to(self.cosine))
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        return gradient_agreement(super().compute(), self.cosine / self.seen).to(self.total)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The evaluations, and of each client ``[num_clients]`` the decayed sum of its values and its mean cosine."""
+        return {**super().diagnostics(), "gain": super().compute(), "cosine": self.cosine / self.seen}

@@ -1,0 +1,41 @@
+"""CumulativeShapley: FedSV, the sum of the rounds' Shapley values.
+
+Wang et al., "A Principled Approach to Data Valuation for Federated Learning", 2020, definition 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flsv.metrics.coalitions.sums import Sum
+from flsv.metrics.coalitions.value import CoalitionValue
+
+
+class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
+    r"""FedSV, ``--config fedsv``: the sum of a client's Shapley values over the rounds in which it took part; 0 in all
+    others.
+
+    .. math::
+        \phi_i = \sum_{t : i \in C_t} SV_i(t)
+
+    Inputs and arguments as for :class:`PartialFederatedShapley`, but for ``momentum`` and ``init``. ``compute`` gives
+    ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. The standard errors of the rounds,
+    which are independent, add in squares.
+
+    When not to use it:
+        Where clients take part in different numbers of rounds and should not be paid for that: whoever is drawn more
+        often can have more. Where a single round's loss jumps: its game counts as much as any other. Without a
+        validation set at the server.
+
+    Example:
+        >>> import torch
+        >>> metric = CumulativeShapley(num_clients=3)
+        >>> worth = lambda masks: masks.float() @ torch.tensor([1.0, 3.0])
+        >>> metric.update(torch.tensor([0, 2]), worth)
+        >>> metric.update(torch.tensor([0, 1]), worth)
+        >>> metric.compute()
+        tensor([2., 3., 3.])
+    """
+
+    def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
+        super().__init__(num_clients, num_classes, value="shapley", fold=Sum(), **kwargs)

@@ -1,0 +1,81 @@
+"""DecayedShapley: the decayed sum of the clients' shares of the rounds' gains.
+
+Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from flsv.metrics.coalitions.sums import Decay
+from flsv.metrics.coalitions.value import CoalitionValue, Weighting
+
+CoalitionWeights = Literal["renormalized", "fixed"]
+
+
+class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "weighting", "per_class")):
+    r"""The decayed sum of each client's share of the rounds' gains.
+
+    .. math::
+        \phi_i = \sum_{t=1}^{R} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
+
+    with :math:`\phi_i(t)` the Shapley value of the game of round t, whose sub-models are rebuilt from the round's
+    updates with the weights of the round's own aggregation; so it is updated after that. A round in which nothing
+    happens is skipped; in one whose values sum to nothing or less they are divided by the sum of their absolute values.
+    Both are counted (``diagnostics``). A round that gains next to nothing counts as much as any other, and nothing
+    bounds the shares of one with a small gain and values of both signs: ``normalize=False`` leaves the division out.
+
+    With FedAvg it covers three baselines of the paper, the sum of the rounds' values (SOR), the multi-round index (MR)
+    and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
+    :mod:`flsv.functional.over_rounds`.
+
+    As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]``, a ``generator`` and the
+    ``round_index`` from 0. ``compute`` gives ``[num_clients]``; a client outside the cohort gets
+    nothing in that round, one never seen in an evaluated round is NaN.
+
+    When not to use it:
+        Where late rounds matter: early ones count most, and clients who join late get little. Where a round's gains may
+        be near 0 or negative, its shares swing.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        decay: omega in (0, 1].
+        threshold: rounds with decay^t below it are not evaluated at all; at most ``decay``.
+        estimator: as for :class:`PartialFederatedShapley`.
+        estimator_args: likewise.
+        normalize: divide each round's values by their sum; else the value is in the unit of the performance.
+        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
+        coalition_weights: ``"renormalized"``, the aggregation's weights made to sum to 1 inside a coalition (eq. 4), or
+            ``"fixed"``, as they are (Algorithm 1, line 12): a small coalition then makes a small step.
+        mode: as for :class:`PartialFederatedShapley`.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: an unknown estimator or kind of weights; decay or threshold out of range.
+
+    Example:
+        >>> import torch
+        >>> metric = DecayedShapley(num_clients=3, decay=0.5)
+        >>> metric.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([1.0, 3.0]), round_index=0)
+        >>> metric.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([1.0, 1.0]), round_index=1)
+        >>> metric.compute()
+        tensor([0.2500,    nan, 0.5000])
+    """
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        decay: float = 0.8,
+        threshold: float = 0.0,
+        normalize: bool = True,
+        *,
+        coalition_weights: CoalitionWeights = "renormalized",
+        **kwargs: Any,
+    ) -> None:
+        fold, weighting = Decay(decay, threshold, normalize), weighting_of(coalition_weights)
+        super().__init__(num_clients, None, value="shapley", fold=fold, weighting=weighting, per_class=False, **kwargs)
+
+
+def weighting_of(coalition_weights: CoalitionWeights) -> Weighting:
+    """How a coalition's updates are averaged by the aggregation's weights."""
+    return "aggregation" if coalition_weights == "renormalized" else "aggregation-fixed"

@@ -1,0 +1,46 @@
+"""LeaveOneOut: how much a round loses without each client's update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flsv.metrics.coalitions.moving_average import MovingAverage
+from flsv.metrics.coalitions.value import CoalitionValue
+from flsv.utilities.declared import Momentum
+
+
+class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args", "fold")):
+    r"""The loss of performance if a client's update is left out of the round, by k + 1 evaluations a round.
+
+    .. math::
+        v_i = U(C) - U(C \setminus i)
+
+    Inputs and arguments as :class:`PartialFederatedShapley`'s, without the estimator's. ``compute`` gives
+    ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
+
+    When not to use it:
+        To pay by: of two clients with the same data neither is missed, and both have 0; values do not sum to anything.
+        As a check of whom one could do without it is cheap.
+
+    Example:
+        >>> import torch
+        >>> metric = LeaveOneOut(num_clients=3)
+        >>> metric.update(torch.arange(3), lambda masks: masks.float() @ torch.tensor([1.0, 2.0, 3.0]))
+        >>> metric.compute()
+        tensor([1., 2., 3.])
+    """
+
+    to_pay_by = False
+
+    def __init__(
+        self, num_clients: int | None = None, num_classes: int | None = None, *, momentum: Momentum = 0.0, **kwargs: Any
+    ) -> None:
+        super().__init__(
+            num_clients,
+            num_classes,
+            value="leave_one_out",
+            estimator="auto",
+            estimator_args=None,
+            fold=MovingAverage(momentum),
+            **kwargs,
+        )

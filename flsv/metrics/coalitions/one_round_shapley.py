@@ -1,0 +1,186 @@
+"""One game for a whole run, on models rebuilt from all rounds' updates.
+
+Song, Tong, Wei, "Profit Allocation for Federated Learning", IEEE Big Data 2019, Algorithm 1 (OneRoundShapley); the
+baseline OR of Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.core import Round
+from flsv.functional import ShapleyEstimate
+from flsv.functional.shapley.game import Utility
+from flsv.games import CoalitionUtility, Renormalized, Weighting
+from flsv.metrics.coalitions.decayed_shapley import CoalitionWeights, weighting_of
+from flsv.metrics.coalitions.fold import Fold
+from flsv.metrics.coalitions.value import CoalitionValue
+from flsv.utilities.declared import Count
+
+Game = Callable[[Tensor, Tensor, Weighting], Utility]
+"""The coalition game of a model ``[P]``, updates ``[n, P]`` and weights of the updates ``[n]``."""
+
+
+@dataclass(frozen=True)
+class _AtTheEnd(Fold):
+    """The value of a single game, after so many rounds."""
+
+    rounds: int
+
+    def init_states(self, metric: Any, num_clients: int, width: int) -> None:
+        # The length of a vector is not known yet.
+        metric.add_state("start", torch.zeros(1), dist_reduce_fx=None)
+        metric.add_state("updates", torch.zeros(num_clients, 1), dist_reduce_fx=None)
+        metric.add_state("weight", torch.zeros(num_clients), dist_reduce_fx=None)
+        metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx=None)
+        metric.add_state("values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=None)
+
+    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
+        values = estimate.values.to(metric.values).reshape(metric.values.shape)
+        metric.values = values.masked_fill(metric.seen[:, None] == 0, float("nan"))
+        return values
+
+    def compute(self, metric: Any) -> Tensor:
+        return metric.values
+
+
+class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "weighting", "per_class")):
+    r"""One coalition game for a whole run: 2^n models at the end instead of 2^n a round.
+
+    .. math::
+        U(S) = u\Bigl(x_0 + \sum_t \sum_{i \in S} w_i^t d_i^t\Bigr)
+
+    Coalition S is the initial model plus what its members have added to it in all rounds, along the path that all of
+    them took together. Buffers (BatchNorm's statistics) are the global model's. Until the game is played everybody is
+    NaN. Memory: n + 1 vectors of the model's size, in checkpoints too. The game needs all rounds in one place, so parts
+    of a run cannot be merged, nor two processes' rounds synchronized: that is refused.
+
+    The paper keeps every client's update of every round. Here each client's weighted sum over the rounds is kept. With
+    weights made to sum to 1 inside S that is the same where they do not change between rounds; where they do (partial
+    participation, adaptive weights) their mean over the rounds takes their place in the divisor.
+
+    As input to ``update``: ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
+    ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a ``utility`` that makes a game (see
+    ``Game``) and a ``generator``. ``compute`` gives ``[num_clients]``, in the performance's unit. Use ``update``, not
+    ``forward``: a single round of many has no such game.
+
+    When not to use it:
+        With many rounds of large steps: the coalitions' models are sums of updates that nobody has trained. Above ten
+        clients: the game has 2^n models. With personalized or corrupted aggregations.
+
+    Args:
+        rounds: how many rounds to collect, the run's ``max_epochs``; then the game is played (and again after as many).
+            A shorter run has no values, and is warned of when it starts.
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        estimator: as for :class:`PartialFederatedShapley`.
+        estimator_args: likewise.
+        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
+        coalition_weights: as for :class:`DecayedShapley`. ``"fixed"`` is exact whatever the weights.
+        mode: as for :class:`PartialFederatedShapley`.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: ``rounds`` below 1; an unknown estimator or kind of weights.
+        ValueError: the first round was not round 0; a merge.
+
+    Example:
+        >>> metric = OneRoundShapley(2, num_clients=2, coalition_weights="fixed")
+        >>> def game(start, updates, weights):  # whose worth is the model's only parameter
+        ...     return lambda masks: (start + masks.float() @ (weights[:, None] * updates)).squeeze(-1)
+        >>> half = torch.tensor([0.5, 0.5])
+        >>> for index, updates in enumerate([[2.0, 4.0], [0.0, 8.0]]):
+        ...     updates = torch.tensor(updates)[:, None]
+        ...     metric.update(torch.arange(2), index, torch.zeros(1), updates, half, game)
+        >>> metric.compute()
+        tensor([1., 6.])
+    """
+
+    cost = "a validation of every coalition's model once, at the end; n + 1 models in memory."
+    full_state_update = True
+    mergeable = False
+
+    fold: _AtTheEnd
+    start: Tensor
+    updates: Tensor
+    weight: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        rounds: Count,
+        num_clients: int | None = None,
+        *,
+        coalition_weights: CoalitionWeights = "renormalized",
+        **kwargs: Any,
+    ) -> None:
+        fold, weighting = _AtTheEnd(rounds), weighting_of(coalition_weights)
+        super().__init__(num_clients, None, value="shapley", fold=fold, weighting=weighting, per_class=False, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        return {**super().round_fields, "utility": lambda round: partial(game_of_run, round, self.measured_by)}
+
+    def check_rounds(self, rounds: int) -> None:
+        if rounds < self.fold.rounds:  # no error: the run may be resumed with more rounds
+            warnings.warn(
+                f"{type(self).__name__}(rounds={self.fold.rounds}) plays its game after {self.fold.rounds} rounds, and "
+                f"the run has max_epochs={rounds}: nobody will have a value. Say rounds={rounds}, or resume the run "
+                "with more.",
+                stacklevel=3,
+            )
+
+    def update(  # type: ignore[override]
+        self,
+        client_ids: Tensor,
+        round_index: int,
+        global_vector: Tensor,
+        client_updates: Tensor,
+        aggregation_weights: Tensor,
+        utility: Game,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Collect one round's updates; after the last of ``rounds``, play the game."""
+        if round_index == 0:
+            self.start = global_vector.clone()
+        if len(self.start) != len(global_vector):
+            raise ValueError(f"{type(self).__name__} has not seen round 0, so it does not know the initial model.")
+        if self.updates.shape[1] != len(global_vector):
+            self.updates = self.updates.new_zeros(len(self.updates), len(global_vector), dtype=global_vector.dtype)
+        self.updates[client_ids] += aggregation_weights.to(client_updates)[:, None] * client_updates
+        self.weight[client_ids] += aggregation_weights.to(self.weight)
+        self.seen[client_ids] += 1
+        if (round_index + 1) % self.fold.rounds:
+            return
+        weight = self.weight / (self.rounds + 1)  # this one is counted after it
+        # Weights of 0 belong to clients that have added nothing.
+        mean = self.updates / weight.to(self.updates).where(weight > 0, torch.ones_like(weight))[:, None]
+        game = utility(self.start, mean, weight if self.weighting == "aggregation-fixed" else Renormalized(weight))
+        super().update(torch.arange(len(weight), device=client_ids.device), game, generator, round_index)
+
+
+def game_of_run(
+    round: Round, performance: Any, start: Tensor, updates: Tensor, weighting: Weighting
+) -> CoalitionUtility:
+    """A round of its own, with everybody in it."""
+    assert round.games is not None
+    models, cut = start + updates, round.space.num_parameters
+    models[:, cut:] = round.global_vector[cut:]  # a sum of changes of a running variance may be negative
+    whole = Round(
+        round.round_index,
+        torch.arange(len(updates), device=updates.device),
+        torch.ones(len(updates), dtype=torch.long, device=updates.device),
+        start,
+        models,
+        round.space,
+    )
+    evaluator, rate = round.games.evaluator_of(performance), round.games.server_lr
+    table = round.games.table_of(whole, performance)
+    return CoalitionUtility(whole, evaluator, metric=performance, weighting=weighting, server_lr=rate, table=table)

@@ -1,0 +1,191 @@
+"""ContributionEstimation: FedCE's estimate of the clients' contributions.
+
+Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023 (FedCE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.core import Client, ClientMatrix, Round
+from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines
+from flsv.games.performance import Mode, performance_of
+from flsv.metrics.base import ContributionMetric, parameters_of
+from flsv.metrics.leave_self_out import scores_without_own
+from flsv.utilities.declared import Momentum, Positive
+from flsv.utilities.errors import ConfigurationError
+
+
+def _aggregate(round: Round) -> Tensor:
+    """``[P]``: the average of the cohort's models by this round's aggregation weights, made to sum to 1."""
+    assert round.aggregation_weights is not None
+    return round.combine(_shares(round.aggregation_weights).to(round.client_vectors))
+
+
+def _shares(weights: Tensor) -> Tensor:
+    """Weights that sum to 1, float64 ``[k]`` on the CPU; equal ones where all are 0.
+
+    Raises:
+        ValueError: a weight below 0.
+    """
+    weights = weights.cpu().double()
+    if bool((weights < 0).any()):
+        raise ValueError(
+            f"aggregation weights {weights.tolist()}: a client with a weight below 0 cannot be taken out of the "
+            "average. Use an aggregator whose weights are at least 0, such as FedAvg."
+        )
+    total = weights.sum()
+    return weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
+
+
+class ContributionEstimation(ContributionMetric):
+    r"""FedCE's contribution estimates, see :mod:`flsv.functional.peers`.
+
+    .. math::
+        c_i \propto \Bigl(1 - \overline{\cos}\bigl(d_i, \textstyle\sum_{j \ne i} c_j d_j\bigr)\Bigr) \cdot
+        \Bigl(1 - \overline{m}_i\Bigr)
+
+    A client counts for more the less its update points where the others' do, and the worse the others' model does on
+    its own validation samples: it is paid for what it alone brings. Noise, too, is what only one client brings: the
+    estimate says how different a client is and not how useful, and is no safeguard against free riders and bad data.
+    Measured on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): a client that returns the model as it got
+    it has 0.45, the honest ones 0.10 to 0.13; one whose labels are all wrong 0.44, the others 0.09 to 0.13. Under
+    :class:`flsv.aggregation.FedCE` these are the weights.
+
+    As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only), ``aggregation_weights
+    [k]``, ``aggregate [P]`` (the models' average by these weights) and the ``clients``, which are asked for the score
+    of the aggregate without their part. ``compute`` gives ``[num_clients]``, which sum to 1 up to the floor; NaN for
+    clients never seen. ``diagnostics`` holds the mean cosines and the mean errors.
+
+    Departures from the authors' code, which has all clients in all rounds: means are over a client's own rounds;
+    the aggregate is judged in its own round, where the client judges it at the beginning of its next one, and the score
+    0 that every client's mean starts with there is part of the mean here; the others' directions are weighed as they
+    are in the aggregate, which is what the code's comments say, while the code has equal weights in all rounds. A
+    client at a site of its own that does not answer has no score: in its own estimate the round does not count.
+
+    When not to use it:
+        To pay by: it rewards being different, so noise, wrong labels and updates of nothing have high values. With two
+        clients, who are equally different. It is made for FedCE's weights.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        combine: ``"times"``, as above, or ``"plus"``: the sum of the two.
+        performance: m, a score in [0, 1] of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value that
+            the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
+        floor: no share is below it.
+        mode: ``"max"`` for a value that the module logs.
+        cap: no client's mean error counts for more than so many medians of the clients', whatever it tells; None, as in
+            the paper: what is told counts.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: an unknown word; a performance of which less is better; before training, a client without
+            validation samples.
+        ValueError: a score outside [0, 1].
+
+    Example:
+        >>> from flsv.core import LocalData
+        >>> class Scores:  # of models that have one parameter, their accuracy
+        ...     def __init__(self, models): self.models = models
+        ...     def value(self, metric): return self.models[:, 0].double()
+        >>> count = torch.tensor([4])
+        >>> clients = []
+        >>> for i, model in enumerate([0.6, 0.8, 0.4]):
+        ...     data = LocalData(f"client {i}", lambda split: [], count, 3 * count, evaluator=lambda batches: Scores)
+        ...     data.visit(torch.zeros(1), torch.tensor([model]))
+        ...     clients.append(Client(i, data))
+        >>> metric = ContributionEstimation(num_clients=4)
+        >>> updates, weights = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.full((3,), 1 / 3)
+        >>> metric.update(torch.arange(3), updates, weights, torch.tensor([0.6]), clients)
+        >>> metric.compute()
+        tensor([0.1908, 0.2044, 0.6048,    nan])
+    """
+
+    unit = "share, sums to 1"
+    sign = "larger: the client's updates and data are less like the others', which bad clients' are, too."
+    cost = "one model evaluated at every client of a round, and products of all updates."
+    per_class = False
+    to_pay_by = False
+    evaluates = True
+    #: Where a ``FederatedLoop`` finds the arguments of ``update``.
+    round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of, "aggregate": _aggregate}
+    # No over_rounds, and so no intervals: shares by means over rounds are no mean of the rounds' shares.
+    plot_lower_bound = 0.0
+
+    cosines: Tensor
+    scores: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        combine: Combine = "times",
+        performance: str | Metric = "accuracy",
+        floor: Momentum = 1e-3,
+        mode: Mode | None = None,
+        cap: Positive | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.performance = performance_of(self, performance, mode)
+        if self.performance == "negative_loss" or getattr(self.performance, "mode", "max") == "min":
+            raise ConfigurationError(
+                f"{type(self).__name__}(performance={performance!r}): the error is 1 - score, of a score in [0, 1] of "
+                'which more is better. Use "accuracy" or "balanced_accuracy".'
+            )
+        self.combine, self.floor, self.cap = combine, floor, cap
+        super().__init__(num_clients, None, **kwargs)
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        for name in ("cosines", "scores"):
+            self.add_state(name, torch.zeros(num_clients), dist_reduce_fx="sum")
+        self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(
+        self,
+        client_ids: Tensor,
+        client_updates: Tensor | ClientMatrix,
+        aggregation_weights: Tensor,
+        aggregate: Tensor,
+        clients: Sequence[Client],
+    ) -> None:
+        """Add one round; shapes ``[k]``, ``[k, P]``, ``[k]``, ``[P]``."""
+        self._check_asked(client_ids, clients)
+        weights = _shares(aggregation_weights)
+        scores, said = scores_without_own(clients, aggregate, weights, self.performance)
+        scores, said = scores.to(self.scores), said.to(client_ids.device)
+        if bool(((scores < 0) | (scores > 1)).any()):
+            raise ValueError(
+                f"FedCE's error is 1 - score, of a score in [0, 1]; performance={self.performance!r} gave "
+                f"{scores.tolist()}."
+            )
+        gram = self._matrix(client_ids, client_updates).gram()
+        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)[said]
+        client_ids = client_ids[said]
+        self.cosines = self.cosines.index_add(0, client_ids, cosines.to(self.cosines))
+        self.scores = self.scores.index_add(0, client_ids, scores)
+        self.seen = self.seen.index_add(0, client_ids, torch.ones_like(client_ids))
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        known = self.seen > 0
+        value = torch.full_like(self.cosines, float("nan"))
+        if known.any():
+            cosines, scores = self._means()
+            means = cosines[known].cpu(), scores[known].cpu()
+            estimates = contribution_estimates(*means, self.combine, self.floor, self.cap)
+            value[known] = estimates.to(value)
+        return value
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Each client's mean cosine with the others, and mean error of the others' model, ``[num_clients]``."""
+        cosines, scores = self._means()
+        return {"cosine": cosines, "error": 1 - scores}
+
+    def _means(self) -> tuple[Tensor, Tensor]:
+        means = self.cosines / self.seen, self.scores / (self.seen + 1)
+        return means[0], means[1].masked_fill(self.seen == 0, float("nan"))

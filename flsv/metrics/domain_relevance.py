@@ -1,0 +1,123 @@
+"""DomainRelevance: which client finds which other client's model useful, as a matrix (pFedSV).
+
+Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
+2024, equation 5 and figure 7.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.functional.relevance import label_overlap, relevance_auroc
+from flsv.metrics.base import ContributionMetric
+from flsv.utilities.declared import Momentum
+
+
+class DomainRelevance(ContributionMetric):
+    r"""pFedSV's relevance scores of all pairs of clients.
+
+    .. math:: \phi^i_j \leftarrow \alpha\,\phi^i_j + (1 - \alpha)\,\varphi^i_j
+
+    for the clients *j* that client *i* looked at in this round, from 0 at the start; :math:`\varphi^i_j` is what *i*
+    found *j*'s model to be worth (its Shapley value in *i*'s game, in accuracy).
+
+    As input to ``update``: ``client_ids [k]`` and ``peer_values [k, num_clients]``, NaN for clients not looked at,
+    which a personalizer such as :class:`flsv.personalization.PFedSV` gives. ``compute`` gives ``[num_clients,
+    num_clients]``, row i for client i's view; NaN for pairs never looked at. ``per_client`` gives what a client is
+    worth to the others that looked at it, on average. With a ``truth``, ``diagnostics`` has ``auroc``, the chance that
+    a relevant pair has a higher score than another, over the pairs looked at, and ``found``, the share of relevant
+    pairs looked at.
+
+    When not to use it:
+        For one number per client: it is one per pair. Where clients have no validation data of their own, and where
+        tens of clients would each have to receive many models.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        alpha: in [0, 1), the share of the old score that stays. The paper gives none.
+        truth: ``[n, n]``, above 0 where a pair is relevant. By default, in a ``FederatedLoop``, the label overlap
+            (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: it is
+            there to judge the scores by.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: alpha outside [0, 1).
+        ValueError: shapes that do not fit, unknown or repeated client ids.
+
+    Example:
+        >>> metric = DomainRelevance(num_clients=3, truth=torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
+        >>> nan = float("nan")
+        >>> metric.update(torch.tensor([0, 1]), torch.tensor([[0.6, 0.4, -0.2], [nan, 0.8, 0.0]]))
+        >>> metric.compute()
+        tensor([[ 0.3000,  0.2000, -0.1000],
+                [    nan,  0.4000,  0.0000],
+                [    nan,     nan,     nan]])
+        >>> metric.diagnostics()["auroc"], metric.diagnostics()["found"]
+        (tensor(1., dtype=torch.float64), tensor(0.5000))
+    """
+
+    unit = "gain in accuracy"
+    sign = "positive: the row's client does better with the column's model; negative: worse; 0: no difference."
+    cost = "none beside that: the clients' games are the personalizer's."
+    per_class = False
+    uses_ground_truth = True
+    history: Tensor
+
+    def __init__(
+        self, num_clients: int | None = None, alpha: Momentum = 0.5, truth: Tensor | None = None, **kwargs: Any
+    ) -> None:
+        self.alpha = alpha
+        super().__init__(num_clients, **kwargs)
+        self._truth = truth
+
+    @property
+    def truth(self) -> Tensor | None:
+        """``[n, n]``, above 0 where a pair is relevant; None where nobody knows."""
+        if self._truth is None and self.class_counts is not None:
+            return label_overlap(self.class_counts.cpu())
+        return self._truth
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        # A row per pair, of flsv.functional.over_rounds.
+        reduction = partial(momentum_merge, momentum=self.alpha)
+        self.add_state("history", torch.zeros(num_clients**2, 3), dist_reduce_fx=reduction)
+
+    def update(self, client_ids: Tensor, peer_values: Tensor) -> None:
+        """Add one round; shapes ``[k]`` and ``[k, n]``."""
+        n = self.num_clients
+        assert n is not None
+        if peer_values.shape != (len(client_ids), n):
+            raise ValueError(f"expected peer_values [k={len(client_ids)}, n={n}], got {list(peer_values.shape)}.")
+        values = self.history.new_full((n, n), float("nan"))
+        values[client_ids] = peer_values.to(values)
+        pairs = (~values.isnan()).flatten()
+        self.history = momentum_add(self.history, pairs, values.flatten()[pairs, None], self.alpha)
+
+    def compute(self) -> Tensor:
+        """``[num_clients, num_clients]``, NaN for pairs never looked at."""
+        assert self.num_clients is not None
+        return momentum_value(self.history, self.alpha, init=0.0).view(self.num_clients, -1)
+
+    def per_client(self, value: Tensor) -> Tensor:
+        """``[num_clients]``, each client's mean score with the others that looked at it; NaN where nobody did."""
+        others = value.clone()
+        others.fill_diagonal_(float("nan"))
+        return others.nanmean(0)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """How well the scores tell who is relevant, and how many of those are known; nothing without a truth."""
+        truth = self.truth
+        if truth is None:
+            return {}
+        scores = self.compute().cpu()
+        relevant = truth.cpu() > 0
+        relevant.fill_diagonal_(False)
+        return {"auroc": relevance_auroc(scores, relevant), "found": (~scores[relevant].isnan()).float().mean()}
+
+    def columns(self) -> list[str]:
+        return list(self.client_names or map(str, range(self.num_clients or 0)))

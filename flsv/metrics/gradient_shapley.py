@@ -1,0 +1,102 @@
+"""GradientShapley: Shapley values of the Taylor expansion of the validation loss, without evaluating a coalition."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.functional.shapley.gradient import gradient_shapley
+from flsv.games.performance import loss_of
+from flsv.metrics.base import ContributionMetric
+from flsv.utilities.declared import Momentum
+
+#: What must hold of arguments.
+_RULES = ((lambda given: given.order == 1 or given.loss is None, "of a loss that is logged there is the first order."),)
+
+
+def _products(metric: Any) -> dict[str, Any]:
+    return {
+        "gradient_products": lambda round: round.gradient_products(metric.order, metric.measured_by).gradient,
+        "hessian_products": lambda round: round.gradient_products(metric.order, metric.measured_by).hessian,
+    }
+
+
+class GradientShapley(ContributionMetric):
+    r"""Exact Shapley values of the first- or second-order expansion of U(S) = -L(x + mean of the updates of S).
+
+    .. math::
+        U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle - \tfrac12 \bar d_S^\top H \bar d_S
+
+    Costs one gradient of the validation loss and k dot products a round, and k Hessian-vector products for the second
+    order. Good while updates are small; see :func:`flsv.functional.gradient_shapley`.
+
+    As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i) and ``hessian_products [k, k]``
+    (d_i^T H d_j) or None. ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss; a
+    client outside the cohort keeps its value, one never seen is NaN.
+
+    When not to use it:
+        With large steps (many local epochs, high rates): the expansion holds for small updates only. For a performance
+        other than the loss: take :class:`CumulativeShapley`.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        order: 1 or 2.
+        momentum: mu in [0, 1) of a moving average over a client's rounds; 0: the last round's value.
+        loss: for modules that are no classifiers, such as language models: the loss that they log in
+            ``validation_step``, such as ``"val_loss"``, with order 1. None: the classifier's cross-entropy.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: another order, momentum outside [0, 1), order 2 of a ``loss``; before the first round, a
+            loss that the module does not log, or not with its graph.
+
+    Example:
+        >>> metric = GradientShapley(num_clients=3)
+        >>> metric.update(torch.tensor([0, 2]), torch.tensor([-1.0, 0.5]))
+        >>> metric.compute()
+        tensor([ 0.8750,     nan, -0.6250])
+    """
+
+    unit = "fall of the validation loss (nats)"
+    sign = "positive: lowers the validation loss; negative: raises it; 0: no difference."
+    cost = "a gradient of the validation loss, and per client a dot product; order 2: a Hessian product too."
+    rules = _RULES
+    per_class = False
+    over_rounds = "momentum"
+    history: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        order: Literal[1, 2] = 1,
+        momentum: Momentum = 0.0,
+        loss: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.order, self.momentum, self.loss = order, momentum, loss
+        #: What models are measured by, see :meth:`flsv.Round.play`.
+        self.measured_by = loss_of(self, loss)
+        super().__init__(num_clients, None, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        return _products(self)
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        reduction = partial(momentum_merge, momentum=self.momentum)
+        self.add_state("history", torch.zeros(num_clients, 3), dist_reduce_fx=reduction)
+
+    def update(self, client_ids: Tensor, gradient_products: Tensor, hessian_products: Tensor | None = None) -> None:
+        """Add one round; shapes ``[k]``, ``[k]``, ``[k, k]``."""
+        values = gradient_shapley(gradient_products, hessian_products)
+        self.history = momentum_add(self.history, client_ids, values[:, None], self.momentum)
+        self.note_round(client_ids, values)
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        return momentum_value(self.history, self.momentum).squeeze(-1)

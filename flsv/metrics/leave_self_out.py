@@ -1,0 +1,69 @@
+"""leave_self_out: the question to a client how good the aggregate is without the client's own part in it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flsv.core import Client, LocalData, NoAnswer, run_protocol
+from flsv.functional.fedce import without_own
+from flsv.games.performance import ModelScore
+
+
+def leave_self_out(
+    local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy"
+) -> Tensor:
+    """At the client: a number ``[]``, float64, the score on its validation samples of the others' average.
+
+    Args:
+        local: the client's; it has taken part in the round.
+        aggregate: ``[P]``, the average of all.
+        weight: the client's in it.
+        performance: what models are measured by.
+
+    Where nobody else has any weight, the others' average is the model that it started from.
+    """
+    assert local.start is not None
+    assert local.sent is not None
+    others = without_own(aggregate, local.sent, weight)
+    model = local.start if others is None else others
+    return local.told("score", local.utility(model[None], performance)[0])
+
+
+def scores_without_own(
+    clients: Sequence[Client], aggregate: Tensor, weights: Tensor, performance: str | ModelScore
+) -> tuple[Tensor, Tensor]:
+    """What clients answer about the aggregate ``[P]`` without their part, of weight ``weights[i]``.
+
+    Returns:
+        float64 ``[a]`` of those that have answered, in their order, and bool ``[k]`` who that is. Who is at a site of
+        its own and has not is named in a warning.
+    """
+    own = dict(zip([client.id for client in clients], weights.tolist()))
+    question = partial(leave_self_out, performance=performance)
+
+    def asked(client: Client) -> Tensor | None:
+        try:
+            answer = client.ask(question, aggregate, own[client.id])
+            if not isinstance(answer, Tensor) or answer.numel() != 1:
+                raise NoAnswer(f"client {client.id} was asked for a number and answered {answer!r:.80}.")
+        except NoAnswer as why:
+            warnings.warn(f"{why} What others are worth to it is not known in this round.", stacklevel=2)
+            return None
+        return answer.double().reshape(())
+
+    told = run_protocol(clients, asked)
+    said = torch.tensor([answer is not None for answer in told], dtype=torch.bool)
+    nothing = torch.zeros((), dtype=torch.float64)
+    answers = torch.stack([*(each.cpu() for each in told if each is not None), nothing])[:-1]
+    broken = [client.id for client, answer in zip(clients, told) if answer is not None and not answer.isfinite()]
+    if broken:
+        raise ValueError(
+            f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
+            "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
+        )
+    return answers, said

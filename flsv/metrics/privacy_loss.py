@@ -1,0 +1,99 @@
+"""PrivacyLoss: the epsilon that each client has spent so far.
+
+:class:`flsv.privacy.GaussianPrivacy` explains what epsilon bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flsv.data.groups import client_called
+from flsv.metrics.base import ContributionMetric
+from flsv.privacy.gaussian import GaussianPrivacy
+
+
+class PrivacyLoss(ContributionMetric):
+    r"""Each client's :math:`\epsilon_i(T_i)` at the mechanism's delta, from the number :math:`T_i` of rounds in which
+    it took part.
+
+    .. math::
+        \epsilon_i = \epsilon\bigl(T_i; \text{clip}, \text{noise}, \delta\bigr)
+
+    As input to ``update``: ``client_ids [k]``. ``compute`` gives ``[num_clients]``, infinite where no noise is added,
+    NaN for clients never seen (of whom nothing has been shared). ``diagnostics`` holds :math:`T_i` and, under a budget,
+    the rounds that each client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy`` has
+    this metric by itself, as ``"epsilon"``.
+
+    When not to use it:
+        As a contribution, or to compare runs with different deltas: it is a bound on what updates tell, and says
+        nothing of what an attacker finds.
+
+    Args:
+        privacy: what the clients do to their updates.
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: unknown or repeated client ids.
+
+    Example:
+        >>> metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=3.0), num_clients=3)
+        >>> metric.update(torch.tensor([0, 1]))
+        >>> metric.update(torch.tensor([0]))
+        >>> metric.compute()
+        tensor([2.9432, 1.9931,    nan])
+        >>> metric.diagnostics()["affordable"]
+        tensor([0., 1., 2.])
+    """
+
+    unit = "epsilon spent"
+    sign = "less is more private; it only grows."
+    cost = "none."
+    higher_is_better = False
+    per_class = False
+    plot_lower_bound = 0.0
+
+    #: Where a ``FederatedLoop`` finds the arguments of ``update``: what the server leaves out has been shared as well.
+    round_fields: ClassVar[dict[str, Any]] = {"client_ids": "senders"}
+    participations: Tensor
+
+    def __init__(self, privacy: GaussianPrivacy, num_clients: int | None = None, **kwargs: Any) -> None:
+        self.privacy = privacy
+        super().__init__(num_clients, None, **kwargs)
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, client_ids: Tensor) -> None:
+        """Add one round; ``client_ids [k]``, those who shared something."""
+        self.participations = self.participations.index_add(0, client_ids, torch.ones_like(client_ids))
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        epsilons = [self.privacy.epsilon(rounds) if rounds else float("nan") for rounds in self.participations.tolist()]
+        return torch.tensor(epsilons, device=self.participations.device)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Rounds taken part in, and rounds that can still be afforded, ``[num_clients]``."""
+        affordable, taken = self.privacy.affordable_rounds(), self.participations.float()
+        return {"rounds": taken} if affordable is None else {"rounds": taken, "affordable": affordable - taken}
+
+    def spent(self) -> str | None:
+        """Why there can be no further round: who could not take part in it within the budget. None if all could.
+
+        Every client counts, not only those that the next round would draw: nobody knows them yet.
+        """
+        affordable = self.privacy.affordable_rounds()
+        if affordable is None or int(self.participations.max()) < affordable:
+            return None
+        client = int(self.participations.argmax())
+        taken = int(self.participations[client])
+        return (
+            f"{client_called(client, self.client_names or ())} has spent epsilon = "
+            f"{self.privacy.epsilon(taken):.4g} in {taken} rounds, and one more would make it "
+            f"{self.privacy.epsilon(taken + 1):.4g}, above max_epsilon={self.privacy.max_epsilon:g} "
+            f"(delta={self.privacy.delta:g})"
+        )

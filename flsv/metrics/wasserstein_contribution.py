@@ -1,0 +1,150 @@
+"""WassersteinContribution: the distance of each client's data from the server's, in features of the current model.
+
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from flsv.core import Client, LocalData
+from flsv.functional import contribution_shares
+from flsv.metrics.base import ContributionMetric, latest
+from flsv.valuation import FedBary, Valuation
+from flsv.valuation.features import Features
+
+
+class WassersteinContribution(ContributionMetric):
+    r"""FedBary's contribution shares: how close each client's data are to the validation data.
+
+    .. math::
+        \phi_i = \frac{1 / W(P_i, Q)}{\sum_j 1 / W(P_j, Q)}
+
+    with W the Wasserstein distance between client *i*'s training samples and the server's validation set or, where
+    there is none, the barycenter of the round's clients. It is found by a protocol in which only interpolants and
+    distances cross; no coalition is evaluated, and the cost is linear in the number of clients.
+
+    As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
+    ``global_vector [P]`` for features that need it, ``round_index`` and a ``generator``. ``compute`` gives
+    ``[num_clients]``, shares that sum to 1 over the clients seen; NaN for clients never seen and those without samples.
+    ``diagnostics`` holds the distances, in feature units. A client outside the cohort keeps its last distance; with
+    features of the model, distances of different rounds are in different units, so compare a cohort's.
+
+    When not to use it:
+        Where what counts is what training makes of data: it compares samples, not models. With images and no good
+        features; where clients may send made-up summaries, which nothing checks.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.valuation.features.Features`.
+        support: points of the interpolating measures; None: 100, or as many as the smallest client can afford without
+            giving its samples away, see :class:`flsv.valuation.FedBary`.
+        iterations: of the protocol.
+        label_weight: w of the label term of the distance; 0 for none.
+        covariance: how a class's spread enters it.
+        every: rounds between two updates; 0: every client once, which is enough for features that need no model.
+        allow_reconstruction: take a support from which the server can work out samples, too.
+        options: further arguments of :class:`flsv.valuation.FedBary`.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: arguments out of range; clients with too few samples for the support; at an update, clients
+            of different features.
+
+    Example:
+        >>> from flsv.valuation import clients_of, server_of
+        >>> y = torch.tensor([0, 0, 1, 1])
+        >>> clients = clients_of([(torch.eye(4), y), (torch.eye(4) + 3, y), (torch.eye(4), y)])
+        >>> metric = WassersteinContribution(num_clients=3, features="pixels", support=1)
+        >>> metric.update(torch.tensor([0, 1]), clients[:2], server_of(torch.eye(4) + 1, y))
+        >>> metric.compute().round(decimals=1)
+        tensor([0.6000, 0.4000,    nan])
+    """
+
+    unit = "contribution share"
+    sign = "from 0 to 1, shares that sum to 1 over the clients seen; more is closer to the validation data."
+    cost = "linear in the number of clients; no coalition."
+    per_class = False
+    needs_classes = True  # its distance is one of samples and their classes
+    plot_lower_bound = 0.0
+    judges = False
+
+    distances: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        features: str | Features = "penultimate",
+        support: int | None = None,
+        iterations: int = 10,
+        label_weight: float = 1.0,
+        covariance: str = "diag",
+        every: Annotated[int, Ge(0)] = 1,
+        allow_reconstruction: bool = False,
+        options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.valuer = FedBary(
+            features,
+            support,
+            iterations,
+            label_weight=label_weight,
+            covariance=covariance,  # type: ignore[arg-type]
+            allow_reconstruction=allow_reconstruction,
+            **(options or {}),
+        )
+        self._sizes: dict[int, int] = {}
+        self.every = every
+        super().__init__(num_clients, None, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        return {"generator": lambda round: round.generator(type(self).__name__)}
+
+    def check(self, num_samples: Tensor) -> None:
+        """Settle on a support that suits the smallest of all clients."""
+        self._sizes = dict(enumerate(num_samples.tolist()))
+        self.valuer.support_for(self._sizes)
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("distances", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
+
+    def update(
+        self,
+        client_ids: Tensor,
+        clients: Sequence[Client],
+        server_data: LocalData | None = None,
+        global_vector: Tensor | None = None,
+        round_index: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Run the protocol with one round's cohort, ``client_ids [k]`` and ``clients``."""
+        self._check_asked(client_ids, clients)
+        if self.every:
+            wanted = list(clients) if round_index % self.every == 0 else []
+        else:
+            wanted = [client for client in clients if self.distances[client.id].isnan()]
+        if wanted:
+            found = self.valuer.value(
+                wanted, server_data, generator, global_vector, judge=self.judges, others=self._sizes
+            )
+            self._take(wanted, found)
+
+    def _take(self, clients: Sequence[Client], found: Valuation) -> None:
+        """Put a valuation into the state."""
+        self.distances = self.distances.clone()
+        self.distances[list(found.clients)] = found.distances.to(self.distances)
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        return contribution_shares(self.distances)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Each client's distance ``[num_clients]``."""
+        return {"distance": self.distances.clone()}

@@ -1,0 +1,216 @@
+"""``run.json``: the record of a run, written when it begins.
+
+``contributions.csv`` holds numbers; here are the names of clients and classes, the settings, what the metrics are, and
+the hashes by which a second run can be told to be the same. A killed run has it too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+from torchmetrics import Metric
+
+from flsv.core.strategy import own_parts
+from flsv.data import FederatedDataModule
+from flsv.metrics import ContributionMetric
+from flsv.metrics.needs import what_it_is
+from flsv.results.folder import RECORD
+from flsv.results.round_result import Event, RoundResult, RunResult, Sink
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.errors import ConfigurationError
+
+#: Of the layout of ``run.json``.
+VERSION = 3
+
+
+class Record(Sink):
+    """The sink that writes ``run.json``: when the fit begins, when something has happened to a client, and at its end.
+
+    Args:
+        folder: of the run.
+        content: see :func:`record_of`.
+        events: gives all that has happened so far.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]) -> None:
+        self._folder, self._content, self._events = folder, dict(content), events
+        write_record(folder, self._content)
+
+    def write(self, result: RoundResult) -> None:
+        """At once: a killed run's folder has to say it, too."""
+        self._note(result.events)
+
+    def finish(self, result: RunResult) -> None:
+        end = {"ended": now(), "rounds_done": result.rounds, "logged": result.logged}
+        write_record(self._folder, self._content | end | dict(result.learned))
+
+    def close(self, failed: bool = False) -> None:
+        """Write the events, those of a failed round included."""
+        if failed:
+            with suppress(OSError):  # what went wrong first matters more
+                self._note(self._events())
+
+    def _note(self, events: Sequence[Event]) -> None:
+        told = [asdict(event) for event in events]
+        if told != self._content["events"]:
+            self._content["events"] = told
+            write_record(self._folder, self._content)
+
+
+def record_of(
+    trainer: L.Trainer,
+    data: FederatedDataModule,
+    metrics: Mapping[str, Metric],
+    algorithm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    identity: Mapping[str, Mapping[str, str]],
+    first_round: int,
+    version: str,
+    events: Sequence[Event] = (),
+) -> dict[str, Any]:
+    """What ``run.json`` says of a fit that begins.
+
+    Args:
+        trainer: of the fit.
+        data: dealt out.
+        metrics: of the loop, bound.
+        algorithm: role (such as ``"aggregator"``) to the object that has it.
+        settings: as the loggers are given them.
+        identity: what must be the same in a run that resumes this one: its ``"settings"`` and ``"samples"``.
+        first_round: 0, or where a resumed run goes on.
+        version: of flsv.
+        events: of the rounds before.
+    """
+    counts = data.known_class_counts
+    names = (data.class_names or range(data.num_classes)) if data.no_classes is None else None
+    classes = None if names is None else [str(name) for name in names]
+    return {
+        **record_head(trainer.lightning_module, own_parts(algorithm), metrics, version),
+        "first_round": first_round,
+        "rounds": trainer.max_epochs,
+        "clients": list(data.client_names),
+        "classes": classes,
+        "samples": data.num_samples.tolist(),
+        "class_counts": None if counts is None or classes is None else counts.tolist(),
+        "validation": data.validation(),
+        "settings": dict(settings),
+        "hashes": dict(identity["samples"]),
+        "fingerprint": dict(identity["settings"]),
+        "events": [asdict(event) for event in events],
+    }
+
+
+def record_head(
+    module: nn.Module, algorithm: Mapping[str, Any], metrics: Mapping[str, Metric], version: str
+) -> dict[str, Any]:
+    """Return the entries of ``run.json`` that need no data and no Trainer, see :func:`record_of`."""
+    return {
+        "version": VERSION,
+        "started": now(),
+        "packages": {
+            "flsv": version,
+            "torch": str(torch.__version__),
+            "lightning": L.__version__,
+            "python": platform.python_version(),
+        },
+        "module": type(module).__name__,
+        "algorithm": {role: type(made).__name__ for role, made in algorithm.items()},
+        "metrics": {name: _described(metric) for name, metric in metrics.items()},
+    }
+
+
+def now() -> str:
+    """Return the time as ``run.json`` has it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _described(metric: Metric) -> dict[str, Any]:
+    columns = metric.columns() if isinstance(metric, ContributionMetric) else None
+    return {
+        "class": type(metric).__name__,
+        "about": _plain_words(what_it_is(metric)),
+        "guide": metric.guide().lines() if isinstance(metric, ContributionMetric) else {},
+        "per_class": bool(getattr(metric, "per_class", False)) and columns is None,
+        "columns": columns,
+        "higher_is_better": metric.higher_is_better,
+        "to_pay_by": to_pay_by(metric),
+    }
+
+
+def to_pay_by(metric: Metric) -> bool:
+    """Whether one may share something out by a metric's values: not by costs, nor by what clients are to each other."""
+    if not isinstance(metric, ContributionMetric) or metric.columns():
+        return False
+    return metric.to_pay_by and metric.higher_is_better is not False
+
+
+def _plain_words(text: str) -> str:
+    """Without markup.
+
+    Example:
+        >>> _plain_words("See :class:`~flsv.metrics.CGSV`, ``[n]``.")
+        'See flsv.metrics.CGSV, [n].'
+    """
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write ``run.json`` anew: whole, or as it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / RECORD) as file:
+        file.write(json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode())
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """``run.json``.
+
+    Raises:
+        ConfigurationError: there is none, it is no JSON, or of another version.
+    """
+    try:
+        record = json.loads(path.read_bytes())
+        version = record["version"]
+    except FileNotFoundError:
+        raise ConfigurationError(f"there is no {path}, which every run has: name the folder of a run.") from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(f"{path} is no record of a run ({error!r}). Train again, in a new folder.") from error
+    if version != VERSION:
+        raise ConfigurationError(
+            f"{path} is of version {version}, and this flsv reads version {VERSION}. Read the run with the flsv that "
+            "has written it, or train again."
+        )
+    return {**record, "events": [Event(**event) for event in record["events"]]}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it: numbers that are not finite are null, objects their repr."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # a tensor's: torch is too heavy for whoever only reads
+        return _plain(value.tolist())
+    if isinstance(value, str) or value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Sequence):
+        return [_plain(item) for item in value]
+    return repr(value)

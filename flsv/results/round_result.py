@@ -1,0 +1,162 @@
+"""What is known after a round and at a run's end, and Sink: whatever writes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Event:
+    """What has happened at a client, or to its updates, once or several times.
+
+    Args:
+        client: its number.
+        what: a filter's fault (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``), or an incident in words.
+        first: the first round, from 0.
+        last: the last round.
+        times: in how many rounds.
+        of: of how many in which the client has sent an update; None where that says nothing.
+        others: of a copy, the other clients of its group.
+    """
+
+    client: int
+    what: str
+    first: int
+    last: int
+    times: int = 1
+    of: int | None = None
+    others: Sequence[int] = ()
+
+
+def copies_in(events: Iterable[Event]) -> list[list[int]]:
+    """The groups of clients who were found to send one another's updates, all members of each; who sent the server's
+    last step back is a group of its own.
+
+    Example:
+        >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
+        [[1, 3], [2]]
+    """
+    events = list(events)
+    groups = {tuple(sorted({each.client, *each.others})) for each in events if each.what == "copy"}
+    copied = {client for group in groups for client in group}
+    alone = {(each.client,) for each in events if each.what == "echo" and each.client not in copied}
+    return [list(group) for group in sorted(groups | alone)]
+
+
+def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
+    """Client to in how many rounds its update was not finite or far too large, of how many that it sent; without those
+    in order. Those rounds count nothing for it: no metric has measured them.
+
+    Example:
+        >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])
+        {1: (3, 4)}
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for each in events:
+        if each.what in ("not_finite", "large"):
+            times, of = found.get(each.client, (0, 0))
+            found[each.client] = times + each.times, max(of, each.of or 0)
+    return dict(sorted(found.items()))
+
+
+class Row(NamedTuple):
+    """A row of a run's table, see :data:`flsv.results.run_table.SCHEMA`, whose ``class`` is ``column`` here."""
+
+    round: int
+    metric: str
+    client: int
+    column: str
+    value: float
+    client_name: str
+    class_name: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What is known after a round. What is not known is NaN.
+
+    Args:
+        round_index: from 0.
+        last: whether it is the run's last round.
+        values: the metrics' values by name, ``[n]`` or ``[n, M]``.
+        weights: ``[n]`` of the aggregation, NaN outside the cohort.
+        losses: client id to its training loss.
+        norms: client id to the norm of its update.
+        scores: the scores ``[n]`` of the clients' own models by name, where they were evaluated in this round.
+        events: of the run so far.
+        shared: the numbers of no single client, by name.
+        table: the rows that are known.
+        changes: those that are other than in the round before.
+    """
+
+    round_index: int
+    last: bool
+    values: Mapping[str, Tensor]
+    weights: Tensor
+    losses: Mapping[int, float]
+    norms: Mapping[int, float]
+    scores: Mapping[str, Tensor]
+    table: Sequence[Row]
+    changes: Sequence[Row]
+    events: Sequence[Event] = ()
+    shared: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What is known when a run has come to its end.
+
+    Args:
+        round_index: of the last round.
+        rounds: how many there have been.
+        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and the scores of clients'
+            own models.
+        columns: name of a metric to what its columns are called (``"class"``).
+        to_pay_by: those of them whose values one may share something out by, the nearest to retraining first.
+        learned: what the model has learned that the metrics share out, as ``run.json`` has it.
+        logged: what the module has logged last.
+        pictures: name of a metric to what draws its values.
+    """
+
+    round_index: int
+    rounds: int
+    table: pandas.DataFrame
+    columns: Mapping[str, str]
+    to_pay_by: Sequence[str]
+    learned: Mapping[str, Any]
+    logged: Mapping[str, float]
+    pictures: Mapping[str, Callable[[], Any]]
+
+
+class Sink:
+    """Where results go; none knows another. A sink overrides what it needs.
+
+    Example:
+        >>> class Lines(Sink):
+        ...     def write(self, result):
+        ...         print(result.round_index, result.weights.tolist())
+    """
+
+    def write(self, result: RoundResult) -> None:
+        """A round is over."""
+
+    def write_late(self, result: RoundResult) -> None:
+        """Values of an earlier round are known now, and nothing else of it."""
+
+    def finish(self, result: RunResult) -> None:
+        """The run has come to its end."""
+
+    def flush(self) -> None:
+        """Everything to the disk, as before a checkpoint."""
+
+    def close(self, failed: bool = False) -> None:
+        """The fit is over, or has failed: leave everything as it was found."""

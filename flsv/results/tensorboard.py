@@ -1,0 +1,378 @@
+"""The sinks of loggers. TensorBoard has a run of its own, and one per client.
+
+TensorBoard shows groups of charts by the alphabet, capitals first: the clients' values of all metrics, and their
+pictures, are in a group that comes before what the module logs.
+
+TensorBoard colors and names lines by run. A run per client, ``<run>/Boston``, in which every client has the same tags,
+puts all clients into one chart, in colors, with names, in every tab. The run's own file keeps what is nobody's alone.
+Of more than :data:`MOST_RUNS` clients all curves are the run's, a tag each.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from matplotlib.figure import Figure
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.api_pb2 import MetricInfo, MetricName
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+from torchmetrics import Metric
+
+from flsv.core.artifacts import client_folders
+from flsv.metrics import ContributionMetric
+from flsv.models.imbalance import OWN_SCORES
+from flsv.results.folder import Reporting
+from flsv.results.measured import (
+    MOST_PER_CLASS,
+    Point,
+    class_part,
+    curves_of,
+    in_one_place,
+    points_of,
+    tag_of,
+)
+from flsv.results.round_result import RoundResult, RunResult, Sink
+from flsv.results.terminal import client_columns
+from flsv.utilities.charts import client_labels, drawing, label_text
+
+#: Begins the tags of what is to be seen first.
+FIRST = "Contributions/"
+#: Clients up to which each has a run.
+MOST_RUNS = 30
+#: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
+PICTURES = 10
+#: Seconds after which a client's curves are on the disk.
+FLUSH = 10
+#: Loggers that have a place for pictures.
+OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
+#: A chart of Custom Scalars, as :meth:`torch.utils.tensorboard.SummaryWriter.add_custom_scalars` takes it.
+Chart = list[Any]
+
+
+class TensorBoard(Sink):
+    """Writes what one logger's folder shows.
+
+    Args:
+        logger: whose experiment is a ``SummaryWriter``: the run's own file.
+        trainer: says how many rounds there are, and what the module has logged.
+        metrics: by name.
+        client_names: of the clients.
+        class_names: of the classes, or None.
+        reporting: which curves and figures.
+        evaluated: whether the clients' own models are evaluated.
+    """
+
+    def __init__(
+        self,
+        logger: TensorBoardLogger,
+        trainer: L.Trainer,
+        metrics: Mapping[str, Metric],
+        client_names: Sequence[str],
+        class_names: Sequence[str] | None,
+        reporting: Reporting,
+        evaluated: bool = False,
+    ) -> None:
+        self._writer: SummaryWriter = logger.experiment
+        self._folder, self._trainer, self._metrics = Path(logger.log_dir), trainer, metrics
+        self._client_names, self._class_names = client_names, class_names
+        self._reporting, self._evaluated = reporting, evaluated
+        self._per_class = curves_of(metrics, reporting.per_class)
+        self._by_client = len(client_names) <= MOST_RUNS
+        self._labels = client_labels(len(client_names), client_names)
+        self._folders = client_folders(self._labels)
+        self._margins = [
+            name
+            for name, metric in metrics.items()
+            if isinstance(metric, ContributionMetric) and metric.over_rounds is not None
+        ]
+        self._writers: dict[int, SummaryWriter] = {}
+        self._chosen: Mapping[str, str | int | float] = {}
+        self._first_round, self._in_table = 0, False
+
+    def begin(
+        self,
+        first_round: int,
+        settings: Mapping[str, Any],
+        chosen: Mapping[str, str | int | float],
+        partition: Callable[[], Figure],
+    ) -> None:
+        """Write what is known before the first round.
+
+        Args:
+            first_round: the next round. Where it is not 0, whatever an earlier process wrote of this and later rounds
+                is declared void, as TensorBoard does it itself (``purge_step``): no round is there twice.
+            settings: all that the run is made of.
+            chosen: those that tell runs apart.
+            partition: draws who has which data.
+        """
+        self._first_round, self._chosen = first_round, chosen
+        if first_round:
+            self._writer.close()  # it opens another file, which is read after those of the process before
+            _wait_past(self._folder)
+            start = SessionLog(status=SessionLog.START)
+            for event in (Event(file_version="brain.Event:2"), Event(session_log=start)):
+                self._writer._get_file_writer().add_event(event, first_round)
+        self._writer.add_text("settings", text_table({"setting": settings, "value": settings.values()}), first_round)
+        # A run that goes on may do so in another folder; in the same one the last layout counts.
+        self._writer.add_custom_scalars(self._charts())
+        if first_round == 0:
+            self._draw("data/partition", partition, 0)
+
+    def write(self, result: RoundResult) -> None:
+        """A round's curves and pictures."""
+        index, names = result.round_index, self._client_names
+        points = list(points_of(result, self._per_class, len(names), self._class_names))
+        own = dict(result.shared)
+        if self._by_client:
+            self._write_clients(points, index)
+        else:
+            own |= in_one_place(points, names)
+        # One event for the round: an event per scalar takes 30 us each, and there are n x M of them.
+        _add(self._writer, own, index)
+        if not self._in_table and (logged := accuracies(self._logged())):
+            self._write_hyperparameters(logged)
+        due = figures_due(index, self._trainer.max_epochs, self._reporting.figures)
+        for name, value in result.values.items() if due else ():
+            self._draw(f"{FIRST}{name}", partial(draw_metric, self._metrics[name], name, value, index), index)
+
+    write_late = write
+
+    def finish(self, result: RunResult) -> None:
+        """After the last round: a table of the clients, and the run's line in the table of runs."""
+        if not self._in_table:
+            self._write_hyperparameters(accuracies(self._logged()))
+        columns = client_columns(result.table, result.columns, len(self._labels), result.to_pay_by)
+        text = text_table({"client": self._labels, **columns})
+        self._writer.add_text("contributions", text, result.round_index)
+        self.flush()
+
+    def flush(self) -> None:
+        """Everything to the disk, as before a checkpoint: what a resumed run does not write again is there."""
+        for writer in (self._writer, *self._writers.values()):
+            writer.flush()
+
+    def close(self, failed: bool = False) -> None:
+        """Close the clients' files; the run's own is the logger's."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+    def _tag(self, tag: str) -> str:
+        return f"{FIRST}{tag}" if tag in self._metrics else tag
+
+    def _write_clients(self, points: Iterable[Point], step: int) -> None:
+        scalars: dict[int, dict[str, float]] = {}
+        for point in points:
+            scalars.setdefault(point.client, {})[self._tag(point.tag)] = point.value
+        for client, own in scalars.items():
+            # A margin chart wants the value at the steps of its ends, and there are none in the first round.
+            for name in self._margins:
+                if f"{name}/low" in own:
+                    own[f"{name}/value"] = own[self._tag(name)]
+            if client not in self._writers:
+                folder, since = self._folder / self._folders[client], self._first_round or None
+                self._writers[client] = SummaryWriter(folder, purge_step=since, flush_secs=FLUSH)
+            _add(self._writers[client], own, step)
+
+    def _draw(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
+        with drawing(tag):
+            self._writer.add_figure(tag, draw(), step)
+
+    def _logged(self) -> list[str]:
+        """What the module has logged so far, by name."""
+        ours = (*self._metrics, "weight", *map(tag_of, OWN_SCORES))
+        return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
+
+    def _write_hyperparameters(self, logged: Sequence[str]) -> None:
+        results = [MetricInfo(name=MetricName(tag=tag)) for tag in logged]
+        # TensorBoard ticks the first five.
+        for name in self._metrics if self._by_client else ():
+            for label, folder in zip(self._labels, self._folders):
+                value = MetricName(group=folder, tag=self._tag(name))  # the client's run, below this one
+                results.append(MetricInfo(name=value, display_name=f"{name} {label}"))
+        if self._evaluated:
+            tags = ["client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"]
+            tags += [f"{tag_of(name)}/mean" for name in OWN_SCORES[1:]]
+            results += [MetricInfo(name=MetricName(tag=tag)) for tag in tags]
+        experiment, *session = hparams(dict(self._chosen), {})
+        plugin = experiment.value[0].metadata.plugin_data
+        content = HParamsPluginData.FromString(plugin.content)
+        content.experiment.metric_infos.extend(results)
+        plugin.content = content.SerializeToString()
+        for summary in (experiment, *session):
+            self._writer._get_file_writer().add_summary(summary)
+        self._in_table = True
+
+    def _charts(self) -> dict[str, dict[str, Chart]]:
+        """The charts of the run in Custom Scalars: of all clients, with intervals and per class of a metric."""
+        end = "$" if self._by_client else "/client_[^/]+$"
+        more = ["weight", "train_loss", "update_norm", *(map(tag_of, OWN_SCORES) if self._evaluated else ())]
+        tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
+        charts = {"all clients": {name: _lines(re.escape(tag) + end) for name, tag in tags.items()}}
+        if self._by_client and self._margins:
+            charts["all clients, intervals of this run only"] = {
+                name: ["Margin", [f"{name}/{what}" for what in ("value", "low", "high")]] for name in self._margins
+            }
+        for name in self._per_class:
+            charts |= self._charts_of_classes(name, end)
+        return charts
+
+    def _charts_of_classes(self, name: str, end: str) -> dict[str, dict[str, Chart]]:
+        """Charts of a metric's values per class, if it has any and they are curves."""
+        classes = list(self._class_names or ())
+        few = 1 < len(classes) <= MOST_PER_CLASS / len(self._labels)
+        if not few or not getattr(self._metrics[name], "per_class", False):
+            return {}
+        titles = [f"class {each}" if str(each).isdigit() else str(each) for each in classes]
+        tags = [re.escape(f"{name}/{class_part(j, classes)}") + end for j in range(len(classes))]
+        charts = {title: _lines(tag) for title, tag in zip(titles, tags)}
+        if self._by_client:
+            charts["all classes: choose a client on the left"] = _lines(re.escape(f"{name}/class_") + "[^/]*$")
+        return {f"{name} by class": charts}
+
+
+class Trackers(Sink):
+    """The sink of all other loggers: curves, and in W&B, MLflow and Comet a picture of each metric, by Lightning's
+    loggers for them.
+
+    Args:
+        loggers: of the trainer, without TensorBoard's.
+        per_class: metrics whose values per class are curves.
+        client_names: of the clients.
+        class_names: of the classes, or None.
+    """
+
+    def __init__(
+        self,
+        loggers: Sequence[Logger],
+        per_class: Sequence[str],
+        client_names: Sequence[str],
+        class_names: Sequence[str] | None,
+    ) -> None:
+        self._loggers, self._per_class = loggers, per_class
+        self._client_names, self._class_names = client_names, class_names
+
+    def write(self, result: RoundResult) -> None:
+        """A round's curves."""
+        points = points_of(result, self._per_class, len(self._client_names), self._class_names)
+        scalars = {**result.shared, **in_one_place(points, self._client_names)}
+        for logger in self._loggers:
+            logger.log_metrics(scalars, step=result.round_index)
+
+    write_late = write
+
+    def finish(self, result: RunResult) -> None:
+        """Hand pictures to the loggers that have a place for them. What a service refuses is a warning: the run is
+        over, and everything is in its folder."""
+        for logger in self._loggers:
+            for name, draw in result.pictures.items() if isinstance(logger, OF_SERVICES) else ():
+                with drawing(f"{name} of {type(logger).__name__}"):
+                    _log_picture(logger, name, draw(), result.round_index)
+
+
+def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
+    if isinstance(logger, WandbLogger):
+        logger.log_image(f"charts/{name}", images=[figure], step=step)
+    elif isinstance(logger, MLFlowLogger):
+        logger.experiment.log_figure(logger.run_id, figure, f"charts/{name}.png")
+    else:
+        logger.experiment.log_figure(figure_name=name, figure=figure, step=step)
+
+
+def _wait_past(folder: Path) -> None:
+    """TensorBoard reads files by name, and these begin with the second in which they were opened."""
+    seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
+    time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
+
+
+def _lines(tag: str) -> Chart:
+    return ["Multiline", [f"^{tag}"]]
+
+
+def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None:
+    if scalars:
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        writer._get_file_writer().add_summary(Summary(value=values), step)
+
+
+def figures_due(round_index: int, rounds: int | None, every: int | None) -> bool:
+    """Whether figures are drawn after this round.
+
+    Args:
+        round_index: from 0.
+        rounds: of the run; None or -1: nobody knows.
+        every: rounds between two pictures; 0: none; None: ten in the run.
+
+    Example:
+        >>> [index for index in range(25) if figures_due(index, 25, None)]
+        [2, 5, 8, 11, 14, 17, 20, 23, 24]
+    """
+    known = rounds if rounds is not None and rounds > 0 else None
+    if every is None:
+        every = -(-known // PICTURES) if known else PICTURES
+    return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
+
+
+def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
+    """The metric's own picture, with the standard errors that it knows, within its own bounds if it has any.
+
+    Args:
+        metric: draws itself.
+        name: its name in the run.
+        value: what it gave.
+        round_index: from 0; the title counts from 1.
+    """
+    error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
+    bounds = metric.plot_lower_bound, metric.plot_upper_bound
+    style: dict[str, Any] = {
+        "stderr": None if error is None else error.detach().cpu(),
+        "limits": None if None in bounds else bounds,
+    }
+    known = inspect.signature(metric.plot).parameters  # of a metric of torchmetrics' own, neither
+    figure, axis = metric.plot(value, **{key: each for key, each in style.items() if key in known})
+    axis.set_title(f"{label_text(name)}, round {round_index + 1}")
+    return figure
+
+
+def accuracies(logged: Iterable[str]) -> list[str]:
+    """Those of the logged names that say how good a model is.
+
+    Example:
+        >>> accuracies(["val_loss", "val_acc", "lr", "val_f1"])
+        ['val_acc', 'val_f1']
+        >>> accuracies(["train_loss", "val_loss"])
+        ['val_loss']
+    """
+    names = [name for name in logged if not name.startswith("train")]
+    good = [name for name in names if any(word in name.lower() for word in ("acc", "f1", "auroc", "auc", "r2"))]
+    return good or [name for name in names if "loss" in name.lower() or "error" in name.lower()]
+
+
+def text_table(columns: Mapping[str, Iterable[object]]) -> str:
+    """Columns as a table in Markdown; whatever they hold is shown as it is.
+
+    Example:
+        >>> print(text_table({"client": ["a|b"], "weight": [0.5]}))
+        | client | weight |
+        | --- | --- |
+        | a\\|b | 0.5 |
+    """
+    cells = [columns, ["---"] * len(columns), *zip(*columns.values())]
+    return "\n".join(f"| {' | '.join(_plain(str(cell)) for cell in row)} |" for row in cells)
+
+
+def _plain(text: str) -> str:
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_|\[\]])", r"\\\1", text)

@@ -1,0 +1,357 @@
+"""The sink Terminal: the round, the client being trained and the coalitions being evaluated, on Lightning's own
+progress bar; and the tables at the end.
+
+A terminal's width is a given: what does not fit stands in a second table below, with the clients' names again, and
+numbers are never cut. Into a pipe or a file everything goes as wide as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+import pandas
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from pandas import DataFrame
+from rich.progress import BarColumn
+from rich.table import Column
+
+from flsv.models.imbalance import OWN_SCORES
+from flsv.results.folder import where_results_are
+from flsv.results.measured import own_title
+from flsv.results.round_result import RunResult, Sink
+from flsv.results.run_table import columns_in, last, part
+from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, ranking, value_columns
+from flsv.utilities import progress as counting
+from flsv.utilities.charts import client_labels, shortened
+
+#: Clients that are shown one by one; of more the highest and the lowest ten.
+MOST = 20
+
+
+def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
+    """Print each client's samples, value and share; with a metric that is no basis of payment alone, its classes.
+
+    Everything else that was measured stands in TensorBoard and in the report.
+
+    Args:
+        result: of the run.
+        client_names: n names.
+        where: lines that say where the results are.
+    """
+    table, count = result.table, len(client_names)
+    shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by or result.columns)}
+    first = next(iter(shown), None)
+    rows = chosen(last(table, first, count) if first else None, count)
+    title = "Contributions" if first else "Clients"
+    if len(rows) < count:
+        by = f", by {first}" if first else ""
+        title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
+    columns = value_table(table, shown, count, result.to_pay_by)
+    if any("[" in cell for cells in columns.values() for cell in cells):
+        title += f"; in brackets: {WORDS['in_brackets']}"
+    print_table(title, client_names, columns, rows)
+    for name, kind in shown.items():
+        keys = columns_in(table, name)
+        if 0 < len(keys) <= 10:
+            print_table(f"{name} by {kind}", client_names, class_columns(table, name, count), rows)
+    for line in (*_sentences(result, client_labels(count, client_names)), *where):
+        print(line)
+
+
+def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
+    """Who has contributed most, and what has become of the model."""
+    lines = [] if result.columns else [f"{WORDS['page']['no_metric']} {WORDS['name_one']}"]
+    for name in result.to_pay_by[:1]:
+        values, low, high = (last(result.table, name, len(labels), what=what) for what in ("value", "low", "high"))
+        lines += ranking(labels, (values, low, high), name, result.learned)
+    lines += lines_of(result.learned)
+    if result.logged:
+        lines.append(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}")
+    return lines
+
+
+def value_table(
+    table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Return each client's samples, values and shares: column to its cells, without the clients' own.
+
+    Args:
+        table: of the last round.
+        metrics: their names; intervals stand in brackets behind the values. Without any, rounds stand there.
+        clients: n.
+        to_pay_by: metrics whose values may be shared out.
+    """
+    known = {name: [last(table, name, clients, what=what) for what in ("value", "low", "high")] for name in metrics}
+    counts = ("samples",) if known else ("samples", "rounds")
+    columns = {name: numbers(last(table, name, clients)) for name in counts}
+    return columns | value_columns(known, to_pay_by, range(clients))
+
+
+def client_columns(
+    table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Return all that is known of each client: what :func:`value_table` has, rounds, weight and its model's scores.
+
+    Args:
+        table: of the last round.
+        metrics: their names.
+        clients: n.
+        to_pay_by: metrics whose values may be shared out.
+    """
+    there = set(table["metric"])
+    columns = value_table(table, metrics, clients, to_pay_by)
+    columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients)), **columns}
+    for name in ("weight", *OWN_SCORES):
+        if name in there:
+            values = last(table, name, clients)
+            title = own_title(name) if name in OWN_SCORES else name
+            columns[title] = [f"{x:.3f}" if x == x else NONE for x in values] if name in OWN_SCORES else numbers(values)
+    return columns
+
+
+def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list[str]]:
+    """One row per client and one column per class (or whatever the columns are) of a metric's values."""
+    keys = columns_in(table, metric)
+    names = [part(table, metric, key)["class_name"].iloc[0] for key in keys]
+    # A class may have the name of another, or of the first column.
+    heads = [name if [*names, "client"].count(name) == 1 else f"{name} ({j})" for j, name in enumerate(names)]
+    return {head: numbers(last(table, metric, clients, key), 2) for head, key in zip(heads, keys)}
+
+
+def chosen(values: Iterable[float] | None, clients: int) -> list[int]:
+    """Which clients are shown: few in the order of their numbers; of many the ten with the highest values and the ten
+    with the lowest, of those that have one.
+
+    Args:
+        values: ``[n]``, what they are ordered by; None: by number.
+        clients: n.
+    """
+    if clients <= MOST or values is None:
+        return ends_of(range(clients), MOST)
+    known = [float(value) for value in values]
+    return ends_of([client for client in by_value(known) if known[client] == known[client]], MOST)
+
+
+def print_table(
+    title: str,
+    names: Sequence[str],
+    columns: Mapping[str, Sequence[str]],
+    rows: Sequence[int] | None = None,
+    corner: str = "client",
+) -> None:
+    """Print a table, in as many parts as the terminal's width makes it.
+
+    Args:
+        title: of the first part.
+        names: of the rows.
+        columns: header to cells, of all rows.
+        rows: those that are shown, of more than those the first ten above a line of dots; None: all.
+        corner: header of the names.
+    """
+    cells = {head: [*column] for head, column in columns.items()}
+    frame = DataFrame(cells, index=[shortened(name) for name in names], dtype=object)
+    frame.columns.name = corner
+    if rows is not None:
+        frame = frame.iloc[list(rows)]
+        frame = _with_dots(frame) if MOST <= len(rows) < len(names) else frame
+    print(title)
+    with pandas.option_context("display.unicode.east_asian_width", True):
+        print(frame.to_string(line_width=width()), end="\n\n")
+
+
+def _with_dots(frame: DataFrame) -> DataFrame:
+    dots = DataFrame("\N{HORIZONTAL ELLIPSIS}", index=["\N{HORIZONTAL ELLIPSIS}"], columns=frame.columns)
+    return pandas.concat([frame[: MOST // 2], dots, frame[MOST // 2 :]])
+
+
+def width() -> int | None:
+    """Width of the terminal; into a pipe or a file as wide as it takes (None), unless the variable COLUMNS says."""
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def undecided(record: Mapping[str, Any]) -> list[str]:
+    """A sentence for each metric whose sampled values tell no pair of clients apart.
+
+    Example:
+        >>> undecided({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
+        'about 10,000 would tell one apart, in half of all cases'
+    """
+    sentences = []
+    for metric, sampled in record.get("undecided", {}).items():
+        needed = float(f"{sampled['needed']:.2g}")
+        sentences.append(
+            f"{metric}: no pair of clients can be told apart at this budget ({sampled['evaluations']:,} evaluations); "
+            f"about {needed:,.0f} would tell one apart, in half of all cases"
+        )
+    return sentences
+
+
+def lines_of(record: Mapping[str, Any]) -> list[str]:
+    """What a run's record says of the model that its metrics share out, a line each: the performance at the start and
+    at the end, what the values sum to, and whether it is anything.
+
+    Example:
+        >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "sum": 0.2, "told_apart": False}
+        >>> print(*lines_of({"paid_in": {"sv": verdict}}))
+        Accuracy on the validation set rose from 10.0 % to 30.0 %; sv sums to 0.2: not told apart from a constant \
+prediction
+    """
+    lines = []
+    for metric, game in record.get("paid_in", {}).items():
+        whole = NONE if game["sum"] is None else f"{game['sum']:.4g}"
+        line = change(game["by"], game["start"], game["end"])
+        line = line[0].upper() + line[1:] if "_" not in line.split()[0] else line
+        line += f"; {metric} sums to {whole}" if metric else ""
+        lines.append(line + (": not told apart from a constant prediction" if game["told_apart"] is False else ""))
+    lines += undecided(record)
+    lines += record.get("coalitions", [])
+    if "not_known" in record:
+        lines.append(f"Whether the model has learned anything is not known: {record['not_known']}")
+    return lines
+
+
+#: Seconds that a piece of work takes before it is shown, and between two changes of what is shown.
+PATIENCE = 0.5
+#: Columns that Rich's bar needs beside what is logged.
+_BESIDE = 60
+#: Methods of a bar that are others for the length of a fit.
+_REPLACED = ("get_metrics", "_get_train_description", "_init_progress", "init_train_tqdm")
+PAUSE = 0.1
+
+
+class Terminal(Sink):
+    """Shows the round and the client on the trainer's progress bar, whichever bar it is: Rich's and TQDM's have ``round
+    3/20`` in the place of ``Epoch 2/19``, and while coalitions are evaluated their number. Rich's stays on one line.
+    Prints the clients' table after the bar has left.
+
+    Installed for the length of one fit; ``text`` is what the bar shows.
+
+    Args:
+        trainer: with its progress bar, if any.
+        client_names: of the clients.
+        table: whether the table is printed.
+        files: whether there are files of the run to be named below it.
+    """
+
+    def __init__(self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool) -> None:
+        self.text: dict[str, str] = {}
+        self._trainer, self._bar = trainer, trainer.progress_bar_callback
+        self._client_names, self._table, self._files = client_names, table, files
+        self._counts: dict[str, str] = {}
+        self._has_round = False
+        self._since = self._drawn = 0.0
+        if self._bar is None:
+            return
+        counting.attach(self)
+        get_metrics = self._bar.get_metrics
+
+        def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+            shown = {k: v for k, v in get_metrics(trainer, module).items() if k != "v_num"}
+            text = {k: v for k, v in self.text.items() if k != "round" or not self._has_round}
+            return {**(text if trainer.training else {}), **self._counts, **shown}
+
+        self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]
+        self._has_round = self._count_rounds()
+
+    def _count_rounds(self) -> bool:
+        """Put the round into the place of the epoch, where the bar has one; whether it has."""
+        bar: Any = self._bar
+        of_rich, of_tqdm = isinstance(bar, RichProgressBar), isinstance(bar, TQDMProgressBar)
+        if of_rich:
+            bar._get_train_description = lambda epoch: f"{self._round(epoch):{len(bar.validation_description)}}"
+            add_progress = bar._init_progress
+
+            def on_one_line(trainer: L.Trainer) -> None:
+                add_progress(trainer)
+                if bar.progress is None:
+                    return
+                *columns, logged = bar.progress.columns
+                for column in columns:
+                    if not isinstance(column, BarColumn):  # which becomes as short as it has to
+                        column._table_column = Column(no_wrap=True)
+                logged._table_column = Column(no_wrap=True, max_width=max(bar.progress.console.width - _BESIDE, 20))
+
+            bar._init_progress = on_one_line
+        if of_tqdm:
+            make = bar.init_train_tqdm
+
+            def with_round() -> Any:
+                made = make()
+                describe = made.set_description
+                made.set_description = lambda *_: describe(self._round(self._trainer.current_epoch))
+                return made
+
+            bar.init_train_tqdm = with_round
+        return of_rich or of_tqdm
+
+    def _round(self, index: int) -> str:
+        rounds = self._trainer.max_epochs
+        return f"round {index + 1}{f'/{rounds}' if rounds is not None and rounds > 0 else ''}"
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """So many of so many, for :mod:`flsv.utilities.progress`."""
+        now = time.monotonic()
+        if not done:
+            self._since = now
+        if now - self._since >= PATIENCE and now - self._drawn >= PAUSE:
+            self._drawn = now
+            self._counts = {what: f"{done}/{total}"}
+            self._draw()
+
+    def hide(self) -> None:
+        """The work is done, or given up."""
+        if self._counts:
+            self._counts = {}
+            self._draw()
+
+    def show_table(self, result: RunResult) -> None:
+        """Print the table now, if it is wanted."""
+        if self._table:
+            where = where_results_are(self._trainer) if self._files else []
+            print_contributions(result, self._client_names, where)
+
+    def finish(self, result: RunResult) -> None:
+        """Print the table after the progress bar has left the terminal: a live bar erases what is printed under it."""
+        if not self._table:
+            return
+        show, bar = partial(self.show_table, result), self._bar
+        if bar is None:
+            show()
+            return
+        stop = bar.teardown
+
+        def teardown(*hook: Any, **named: Any) -> None:
+            self._put_teardown_back()
+            stop(*hook, **named)
+            show()
+
+        bar.teardown = teardown  # type: ignore[method-assign]
+
+    def close(self, failed: bool = False) -> None:
+        """Give the bar its own text back; after an error nothing is printed."""
+        counting.detach(self)
+        for name in _REPLACED if self._bar is not None else ():
+            self._bar.__dict__.pop(name, None)
+        if failed:
+            self._put_teardown_back()
+
+    def _put_teardown_back(self) -> None:
+        if self._bar is not None:
+            self._bar.__dict__.pop("teardown", None)
+
+    def _draw(self) -> None:
+        bar, module = self._bar, self._trainer.lightning_module
+        if isinstance(bar, TQDMProgressBar) and bar._train_progress_bar is not None:
+            bar.train_progress_bar.set_postfix(bar.get_metrics(self._trainer, module))
+        elif isinstance(bar, RichProgressBar) and bar.progress is not None:
+            bar._update_metrics(self._trainer, module)
+            bar.refresh()

@@ -1,0 +1,234 @@
+"""How numbers, names and tables are written: on the page, in the terminal and in Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+NONE = "\N{EN DASH}"
+#: Clients, or pairs of them, that are named one by one.
+FEW = 3
+#: Classes of metrics, the nearest to retraining in the benchmark first.
+NEAREST = ("ShadowShapley", "BlendedContribution")
+#: What a report says.
+WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml").read_text(encoding="utf-8"))
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number as it is read: whole ones whole, others with three significant digits.
+
+    Example:
+        >>> [number(x) for x in (0.12345, 3.0, 1234.5678, -0.00001234, float("nan"))]
+        ['0.123', '3', '1235', '-1.23e-05', '–']
+    """
+    if value != value:
+        return NONE
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    if abs(value) < 1e-4:
+        return f"{value:.{digits - 1}e}"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{places}f}"
+
+
+def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
+    """A column of numbers with the same decimals: as many as give the largest ``digits`` significant ones.
+
+    Example:
+        >>> numbers([1.3123, -0.0772, float("nan"), 0.5])
+        ['1.31', '-0.08', '–', '0.50']
+        >>> numbers([12.0, 3.0])
+        ['12', '3']
+    """
+    known = [abs(value) for value in values if math.isfinite(value)]
+    largest = max(known, default=0.0)
+    if not largest or largest < 1e-4 or all(value == int(value) for value in known):
+        return [number(value, digits) for value in values]
+    places = max(0, digits - 1 - math.floor(math.log10(largest)))
+    return [f"{value:.{places}f}" if math.isfinite(value) else number(value) for value in values]
+
+
+def with_intervals(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[str]:
+    """Values and their intervals, with the same decimals for all; the value alone where no interval is known.
+
+    Example:
+        >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
+        ['0.50 [0.25, 0.75]', '1.00']
+    """
+    count = len(values)
+    texts = numbers([*values, *low, *high])
+    cells = zip(texts[:count], texts[count : 2 * count], texts[2 * count :])
+    return [value if NONE in (value, least, most) else f"{value} [{least}, {most}]" for value, least, most in cells]
+
+
+def value_columns(
+    known: Mapping[str, Sequence[Sequence[float]]], to_pay_by: Sequence[str], clients: Sequence[int]
+) -> dict[str, list[str]]:
+    """Metrics' values and intervals; behind those to pay by, the shares.
+
+    Args:
+        known: metric to its values and to the low and the high ends of its intervals, ``[n]`` each.
+        to_pay_by: those by whose values something may be shared out.
+        clients: whose rows are shown.
+    """
+    columns = {}
+    for name, ends in known.items():
+        columns[name] = with_intervals(*([each[client] for client in clients] for each in ends))
+        if name in to_pay_by:
+            shares = shares_in(ends[0])
+            head = "share" if len(to_pay_by) == 1 else f"share of {name}"
+            columns[head] = [percent(shares[client]) for client in clients]
+    return columns
+
+
+def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
+    """All of few; of many the first and the last ten."""
+    return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
+
+
+def by_value(values: Sequence[float]) -> list[int]:
+    """Places of these values, the highest first; those of NaN last."""
+    places = range(len(values))
+    return sorted(places, key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i))
+
+
+def nearest_first(classes: Mapping[str, str]) -> list[str]:
+    """Order metrics by how near their values are to those of retraining, where that is known; the others follow.
+
+    Args:
+        classes: name of a metric to its class.
+
+    Example:
+        >>> nearest_first({"sv": "CumulativeShapley", "value": "ShadowShapley"})
+        ['value', 'sv']
+    """
+    return sorted(classes, key=lambda name: (*NEAREST, classes[name]).index(classes[name]))
+
+
+def ranking(
+    names: Sequence[str],
+    ends: tuple[Sequence[float], Sequence[float], Sequence[float]],
+    metric: str,
+    learned: Mapping[str, Any],
+) -> list[str]:
+    """Who has contributed most and who least, and who cannot be told apart from the next one: their intervals overlap.
+
+    Args:
+        names: of the clients.
+        ends: values, and the low and high ends of their intervals. Values that are shown alike are alike.
+        metric: whose values they are.
+        learned: what ``run.json`` says of the model. Nobody is ranked by what is not told apart from chance.
+
+    Example:
+        >>> ranking(["Genève", "Zürich", "Bern"], ([0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]), "sv", {})
+        ['By sv, Zürich contributed most, Bern least.', 'Zürich and Genève cannot be told apart.']
+    """
+    values, low, high = ends
+    games = learned.get("paid_in", {})
+    if any(games[name]["told_apart"] is False for name in (metric, "") if name in games):
+        return []
+    order, shown = [i for i in by_value(values) if values[i] == values[i]], numbers(values)
+    if len({shown[i] for i in order}) < 2:
+        return [f"By {metric}, all contributed alike."] if len(order) > 1 else []
+    first, last = order[0], order[-1]
+    if low[first] <= high[last]:
+        return [f"By {metric}, nobody can be told apart: all intervals overlap."]
+    pairs = [f"{names[one]} and {names[other]}" for one, other in pairwise(order) if low[one] <= high[other]]
+    who = "; ".join(pairs) if len(pairs) <= FEW else f"{len(pairs)} of {len(order) - 1} neighbors in this order"
+    alike = ([names[i] for i in sorted(order) if shown[i] == shown[end]] for end in (first, last))
+    most, least = (joined(each) if len(each) <= FEW else f"{len(each)} clients alike" for each in alike)
+    sentence = f"By {metric}, {most} contributed most, {least} least."
+    return [sentence, f"{who} cannot be told apart."] if pairs else [sentence]
+
+
+def shares_in(values: Sequence[float]) -> list[float]:
+    """Of each value above 0 in the sum of all of them; NaN of what is not known, or where there is none.
+
+    Example:
+        >>> shares_in([3.0, 1.0, -2.0, float("nan")])
+        [0.75, 0.25, 0.0, nan]
+    """
+    total = sum(max(value, 0.0) for value in values if value == value)
+    return [max(value, 0.0) / total if total > 0 and value == value else math.nan for value in values]
+
+
+def performance(by: str, value: float) -> str:
+    """A performance as it is read: accuracies in percent, a negative loss as the loss that it is.
+
+    Example:
+        >>> performance("balanced_accuracy", 0.0898), performance("negative_loss", -2.25)
+        ('9.0 %', '2.25')
+    """
+    return percent(value) if by.endswith("accuracy") else number(abs(value) if by == "negative_loss" else value)
+
+
+def change(by: str, start: float | None, end: float | None) -> str:
+    """From one performance to another on the validation set, in a line.
+
+    Example:
+        >>> change("negative_loss", -2.25, -0.5), change("val_f1", None, 0.5)
+        ('loss on the validation set fell from 2.25 to 0.500', 'val_f1 on the validation set is 0.500')
+    """
+    title = WORDS["titles"].get(by, by)
+    first, last = (NONE if value is None else performance(by, value) for value in (start, end))
+    if start is None or end is None:
+        return f"{title} on the validation set is {last}"
+    rise = abs(end) - abs(start) if by == "negative_loss" else end - start
+    verb = "rose" if rise > 0 else "fell" if rise < 0 else "stayed"
+    return f"{title} on the validation set {verb} from {first} to {last}"
+
+
+def gain(by: str, value: float, whole: float = math.nan) -> str:
+    """Say by how much a client has changed a performance, of how much by all if that is known, in two digits.
+
+    Example:
+        >>> gain("accuracy", 0.0614, 0.8264), gain("auroc", -0.01, 0.5)
+        ('raised the accuracy by 6.14 of 83 points', "worsened the model's AUROC by 0.0100")
+    """
+    points = by.endswith("accuracy")
+    scale, verbs = (
+        (100, ("raised the", "lowered the")) if points else (1, ("improved the model's", "worsened the model's"))
+    )
+    of = f" of {number(float(f'{scale * whole:.1e}'))}" if value >= 0 and whole > 0 else ""
+    amount = f"{number(abs(scale * value))}{of}{' points' if points else ''}"
+    return f"{verbs[value < 0]} {WORDS['titles'].get(by, by)} by {amount}"
+
+
+def mean(values: Iterable[float]) -> float:
+    """Mean of the values that are not NaN; NaN if there are none.
+
+    Example:
+        >>> mean([0.5, 1.0, float("nan")])
+        0.75
+    """
+    known = [value for value in values if value == value]
+    return statistics.fmean(known) if known else math.nan
+
+
+def percent(share: float) -> str:
+    """A share as it is read.
+
+    Example:
+        >>> percent(0.1234), percent(float("nan"))
+        ('12.3 %', '–')
+    """
+    return NONE if share != share else f"{100 * share:.1f} %"
+
+
+def joined(names: Iterable[str], word: str = "and") -> str:
+    """Names as they are said.
+
+    Example:
+        >>> joined(["Boston", "Lyon", "Osaka"]), joined(["Boston", "Lyon"], "or"), joined(["Boston"])
+        ('Boston, Lyon and Osaka', 'Boston or Lyon', 'Boston')
+    """
+    *first, last = names
+    return f"{', '.join(first)} {word} {last}" if first else last

@@ -1,0 +1,305 @@
+"""CoalitionPlan: how the models of the coalitions are trained that metrics ask for.
+
+Beside the federation, as rows of one batched model (:mod:`flsv.retraining.shadow`), where these come to the same as a
+run of each coalition; else after it, each by a fit of its own (:mod:`flsv.retraining.whole_fits`). It is decided before
+the first round, and said.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from flsv.attacks import Collusion
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import Round, TrainedCoalitions
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.sharing import sharing
+from flsv.core.strategy import Strategy
+from flsv.data import FederatedDataModule
+from flsv.engines.ranks import ranks_of
+from flsv.games.copy_module import copy_module
+from flsv.games.performance import CLASSIFICATION, ModelScore
+from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
+from flsv.privacy import GaussianPrivacy
+from flsv.retraining.shadow import ShadowTraining, not_as_rows
+from flsv.retraining.whole_fits import COALITIONS, CoalitionFailed, Spare, WholeFits, called
+from flsv.sampling import FullParticipation
+from flsv.utilities.arguments import attribute_of
+from flsv.utilities.errors import ConfigurationError
+
+#: Of a base of the command line that has the metric.
+WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
+
+
+class CoalitionPlan:
+    """Trains the coalitions that a loop's metrics ask for, in one of two ways.
+
+    Args:
+        metrics: those that ask, by name, see :attr:`flsv.metrics.ShadowShapley.trains`.
+
+    Attributes:
+        why: why coalitions are trained after the run; None: beside it, or it is not decided yet.
+
+    Raises:
+        ConfigurationError: the metrics ask for different coalitions.
+    """
+
+    def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
+        self._metrics = dict(metrics)
+        wanted = [metric.trains for metric in metrics.values()]
+        self._coalitions: Coalitions = wanted[0] if wanted else ()
+        self._max_fits = min((metric.max_fits for metric in metrics.values()), default=0.0)
+        if any(each != self._coalitions for each in wanted):
+            raise ConfigurationError(
+                f"metrics {list(metrics)} are of different coalitions, and one set is trained in a run. Give them the "
+                "same, or leave all but one out."
+            )
+        self.reset()
+
+    @classmethod
+    def of(cls, config: FederationConfig) -> CoalitionPlan:
+        """The plan for a loop's metrics; nothing is to be done where none of them asks for coalitions.
+
+        Raises:
+            ConfigurationError: they ask for different ones; a part that no coalition can have, in neither way.
+        """
+        asking: Any = {
+            name: metric for name, metric in config.metrics.items() if attribute_of(metric, "trains") is not None
+        }
+        if asking and (why := _refused(config)):
+            raise ConfigurationError(
+                f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}."
+            )
+        return cls(asking)
+
+    def reset(self) -> None:
+        """Forget what has been decided."""
+        self.why: str | None = None
+        self._decided = False
+        self._spare: Spare | None = None
+        self._no_copy = ""
+        self._initial: dict[str, Any] | None = None
+        self._rows: ShadowTraining | None = None
+        self._loaded: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_spare": None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: the way that was taken, and the initial weights."""
+        rows = self._loaded if self._rows is None else self._rows.state_dict()
+        return {"why": self.why, "initial": self._initial, "rows": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.why, self._initial, self._loaded, self._decided = state["why"], state["initial"], state["rows"], True
+
+    # ---- before the first round
+
+    def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Keep a copy of the trainer and the module, before the fit changes them."""
+        if self._spare is not None or not self._metrics:
+            return
+        try:
+            self._spare = Spare(trainer, module)
+        except Exception as error:  # of a callback's or the module's own: said where it is needed
+            self._no_copy = f"{type(error).__name__}: {error}"
+
+    def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
+        """Choose the way and say it.
+
+        Returns:
+            The configuration to train with.
+
+        Raises:
+            ConfigurationError: what no coalition can be trained with, in neither way.
+        """
+        if not self._metrics:
+            return config
+        if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
+            raise ConfigurationError(
+                f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
+                f"{sorted(kept)[0]!r} and others stay at the clients. Share all that is trained, or {WITHOUT}."
+            )
+        elsewhere = callable(config.engine)
+        if not self._decided:
+            why_not = not_as_rows(trainer, config)
+            self.why = ranks_of(trainer).from_rank(0, why_not, "how coalitions are trained")
+            self._decided = True
+            if self.why is not None:
+                self._initial = copy.deepcopy(trainer.lightning_module.state_dict())
+        for metric in self._metrics.values():
+            metric.await_training(after_the_run=self.why is not None)
+        if self.why is None:
+            self._spare = None
+            rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
+            return self.as_rows(config)
+        if elsewhere:
+            raise ConfigurationError(
+                f"ShadowShapley: {self.why}; and the clients' data are elsewhere, where no coalition can be trained "
+                "after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
+            )
+        if self._spare is None:
+            raise ConfigurationError(
+                f"ShadowShapley: {self.why}. To train coalitions after the run, the Trainer, its callbacks and the "
+                f"module are copied before it, and one of them cannot be ({self._no_copy}). Leave that out, or leave "
+                "ShadowShapley out."
+            )
+        if not isinstance(config.sampler, FullParticipation):
+            raise ConfigurationError(
+                f"ShadowShapley: {self.why}. Trained after the run, a coalition of whose members sampler="
+                f"{config.sampler!r} draws nobody has no round. Let all clients take part, or use flsv retrain."
+            )
+        rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
+        return config
+
+    def as_rows(self, config: FederationConfig) -> FederationConfig:
+        """The configuration in which clients train coalitions' models beside their own."""
+        if not self._metrics:
+            return config
+        self._rows = ShadowTraining(self._coalitions, config.client_algorithm)  # type: ignore[arg-type]
+        if self._loaded is not None:
+            self._rows.load_state_dict(self._loaded)
+        return replace(config, client_algorithm=self._rows)
+
+    def masks(self, num_clients: int) -> Tensor:
+        """The coalitions, bool ``[K, n]``, nobody and everybody first."""
+        which = self._coalitions
+        if self.why is not None and which == "auto":
+            which = design_within(self._max_fits, num_clients)
+        return coalition_masks(which, num_clients)
+
+    def _in_words(self, num_clients: int) -> str:
+        names, masks = ", ".join(self._metrics), self.masks(num_clients)
+        if self.why is None:
+            return (
+                f"{names}: clients train the models of {len(masks) - 2} coalitions beside their own, as rows of one "
+                "batched model"
+            )
+        reason, _, need = self.why.rpartition(". ")
+        need = f"; as rows of one batched model it would need: {need[0].lower()}{need[1:]}" if reason else ""
+        return (
+            f"{names}: {len(masks) - 2} coalitions are trained after the run, each by a fit of its own, which costs "
+            f"{fits_of(masks):.3g} more fits; values stand after training. The reason: {reason or self.why}{need}"
+        )
+
+    def told(self, num_clients: int) -> list[str]:
+        """For the closing lines: what has been trained for which metrics, or that it is still to be."""
+        if not self._metrics:
+            return []
+        waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
+        names, masks = ", ".join(self._metrics), self.masks(num_clients)
+        count = len(masks) - 2
+        if self.why is None:
+            how = f"clients trained the models of {count} coalitions beside their own, as rows of one batched model"
+        else:
+            fits = f"{fits_of(masks):.3g} fits in all"
+            how = f"{count} coalitions were trained after the run, each by a fit of its own, {fits}"
+        return waiting or [f"{names[0].upper()}{names[1:]}: {how}"]
+
+    # ---- in a round
+
+    def ends(self, space: ParameterSpace, module: L.LightningModule, num_clients: int) -> list[Strategy]:
+        """Make what tells metrics of the models of nobody and of everybody, where others come after the run."""
+        if self.why is None or self._initial is None:
+            return []
+        start = copy_module(module)
+        start.load_state_dict(self._initial)
+        return [_Ends(space.read(start), num_clients)]
+
+    # ---- after the last round
+
+    @property
+    def left(self) -> bool:
+        """Return whether coalitions are still to be trained for rounds that have been."""
+        return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
+
+    def train(
+        self,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        seed: int,
+        folder: Path | None,
+        settings: Mapping[str, str],
+        resumed: bool,
+    ) -> dict[int, dict[str, Tensor]]:
+        """Train the coalitions, where that has been put off.
+
+        Args:
+            trainer: of the fit, whose last round is over.
+            data: dealt out.
+            seed: of the run.
+            folder: of the run, where trainings are kept; None: nowhere.
+            settings: what they hang on.
+            resumed: whether those that are kept are this run's.
+
+        Returns:
+            Round to the metrics' values after it, by name.
+        """
+        waiting = {name: metric for name, metric in self._metrics.items() if metric.pending is not None}
+        rounds = sorted({index for metric in waiting.values() for index in metric.valued.tolist()})
+        if not rounds:
+            return {}
+        assert self._spare is not None
+        assert self._initial is not None
+        masks = self.masks(data.num_clients)
+        path = None if folder is None else folder / COALITIONS
+        of_run = self._spare, data, seed, self._initial
+        fits = WholeFits(*of_run, _measures(waiting.values()), rounds, ranks_of(trainer), path, settings, resumed)
+        try:
+            curves = fits(masks[2:])
+        except CoalitionFailed as error:  # the federation itself is trained
+            rank_zero_warn(f"{', '.join(waiting)}: there are no values. {error}")
+            return {}
+        found: dict[int, dict[str, Tensor]] = {index: {} for index in rounds}
+        for name, metric in waiting.items():
+            valued = metric.valued.tolist()
+            by = called(metric.measured_by)
+            utilities = torch.stack([curve[by] for curve in curves], 1)[[rounds.index(index) for index in valued]]
+            for index, values in metric.complete(masks, utilities).items():
+                found[index][name] = values
+        return found
+
+
+def _measures(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
+    """Return what metrics measure models by; of a classifier all that its outputs say, since ``flsv retrain`` shows
+    the shares by each."""
+    measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
+    classes = {} if measures.keys().isdisjoint(CLASSIFICATION) else {name: name for name in CLASSIFICATION}
+    return measures | classes
+
+
+class _Ends(Strategy):
+    """Tells of the models of nobody, ``[P]``, and of everybody."""
+
+    def __init__(self, nobody: Tensor, num_clients: int) -> None:
+        self._nobody, self._masks = nobody, torch.tensor([[False], [True]]).expand(-1, num_clients)
+
+    def coalition_models(self, round: Round) -> TrainedCoalitions | None:
+        everybody = round.server_vector
+        assert everybody is not None
+
+        def build(index: int, out: Tensor) -> None:
+            out.copy_(everybody if index else self._nobody)
+
+        return TrainedCoalitions(self._masks, build)
+
+
+def _refused(config: FederationConfig) -> str | None:
+    """Say what keeps coalitions from being federations of their own with one model, and what to do."""
+    if config.personalizer is not None:
+        return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
+    if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
+        return "noise would be spent on each of these models. Leave it out"
+    if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
+        return f"{colluders} compare the updates of one cohort. Leave them out"
+    return None

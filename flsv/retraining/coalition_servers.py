@@ -1,0 +1,247 @@
+"""The servers of many coalitions of clients, each of which is a federation of its own.
+
+Whether coalitions are trained after a run (:mod:`flsv.retraining.side_by_side`) or beside it
+(:mod:`flsv.retraining.shadow`), these make their next models. Where the aggregator is FedAvg it is a weighted sum, to
+which every client's models are added. Any other aggregator, and the metric that it reads, is there once per coalition.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.aggregation import FedAvg
+from flsv.attacks import Collusion
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData
+from flsv.core.strategy import Federation, Strategy
+from flsv.functional.distances import distances
+from flsv.server import ContributionMetrics, RoundServer
+from flsv.server.checks import check_names
+from flsv.server.round_server import NoModel
+
+
+def servers_of(
+    federation: Federation, masks: Tensor, models: Tensor, saved: Mapping[int, Any] | None = None
+) -> Averages | Servers:
+    """The servers of coalitions.
+
+    Args:
+        federation: what they are coalitions of.
+        masks: bool ``[K, n]``, who is in each.
+        models: ``[K, P]``, that they start from.
+        saved: what ``state_dict`` has given, if they go on; None: they begin.
+    """
+    # Whom an outlier filter leaves out, whatever its threshold, sends what an upload changed, or what is not finite,
+    # which averages refuse.
+    whole = not any(each.excludes or each.bounds for each in federation.filters)
+    if type(federation.strategies["aggregator"]) is FedAvg and whole and not federation.uploads:
+        return Averages(federation)
+    rows = masks.any(1).nonzero().flatten().tolist()
+    return Servers({row: OneServer(federation, models[row], None if saved is None else saved[row]) for row in rows})
+
+
+def read_metrics(federation: FederationConfig | Federation) -> dict[str, Any]:
+    """The metric that the aggregator reads, if any, by its name."""
+    read = federation.strategies["aggregator"].metric
+    return {name: metric for name, metric in federation.metrics.items() if name == read}
+
+
+def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str | None:
+    """Why coalitions of a federation cannot be trained as rows of one batched model; None: as far as the federation can
+    say, they can.
+
+    Args:
+        config: the federation's.
+        algorithm: what its clients do differently; None: nothing.
+        losses: whether the clients' losses in each coalition are known.
+    """
+    aggregator = config.aggregator
+    if config.personalizer is not None:
+        return f"personalizer={config.personalizer!r} gives each client a start point of its own"
+    if algorithm is not None and not algorithm.entrywise:
+        return f"client_algorithm={algorithm!r} gives each client a state of its own, or steps of its own"
+    if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
+        return f"{colluders} compare the updates of one cohort"
+    if type(aggregator).report is not Strategy.report or aggregator.sends:
+        return f"aggregator {aggregator!r} exchanges more than models"
+    board = ContributionMetrics(read_metrics(config), check_names(config.strategies))
+    if asking := dict.fromkeys([*board.game_metrics, *board.evaluating, *board.peer_metrics]):
+        return f"metrics {list(asking)} evaluate models in every round"
+    if not losses and any("losses" in fields.values() for fields in board.fields.values()):
+        return f"metrics {list(board.fields)} look at the losses of the clients' training"
+    return None
+
+
+class Averages:
+    """FedAvg's part of many coalitions at once: weighted sums, to which every client's models are added.
+
+    Args:
+        federation: whose clients.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._aggregator: Any = federation.strategies["aggregator"]
+        self._samples = federation.split_sizes["train"]
+        self._cut = federation.space.num_parameters
+
+    def begin_round(self, members: Tensor, models: Tensor, round_index: int) -> None:
+        """See :meth:`Servers.begin_round`."""
+        samples = self._samples if self._aggregator.weighting == "samples" else torch.ones_like(self._samples)
+        weights = members.double() * samples.to(members.device)
+        self._weights = (weights / weights.sum(1, keepdim=True).clamp(min=1)).to(models)
+        self._empty = ~members.any(1).to(models.device)
+        self._next = torch.zeros_like(models)
+
+    def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
+        """See :meth:`Servers.receive`."""
+        self._next.index_add_(0, rows, sent * self._weights[rows, client, None])
+
+    def end_round(
+        self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
+    ) -> Tensor:
+        """See :meth:`Servers.end_round`."""
+        after, rate, cut = self._next, self._aggregator.server_lr, self._cut
+        if rate != 1:
+            after[:, :cut] = torch.lerp(models[:, :cut], after[:, :cut], rate)
+        after[self._empty] = models[self._empty]
+        return after
+
+    def state_dict(self) -> dict[int, Any]:
+        """Nothing: the models are all that the next round needs."""
+        return {}
+
+
+class Servers:
+    """A server for each coalition, by its row."""
+
+    def __init__(self, servers: Mapping[int, OneServer]) -> None:
+        self._servers = servers
+
+    def begin_round(self, members: Tensor, models: Tensor, round_index: int) -> None:
+        """A round begins.
+
+        Args:
+            members: bool ``[K, n]``, who of each coalition takes part in it.
+            models: ``[K, P]``, that they start from.
+            round_index: its number.
+        """
+        for row, server in self._servers.items():
+            server.begin_round(members[row].nonzero().flatten().tolist(), models[row], round_index)
+
+    def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
+        """What a client has made of the models of its coalitions.
+
+        Args:
+            client: its number.
+            rows: int64 ``[R]``, its coalitions.
+            sent: ``[R, P]``, as they leave the client.
+            steps: that it took in each.
+            losses: ``[R]``, its mean training losses; None: not known.
+        """
+        known = sent.new_full((len(rows),), float("nan")) if losses is None else losses
+        for row, vector, loss in zip(rows.tolist(), sent, known.tolist()):
+            self._servers[row].receive(client, vector, loss, steps)
+
+    def end_round(
+        self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
+    ) -> Tensor:
+        """The next models ``[K, P]`` after these.
+
+        Args:
+            models: ``[K, P]``, of :meth:`begin_round`.
+            clients: all n, for metrics that ask them.
+            server_data: the server's validation set.
+            lenient: a coalition of whose updates nothing is left, or nothing finite comes, keeps its model.
+
+        Raises:
+            NoModel: there is one, and not ``lenient``.
+        """
+        models = models.clone()
+        for row, server in self._servers.items():
+            try:
+                models[row] = server.end_round(clients, server_data)
+            except NoModel:
+                if not lenient:
+                    raise
+        return models
+
+    def state_dict(self) -> dict[int, Any]:
+        """What the servers need to know in the next round, beside the models."""
+        return {row: server.state_dict() for row, server in self._servers.items()}
+
+
+class OneServer:
+    """One coalition's, with an aggregator, filters and metrics of its own.
+
+    Args:
+        federation: what all coalitions are of.
+        start: ``[P]``, the model that it starts from.
+        saved: what ``state_dict`` has given, if it goes on.
+    """
+
+    def __init__(self, federation: Federation, start: Tensor, saved: Mapping[str, Any] | None) -> None:
+        clients = federation.num_clients
+        aggregator, metrics, filters = copy.deepcopy(
+            (federation.strategies["aggregator"], read_metrics(federation), federation.filters)
+        )
+        own = {"aggregator": aggregator}
+        self._samples, self._cut = federation.split_sizes["train"], federation.space.num_parameters
+        self._board = ContributionMetrics(metrics, check_names(own), clients)
+        self._board.reset()
+        self._board.to(start.device)
+        self._server = RoundServer(self._board, own, federation.space, Channel(), filters)
+        unseen = torch.zeros(clients, dtype=torch.long)
+        self._state = FederationState(clients, federation.seed, participations=unseen, heard=unseen.clone())
+        self._parts = [aggregator, *self._server.filters]
+        everybody = {**federation.strategies, **own}
+        facts = replace(federation, global_vector=start.clone(), strategies=everybody, metrics=metrics)
+        if saved is None:
+            for part in self._parts:
+                part.begin(facts)
+            return
+        self._board.load_state_dict(saved["board"])
+        self._state.load_state_dict(saved["state"])
+        for part, state in zip(self._parts, saved["parts"]):
+            part.load_state_dict(state)
+            part.resume(facts)
+
+    def begin_round(self, cohort: list[int], model: Tensor, round_index: int) -> None:
+        """These clients take part in it, and start from this model ``[P]``."""
+        state = self._state
+        state.cohort, state.round_index, state.global_vector = cohort, round_index, model.clone()
+        self._updates: list[ClientUpdate] = []
+        self._broken: list[int] = []
+
+    def receive(self, client: int, vector: Tensor, loss: float, steps: int) -> None:
+        """What a client sends, ``[P]``; it counts where it takes part."""
+        if client not in self._state.cohort:
+            return
+        if not vector.isfinite().all():
+            self._broken.append(client)
+            return
+        norm = distances(vector[None, : self._cut], self._state.model()[: self._cut]).item()
+        self._updates.append(ClientUpdate(client, int(self._samples[client]), vector, loss, steps, norm))
+
+    def end_round(self, clients: Sequence[Client], server_data: LocalData | None) -> Tensor:
+        """The next model ``[P]``."""
+        server, state, updates = self._server, self._state, self._updates
+        if not state.cohort:
+            return state.model()
+        instructions = server.instruct(state.cohort, state)
+        server.send(instructions)
+        matrix = torch.stack([update.vector for update in updates]) if updates else state.model()[None][:0]
+        round = server.receive(updates, matrix, instructions, state, clients, server_data, broken=self._broken)
+        round = server.finish(round, state)
+        state.complete(round, state.cohort)
+        return state.model()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next round needs."""
+        parts = [part.state_dict() for part in self._parts]
+        return {"parts": parts, "board": self._board.state_dict(), "state": self._state.state_dict()}

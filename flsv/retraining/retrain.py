@@ -1,0 +1,151 @@
+"""retrain: values clients by training the federation again with some of them, as ``flsv retrain`` does in a shell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from pandas import DataFrame
+from torch import Tensor
+
+from flsv._lightning.patches import callbacks_of
+from flsv.data import FederatedDataModule
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
+from flsv.functional.shapley.game import Utility
+from flsv.games.members import Members
+from flsv.games.performance import Mode
+from flsv.games.retrained_utility import RetrainedUtility
+from flsv.report.shares import RANKING_ONLY
+from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, loop_of
+from flsv.retraining.whole_fits import Spare, coalition_loop
+from flsv.sampling import FixedCohort
+from flsv.utilities.csv_files import NAN
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
+
+
+class _OfSpare(RetrainedUtility):
+    """Trains by copies of a Trainer and a module that have not been fitted."""
+
+    def __init__(self, spare: Spare, seed: int, module: L.LightningModule, data: FederatedDataModule, *by: object):
+        self._spare, self._seed = spare, seed
+        super().__init__(lambda cohort: self._pair(cohort)[0], module, data, by[0], 10**6, by[1])  # type: ignore[arg-type]
+
+    def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
+        return self._pair(FixedCohort(members))
+
+    def _pair(self, cohort: FixedCohort) -> tuple[L.Trainer, L.LightningModule]:
+        trainer, module = self._spare.made()
+        loop = loop_of(trainer)
+        trainer.callbacks = [coalition_loop(c, cohort, self._seed) if c is loop else c for c in trainer.callbacks]  # type: ignore[attr-defined]
+        return trainer, module
+
+
+@checked
+def retrain(
+    trainer: L.Trainer,
+    module: L.LightningModule | Callable[[], L.LightningModule],
+    data: FederatedDataModule,
+    which: Which = "auto",
+    *,
+    metric: str = "accuracy",
+    mode: Mode | None = None,
+    seeds: Count = 3,
+) -> DataFrame:
+    """Train a federation with some of its clients only, again and again, and value them by what comes of it.
+
+    The trainer, the module and the data are those of a fit that has not begun; none of them is changed. Where the
+    module allows it, coalitions are trained side by side, else one after the other, each by a copy of the trainer.
+
+    Args:
+        trainer: with a :class:`flsv.FederatedLoop` among its callbacks.
+        module: or what makes it. It is made anew under each seed, so that its weights are, as ``flsv retrain`` does; a
+            module that is given starts from the same weights under all seeds, which hides most of what chance does.
+        data: of the federation, with a validation set for the server.
+        which: the coalitions, see :func:`flsv.functional.few_coalitions`. Where they cannot be trained side by side,
+            ``"auto"`` is ``"both"``: each alone, all but one, and all.
+        metric: what a model is worth, see :class:`flsv.games.RetrainedUtility`.
+        mode: whether less or more of a logged value is better.
+        seeds: trainings of every coalition. The first seed is the loop's, or ``seed_everything``'s.
+
+    Returns:
+        A row per client: ``client``, ``client_name``, ``value`` in the metric's unit, ``low`` and ``high``, the ends of
+        its 90 % interval, and ``share``, NaN where the coalitions only rank.
+
+    Raises:
+        ConfigurationError: a trainer that has been fitted, or has no loop; whatever the federation refuses.
+
+    Example:
+        >>> import tempfile
+        >>> from functools import partial
+        >>> from flsv import ClassifierClient, FederatedLoop
+        >>> from flsv.data import SizePartitioner
+        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = L.Trainer(
+        ...     max_epochs=1, callbacks=[FederatedLoop(seed=0)], default_root_dir=tempfile.mkdtemp(), **quiet
+        ... )
+        >>> data = FederatedDataModule("digits", partitioner=SizePartitioner([1, 2]))
+        >>> module = partial(ClassifierClient, "softmax", optimizer=partial(torch.optim.SGD, lr=0.1))
+        >>> retrain(trainer, module, data, seeds=1)["client_name"].tolist()
+        ['0', '1']
+    """
+    _check(trainer)
+    first = seed_or_default(loop_of(trainer).seed)
+    data.prepare_data()
+    data.setup("fit")
+    masks = few_coalitions(data.num_clients, which)
+    together, utilities = True, list[Tensor]()
+    given = module if isinstance(module, L.LightningModule) else None
+    if given is not None and seeds > 1:
+        rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
+    for seed in range(first, first + seeds):
+        with _seeded(seed):
+            own = module() if given is None else given  # type: ignore[operator]
+            utility: Utility = _OfSpare(Spare(trainer, own), seed, own, data, metric, mode)
+            found = None
+            if together:
+                try:
+                    found = SideBySideUtility(utility, seed, compare=not utilities)(masks)  # type: ignore[arg-type]
+                except NotSideBySide as error:
+                    together = False
+                    if which == "auto" and not utilities:
+                        which = "both"
+                        masks = few_coalitions(data.num_clients, which)
+                    rank_zero_info(f"flsv: {len(masks) - 1} trainings follow, one after the other: {error}")
+            utilities.append(utility(masks) if found is None else found)
+    values, half = retrained_shapley(masks, torch.stack(utilities))
+    total = float(values.clamp_min(0).sum()) or NAN
+    shares = values * NAN if which in RANKING_ONLY else values.clamp_min(0) / total
+    columns = {"value": values, "low": values - half, "high": values + half, "share": shares}
+    names: Sequence[str] = data.client_names
+    plain = {name: column.tolist() for name, column in columns.items()}
+    return DataFrame({"client": range(len(names)), "client_name": names, **plain})
+
+
+def _check(trainer: L.Trainer) -> None:
+    if not any(hasattr(each, "without_files") for each in callbacks_of(trainer)):
+        raise ConfigurationError("flsv.retrain: the trainer has no FederatedLoop among its callbacks. Add one.")
+    if trainer.current_epoch:
+        raise ConfigurationError(
+            f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "
+            "what came of it. Make a Trainer, a module and the data as for the fit, and give these."
+        )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Within it as after ``seed_everything``; then random numbers go on as before."""
+    before, held = global_rngs(), {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
+    L.seed_everything(seed, verbose=False)
+    try:
+        yield
+    finally:
+        restore_global_rngs(before)
+        for name, value in held.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}

@@ -1,0 +1,304 @@
+"""WholeFits: trains coalitions as federations of their own, each by a copy of the fit's Trainer, when it has ended.
+
+Whatever a module, its optimizers and the Trainer's callbacks do happens in such a fit as in the federation's own: so
+the coalition of all comes to the federation's model to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelSummary,
+    ProgressBar,
+    Timer,
+)
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from flsv._lightning.patches import callbacks_of
+from flsv.configuration.federation_config import ClientEvaluation
+from flsv.core import Ranks
+from flsv.core.ranks import longest_first
+from flsv.data import FederatedDataModule
+from flsv.engines.ranks import FederatedStrategy
+from flsv.games.coalition_training import GlobalModelScoring, train_alone
+from flsv.games.coalition_utility import utility_of
+from flsv.games.copy_module import copy_module
+from flsv.games.members import Members, members_of
+from flsv.games.performance import ModelScore
+from flsv.results.folder import Reporting
+from flsv.sampling import FixedCohort
+from flsv.server.round_server import NoModel
+from flsv.utilities.atomic_files import whole_lines
+from flsv.utilities.csv_files import Cell, read_csv, whole
+from flsv.utilities.result_file import Kept, members_text, read_members
+from flsv.utilities.seeding import global_rngs, restore_global_rngs
+
+#: Callbacks that watch a run for its own sake, or end it.
+OF_THE_RUN = (
+    *(Checkpoint, EarlyStopping, Timer),
+    *(ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor),
+)
+#: In a run's folder, what its coalitions' fits came to.
+COALITIONS = "coalitions.csv"
+#: Seconds between two lines that say how far the trainings are.
+PAUSE = 10.0
+
+
+class CoalitionFailed(RuntimeError):
+    """A coalition's training has raised an error."""
+
+
+class _Nowhere(DummyLogger):
+    """Takes whatever is logged, and a folder for whatever is written beside it."""
+
+    folder: str | None = None
+
+    @property
+    def save_dir(self) -> str | None:
+        return self.folder
+
+
+def _numbers(cell: str) -> list[float]:
+    return [float(number) for number in cell.split()]
+
+
+COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": whole, "by": str, "utility": _numbers}
+#: By measure, round after round: ``[R]``, or ``[R, M]``.
+Curves = Mapping[str, Tensor]
+
+
+def called(measure: str | ModelScore) -> str:
+    """Name a performance in a file of trainings.
+
+    Example:
+        >>> called("accuracy"), called(ModelScore("val_loss", "min"))
+        ('accuracy', 'val_loss (min)')
+    """
+    if isinstance(measure, str):
+        return measure
+    return measure.title if measure.called else f"{measure.title} ({measure.mode})"
+
+
+def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
+    """The federation of a coalition: its clients take part in every round, and nothing is shown or written.
+
+    Args:
+        loop: a :class:`flsv.FederatedLoop`, the whole federation's.
+        cohort: the coalition.
+        seed: of every random choice.
+    """
+    read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
+    metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
+    silent = Reporting(table=False, figures=0, files=False)
+    return loop.replace(sampler=cohort, seed=seed, metrics=metrics, reporting=silent, evaluation=ClientEvaluation())
+
+
+def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
+    """Read what a run's coalitions came to that were trained when it had ended, by members: a number by each measure.
+
+    Args:
+        folder: the run's.
+        by: the measures, see :func:`called`.
+        seed: of the trainings.
+        rounds: that they had.
+    """
+    path = folder / COALITIONS
+    lines = whole_lines(path) if path.is_file() else []
+    if len(lines) < 2 or json.loads(lines[0].removeprefix("# ")).get("seed") != str(seed):
+        return {}
+    found: dict[Members, dict[str, float]] = {}
+    for _, row in read_csv(path, COLUMNS, skip=1):
+        if row["round"] + 1 == rounds:
+            found.setdefault(row["coalition"], {})[row["by"]] = row["utility"][0]
+    return {members: [values[name] for name in by] for members, values in found.items() if values.keys() >= set(by)}
+
+
+class Spare:
+    """A Trainer and its module as they were before a fit, without what only watches it: loggers, checkpoints, bars.
+
+    Args:
+        trainer: in its ``setup``, before its fit has changed it.
+        module: before the first round.
+
+    Raises:
+        ConfigurationError: the module cannot be copied.
+    """
+
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._module = copy_module(module)
+        held: Any = trainer
+        instead: dict[int, Any] = {id(held.datamodule): held.datamodule, id(held.profiler): PassThroughProfiler()}
+        instead |= {id(logger): _Nowhere() for logger in trainer.loggers}
+        left_out = L.Callback()
+        instead |= {id(each): left_out for each in held.callbacks if isinstance(each, OF_THE_RUN)}
+        strategy = trainer.strategy
+        if isinstance(strategy, FederatedStrategy):  # each rank trains its coalitions by itself
+            parts = copy.deepcopy((strategy.accelerator, strategy.precision_plugin))
+            instead[id(strategy)] = SingleDeviceStrategy(strategy.root_device, parts[0], precision_plugin=parts[1])
+        self._trainer = copy.deepcopy(trainer, instead | _counterparts(module, self._module))
+        callbacks: list[L.Callback] = callbacks_of(self._trainer)
+        callbacks[:] = [each for each in callbacks if each is not left_out]
+
+    def made(self) -> tuple[L.Trainer, L.LightningModule]:
+        """Another of both, to be fitted."""
+        module = copy_module(self._module)
+        data: Any = self._trainer.datamodule  # type: ignore[attr-defined]
+        same = {id(each): each for each in (data, *self._trainer.loggers)}
+        return copy.deepcopy(self._trainer, same | _counterparts(self._module, module)), module
+
+
+def _counterparts(module: L.LightningModule, copy_of_it: L.LightningModule) -> dict[int, Any]:
+    """Map a module's parts, which callbacks may hold, by their ``id`` to those of its copy."""
+    pairs = [*zip(module.modules(), copy_of_it.modules()), *zip(module.parameters(), copy_of_it.parameters())]
+    return {id(mine): theirs for mine, theirs in (*pairs, *zip(module.buffers(), copy_of_it.buffers()))}
+
+
+class WholeFits:
+    """Utilities of coalitions, round after round, each trained by a Trainer of its own.
+
+    Args:
+        spare: the Trainer and the module before the fit.
+        data: of the federation.
+        seed: of the run.
+        initial: the module's ``state_dict`` before the first round.
+        measures: by name, what models are measured by.
+        rounds: after which they are, from 0, ascending; a coalition trains until the last.
+        ranks: processes that share the coalitions out; all have all utilities.
+        path: of a file in which trainings are kept; None: they are not.
+        settings: what they hang on.
+        resumed: whether the run goes on with those that are there.
+    """
+
+    def __init__(
+        self,
+        spare: Spare,
+        data: FederatedDataModule,
+        seed: int,
+        initial: dict[str, Any],
+        measures: Mapping[str, str | ModelScore],
+        rounds: Sequence[int],
+        ranks: Ranks,
+        path: Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        resumed: bool = False,
+    ) -> None:
+        self._spare, self._data, self._seed, self._initial = spare, data, seed, initial
+        self._measures, self._rounds, self._ranks = dict(measures), list(rounds), ranks
+        self._kept: Kept | None = None
+        if path is not None and ranks.rank == 0:
+            if not resumed:
+                path.unlink(missing_ok=True)  # of an earlier run, whose module may have been another
+            self._kept = Kept(path, COLUMNS, settings or {}, key=1, anew=True)
+
+    def __call__(self, masks: Tensor) -> list[Curves]:
+        """The curves of each coalition of bool ``[K, n]``."""
+        coalitions = members_of(masks)
+        known = self._ranks.from_rank(0, self._known(), "the trainings that are kept")
+        missing = [members for members in coalitions if members not in known]
+        samples = self._data.num_samples
+        owners = longest_first([float(samples[list(members)].sum()) for members in missing], self._ranks.size)
+        start, said = time.monotonic(), 0.0
+        turns = [[m for m, owner in zip(missing, owners) if owner == rank] for rank in range(self._ranks.size)]
+        for turn in range(max(map(len, turns), default=0)):
+            mine = turns[self._ranks.rank][turn : turn + 1]
+            found = {members: self._tried(members) for members in mine}
+            for part in self._ranks.everybody(found, "coalitions' trainings"):
+                if errors := [f"{each}" for each in part.values() if isinstance(each, CoalitionFailed)]:
+                    raise CoalitionFailed(errors[0])  # on all ranks
+                known |= part
+                for members, curves in part.items():
+                    self._keep(members, curves)
+            spent, done = time.monotonic() - start, sum(members in known for members in coalitions)
+            if spent - said > PAUSE:
+                said = spent
+                rank_zero_info(f"flsv: {done} of {len(coalitions)} coalitions are trained, in {spent:.0f} s.")
+        return [known[members] for members in coalitions]
+
+    def _tried(self, members: Members) -> Any:
+        try:
+            return self._train(members)
+        except Exception as error:
+            return CoalitionFailed(f"The federation of clients {list(members)} alone: {type(error).__name__}: {error}")
+
+    def _train(self, members: Members) -> dict[str, Tensor]:
+        trainer, module = self._spare.made()
+        callbacks: list[Any] = callbacks_of(trainer)
+        cohort = FixedCohort(members)
+        callbacks[:] = [coalition_loop(c, cohort, self._seed) if hasattr(c, "without_files") else c for c in callbacks]
+        # A classifier's outputs are scored once, by all that they say.
+        scored = {
+            name: measure if isinstance(measure, ModelScore) else None for name, measure in self._measures.items()
+        }
+        once = list(dict.fromkeys(scored.values()))
+        measured = GlobalModelScoring(self._data, [each or "accuracy" for each in once], self._initial, self._rounds)
+        with _as_it_was(self._data), tempfile.TemporaryDirectory() as folder:
+            trainer._default_root_dir = folder  # type: ignore[attr-defined] # of whatever a callback writes
+            for logger in trainer.loggers:
+                logger.folder = folder  # type: ignore[attr-defined]
+            with suppress(NoModel):  # it stays what it was before nothing finite came
+                train_alone(trainer, module, self._data, measured)
+        scores = measured.before
+        rounds = [scores := measured.after.get(index, scores) for index in self._rounds]
+        return {
+            name: torch.stack([utility_of(found[once.index(scored[name])], by)[0].cpu() for found in rounds])
+            for name, by in self._measures.items()
+        }
+
+    def _known(self) -> dict[Members, dict[str, Tensor]]:
+        """Read the coalitions of which all is in the file."""
+        rows = [] if self._kept is None else self._kept.rows
+        found: dict[Members, dict[tuple[str, int], list[float]]] = {}
+        for row in rows:
+            found.setdefault(row["coalition"], {})[row["by"], row["round"]] = row["utility"]
+        wanted = [(by, index) for by in self._measures for index in self._rounds]
+        whole_ones = {members: cells for members, cells in found.items() if cells.keys() >= set(wanted)}
+        return {m: {by: self._curve(cells, by) for by in self._measures} for m, cells in whole_ones.items()}
+
+    def _curve(self, cells: Mapping[tuple[str, int], list[float]], by: str) -> Tensor:
+        curve = torch.tensor([cells[by, index] for index in self._rounds], dtype=torch.float64)
+        return curve if curve.shape[1] > 1 else curve[:, 0]
+
+    def _keep(self, members: Members, curves: Curves) -> None:
+        if self._kept is None:
+            return
+        self._kept.add(
+            [members_text(members), index, by, " ".join(map(repr, torch.atleast_1d(value).tolist()))]
+            for by, curve in curves.items()
+            for index, value in zip(self._rounds, curve)
+        )
+
+
+@contextmanager
+def _as_it_was(data: FederatedDataModule) -> Iterator[None]:
+    """Within it another Trainer fits on the data of a fit, and says nothing; then random numbers go on as before."""
+    logger, trainer, drawn = logging.getLogger("lightning.pytorch"), data.trainer, global_rngs()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run itself has said it
+            yield
+    finally:
+        logger.setLevel(level)
+        data.trainer = trainer
+        restore_global_rngs(drawn)

@@ -1,0 +1,112 @@
+"""BernoulliSampler: independent inclusion of each client.
+
+Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, Algorithm 1 (AFedSV).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.core.strategy import Contributions
+from flsv.sampling.base import ClientSampler
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
+
+#: A cohort is drawn so often before its clients are drawn one by one, which gives the same distribution.
+_DRAWS = 1000
+
+#: A federation whose draws are this seldom large enough is not meant.
+_RAREST = 1e-3
+
+
+class BernoulliSampler(ClientSampler):
+    """Each client takes part with its own probability, independently; drawn again until ``min_cohort`` clients do.
+
+    Drawing again makes everybody's chance a little larger than its coin's. ``inclusion_probabilities`` are those of the
+    cohorts that are used, computed exactly, so dividing by them is unbiased; the paper divides by the coin's.
+
+    Args:
+        expected_cohort: m, the sum of the coins' probabilities; here they are all m/n.
+        min_cohort: the least number of clients in a round, 1 or 2: a Shapley value needs two players.
+
+    Raises:
+        ConfigurationError: ``expected_cohort`` not positive or (before training) above the number of clients, or so
+            small that hardly any draw has ``min_cohort`` clients; ``min_cohort`` other than 1 or 2.
+
+    Example:
+        >>> sampler = BernoulliSampler(expected_cohort=2)
+        >>> sampler.coins(4, {})
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+        >>> sampler.inclusion_probabilities(4, {})
+        tensor([0.6364, 0.6364, 0.6364, 0.6364])
+    """
+
+    def __init__(self, expected_cohort: Positive, min_cohort: Literal[1, 2] = 2) -> None:
+        self.expected_cohort = expected_cohort
+        self.min_cohort = min_cohort
+
+    def coins(self, num_clients: int, contributions: Contributions) -> Tensor:
+        """The probability ``[n]`` of each client's coin."""
+        return torch.full((num_clients,), self.expected_cohort / num_clients)
+
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
+        coins = self.coins(num_clients, contributions)
+        for _ in range(_DRAWS):
+            drawn = (torch.rand(num_clients, generator=generator) < coins).nonzero().flatten()
+            if len(drawn) >= self.min_cohort:
+                return drawn
+        return _conditional(coins.tolist(), self.min_cohort, generator)
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+        coins = self.coins(num_clients, contributions)
+        p = coins.double()
+        valid = _at_least(p.tolist(), self.min_cohort)[0][self.min_cohort]
+        if self.min_cohort == 1:
+            return (p / valid).to(coins)
+        # The probability that somebody else takes part; in logarithms, since it may be next to nothing.
+        absent, first = torch.log1p(-p), p.new_zeros(1)
+        before, after = absent.cumsum(0), absent.flip(0).cumsum(0).flip(0)
+        # Not the sum of all less one's own: a coin of 1 is minus infinity, which no subtraction takes out again.
+        someone_else = -torch.expm1(torch.cat([first, before[:-1]]) + torch.cat([after[1:], first]))
+        return (p * someone_else / valid).to(coins)
+
+    def check(self, num_clients: int) -> None:
+        if not self.min_cohort <= num_clients or self.expected_cohort > num_clients:
+            raise ConfigurationError(
+                f"{self!r} cannot be met: the federation has {num_clients} clients. Lower expected_cohort to at most "
+                f"{num_clients} or make more clients in the partitioner."
+            )
+        valid = _at_least([self.expected_cohort / num_clients] * num_clients, self.min_cohort)[0][self.min_cohort]
+        if valid < _RAREST:
+            raise ConfigurationError(
+                f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {valid:.1g} of all draws "
+                f"only. Raise expected_cohort, for example to {self.min_cohort}."
+            )
+
+
+def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
+    """``[n + 1][count + 1]``, entry i, c: the probability that at least c of the clients i, i+1, ... take part.
+
+    Sums of products only: exact also where it is next to nothing.
+    """
+    table = [[1.0] + [0.0] * count]
+    for coin in reversed(coins):
+        later = table[-1]
+        table.append([1.0] + [coin * later[c - 1] + (1 - coin) * later[c] for c in range(1, count + 1)])
+    return table[::-1]
+
+
+def _conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
+    """Clients whose coins fell on heads, given that at least ``count`` did: drawn one by one."""
+    table, drawn, missing = _at_least(coins, count), [], count
+    for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
+        if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:
+            drawn.append(client)
+            missing = max(missing - 1, 0)
+    return torch.tensor(drawn)

@@ -1,0 +1,53 @@
+"""ShapleyImportanceSampler (AFedSV+): independent inclusion in proportion to Shapley weights.
+
+Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from flsv.core.strategy import Contributions
+from flsv.functional import importance_probabilities
+from flsv.functional.known_or_mean import known_or_mean
+from flsv.sampling.bernoulli import BernoulliSampler
+from flsv.utilities.declared import Positive
+
+
+class ShapleyImportanceSampler(BernoulliSampler):
+    """Independent inclusion with probabilities in proportion to the clients' Shapley weights, as far as probabilities
+    allow (Theorem 5.1, AFedSV+).
+
+    They minimize the variance of the aggregate over the cohort. Before the metric's first value all coins are equal.
+
+    Args:
+        expected_cohort: m, the expected number of clients per round.
+        metric: the name of a metric ``[n]`` of non-negative weights, such as
+            :class:`flsv.metrics.SurrogateFederatedShapley`. A client never seen counts as the metric's ``prior`` or,
+            without one, as the mean of the others.
+        min_cohort: the least number of clients in a round, 1 or 2.
+
+    Example:
+        >>> import torch
+        >>> sampler = ShapleyImportanceSampler(expected_cohort=2, metric="ssv")
+        >>> sampler.coins(4, {"ssv": torch.tensor([0.6, 0.1, 0.1, 0.2])})
+        tensor([1.0000, 0.2500, 0.2500, 0.5000])
+    """
+
+    metric_shape = ("n",)
+
+    def __init__(self, expected_cohort: Positive, metric: str = "ssv", min_cohort: Literal[1, 2] = 2) -> None:
+        super().__init__(expected_cohort, min_cohort)
+        self.metric: str = metric
+
+    def coins(self, num_clients: int, contributions: Contributions) -> Tensor:
+        weights = contributions.get(self.metric)
+        if weights is None:
+            return super().coins(num_clients, contributions)
+        weights = known_or_mean(weights.cpu()).clamp_min(0)
+        coins = importance_probabilities(weights, self.expected_cohort)
+        if int((coins > 0).sum()) < self.min_cohort:  # everybody else weighs nothing: no second player would ever come
+            return super().coins(num_clients, contributions)
+        return coins

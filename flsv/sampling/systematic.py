@@ -1,0 +1,64 @@
+"""SystematicShapleySampler: AFedSV+'s inclusion probabilities with cohorts of one size."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from flsv.core.strategy import Contributions
+from flsv.sampling.shapley_importance import ShapleyImportanceSampler
+
+#: Chances are worked out in float32.
+_ROUNDING = 1e-6
+
+
+class SystematicShapleySampler(ShapleyImportanceSampler):
+    """Inclusion probabilities in proportion to the clients' Shapley weights, as in AFedSV+, with exactly
+    ``cohort_size`` clients.
+
+    The paper's coins are independent (:class:`ShapleyImportanceSampler`): one cohort has two clients and another has
+    twelve, and the sums of their weights differ as much. Here clients lie in random order on a line, each as long as
+    its chance, and points at distances of 1 pick those that they fall on. Everybody's chance is its coin's, so that
+    dividing by it stays unbiased (Theorem 5.1 needs no more); where no chance has reached 1, the weights ``w_i / p_i``
+    are all 1 / ``cohort_size`` and sum to 1. Not in the paper.
+
+    Args:
+        cohort_size: m, clients per round; at least 2.
+        metric: as of :class:`ShapleyImportanceSampler`.
+
+    Raises:
+        ConfigurationError: ``cohort_size`` below 2 or (before training) above the number of clients.
+
+    Example:
+        >>> sampler = SystematicShapleySampler(cohort_size=2, metric="ssv")
+        >>> contributions = {"ssv": torch.tensor([0.6, 0.1, 0.1, 0.2])}
+        >>> sampler.inclusion_probabilities(4, contributions)
+        tensor([1.0000, 0.2500, 0.2500, 0.5000])
+        >>> sampler.sample(4, contributions, torch.Generator().manual_seed(0))
+        tensor([0, 1])
+    """
+
+    def __init__(self, cohort_size: Annotated[int, Ge(2)], metric: str = "ssv") -> None:
+        super().__init__(cohort_size, metric)
+        self.cohort_size = cohort_size
+
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
+        coins = self.coins(num_clients, contributions).double()
+        sure = coins > 1 - _ROUNDING
+        order = torch.randperm(num_clients, generator=generator)
+        order = order[~sure[order]]
+        points = torch.rand((), generator=generator, dtype=torch.float64) + torch.arange(
+            self.cohort_size - int(sure.sum())
+        )
+        ends = coins[order].cumsum(0)
+        # The line is as long as there are points, but for rounding, which must not lose the last one.
+        picked = torch.searchsorted(ends * (len(points) / ends[-1]) if len(ends) else ends, points, right=True)
+        return torch.cat([sure.nonzero().flatten(), order[picked]]).sort().values
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+        return self.coins(num_clients, contributions)

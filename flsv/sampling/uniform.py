@@ -1,0 +1,53 @@
+"""UniformSampler: a fixed number of clients without replacement; FullParticipation: all of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.core.strategy import Contributions
+from flsv.sampling.base import ClientSampler
+from flsv.utilities.declared import Count
+
+
+class FullParticipation(ClientSampler):
+    """Every client, every round.
+
+    Example:
+        >>> FullParticipation().sample(3, {}, torch.Generator())
+        tensor([0, 1, 2])
+    """
+
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
+        return torch.arange(num_clients)
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+        return torch.ones(num_clients)
+
+
+class UniformSampler(ClientSampler):
+    """``cohort_size`` clients without replacement, as in FedAvg's Algorithm 1 (McMahan et al. 2017).
+
+    Args:
+        cohort_size: clients per round, at least 1.
+
+    Raises:
+        ConfigurationError: a cohort size below 1, or (before training) above the number of clients.
+
+    Example:
+        >>> UniformSampler(2).sample(5, {}, torch.Generator().manual_seed(0)).shape
+        torch.Size([2])
+    """
+
+    def __init__(self, cohort_size: Count) -> None:
+        self.cohort_size = cohort_size
+
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
+        return torch.randperm(num_clients, generator=generator)[: self.cohort_size].sort().values
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+        return torch.full((num_clients,), self.cohort_size / num_clients)

@@ -1,0 +1,122 @@
+"""FedDyn: adds a term to each client's loss so that all clients have their minimum where the federation has its.
+
+Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1. It takes both sides,
+:class:`FedDyn` at the clients and :class:`FedDynServer` at the server: ``configs/feddyn.yaml``.
+
+Departures:
+
+- The local problem is not solved exactly: clients take ``local_epochs`` with the module's own optimizer, as in the
+  authors' code.
+- A client's gradient and the server's h follow from the model that the client *sends*: the same where uploads (attacks,
+  noise, compression) change nothing; where they do, h stays the mean of the clients' gradients.
+- The global model is the paper's theta^t; the authors' code also tests the plain mean of the clients' models.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
+
+GRADIENT = "feddyn_gradient"
+
+
+class FedDyn(ClientAlgorithm):
+    """Client i minimizes L_i(w) - <g_i, w> + alpha/2 |w - x|^2 from x, and then keeps g_i <- g_i - alpha (w_i - x).
+
+    g_i, 0 at first, comes to be the gradient of its own loss where the federation ends. Nothing crosses but the model.
+
+    Args:
+        alpha: how strongly clients are held, above 0. The paper tries 0.001 to 0.1; larger for fewer local steps.
+
+    Raises:
+        ConfigurationError: an alpha that is not above 0; before training, an aggregator that is not
+            :class:`FedDynServer`.
+
+    Example:
+        >>> FedDyn(alpha=0.1)
+        FedDyn(alpha=0.1)
+    """
+
+    def __init__(self, alpha: Positive = 0.01) -> None:
+        self.alpha = alpha
+
+    def begin(self, federation: Federation) -> None:
+        self.resume(federation)
+
+    def resume(self, federation: Federation) -> None:
+        check_sides(federation)
+
+    def begin_client(self, context: ClientContext) -> None:
+        context.state.setdefault(GRADIENT, torch.zeros_like(context.start[: context.num_parameters]))
+
+    @torch.no_grad()
+    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        drift = torch._foreach_sub(parameters, context.entries(context.start, parameters))
+        torch._foreach_add_(gradients, drift, alpha=self.alpha)
+        torch._foreach_sub_(gradients, context.entries(context.state[GRADIENT], parameters))
+
+    def end_client(self, context: ClientContext) -> dict[str, Tensor]:
+        assert context.sent is not None
+        cut = context.num_parameters
+        context.state[GRADIENT] = context.state[GRADIENT] - self.alpha * (context.sent[:cut] - context.start[:cut])
+        return {}
+
+
+class FedDynServer(Aggregator):
+    """The mean of the cohort's models, less h / alpha:
+
+        h <- h - alpha 1/n sum_{i in cohort} (w_i - x);   x <- 1/k sum_{i in cohort} w_i - h / alpha
+
+    with all n clients in the first line, so that h is the mean of the g_i, and the k of the cohort in the second. h /
+    alpha is what is kept, and alpha is the clients' affair. Buffers (BatchNorm's statistics) are averaged. Leave
+    ``server_lr`` at 1.
+
+    Raises:
+        ConfigurationError: before training, another client algorithm than :class:`FedDyn`.
+
+    Example:
+        >>> FedDynServer()
+        FedDynServer()
+    """
+
+    saved = ("_shift",)
+    of_clients = True
+
+    def begin(self, federation: Federation) -> None:
+        self.resume(federation)
+        self._shift = federation.global_vector.new_zeros(federation.space.num_parameters)
+
+    def resume(self, federation: Federation) -> None:
+        check_sides(federation)
+        self._num_clients = federation.num_clients
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        return torch.full((len(round),), 1 / len(round), dtype=torch.float64)
+
+    def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
+        mean, weights = super().aggregate(round, contributions)
+        cut = round.space.num_parameters
+        moved = round.matrix.combine(weights, cut) * (len(round) / self._num_clients)
+        self._next = self._shift.to(moved) - moved
+        mean[:cut] -= self._next
+        return mean, weights
+
+    def end_round(self, round: Round) -> None:
+        self._shift = self._next
+
+
+def check_sides(federation: Federation) -> None:
+    """One side without the other runs, and is not FedDyn."""
+    client, server = federation.strategies.get("client_algorithm"), federation.strategies.get("aggregator")
+    if not (isinstance(client, FedDyn) and isinstance(server, FedDynServer)):
+        raise ConfigurationError(
+            f"FedDyn has two sides, and found client_algorithm={client!r} with aggregator={server!r}. Set "
+            "FederatedLoop(aggregator=FedDynServer(), client_algorithm=FedDyn(alpha))."
+        )

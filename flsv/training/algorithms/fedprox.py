@@ -1,0 +1,52 @@
+"""FedProx: a proximal term holds clients near the global model, or near their start point.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, equation 2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.core import FederationState
+from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.utilities.declared import NonNegative
+
+
+class FedProx(ClientAlgorithm):
+    """Adds mu/2 |w - w_anchor|^2 to every client's loss, for any module.
+
+    Args:
+        mu: the weight of the term, at least 0. 0 is FedAvg. The paper tries 0.001 to 1.
+        anchor: ``"global"``, the global model at the start of the round, as in the paper; ``"start"``, the model that
+            the client starts from, where it has one of its own (FedAMP).
+
+    Raises:
+        ConfigurationError: a negative mu; another anchor.
+
+    Example:
+        >>> FedProx(mu=0.1)
+        FedProx(mu=0.1)
+    """
+
+    sends = ("anchor",)
+    entrywise = True
+
+    def __init__(self, mu: NonNegative = 0.01, anchor: Literal["global", "start"] = "global") -> None:
+        self.mu = mu
+        self.anchor = anchor
+
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        # Whoever starts from the global model has it.
+        at_start = self.anchor == "start" or start is state.global_vector
+        return {} if at_start else {"anchor": state.model()}
+
+    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        anchors = context.entries(context.instruction.tensors.get("anchor", context.start), parameters)
+        self.change(parameters, anchors, gradients)
+
+    @torch.no_grad()
+    def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
+        torch._foreach_add_(gradients, torch._foreach_sub(parameters, starts), alpha=self.mu)

@@ -1,0 +1,61 @@
+"""FedRep: every client first fits its own head to the common body, then the body to its head.
+
+Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021, Algorithm 1. Which
+layers are the head is ``FederatedLoop(share=["!head"])``, and the server's average of the bodies is
+``FedAvg(weighting="uniform")``: ``configs/fedrep.yaml``.
+
+As in the authors' code: the body takes whole epochs, where Algorithm 1 has one step; BatchNorm's statistics move with
+every batch, also while the head is trained; a client that is drawn for the first time starts from the initial head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from flsv.core.strategy import Federation
+from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
+
+
+class FedRep(ClientAlgorithm):
+    """A client trains its own entries in the first ``head_epochs`` local epochs, and the shared ones in the others.
+
+    What rests in an epoch has its gradients taken away, so that no optimizer touches it, not by weight decay either.
+    A step over several batches (``accumulate_grad_batches``) belongs to the epoch of its last.
+
+    Args:
+        head_epochs: at least 1, and fewer than ``FederatedLoop(local_epochs=...)``.
+
+    Raises:
+        ConfigurationError: a number out of range; before training, nothing that stays at the clients, or too few local
+            epochs.
+
+    Example:
+        >>> FedRep(head_epochs=4)
+        FedRep(head_epochs=4)
+    """
+
+    def __init__(self, head_epochs: Count = 1) -> None:
+        self.head_epochs = head_epochs
+
+    def begin(self, federation: Federation) -> None:
+        self.resume(federation)
+
+    def resume(self, federation: Federation) -> None:
+        if not federation.space.private_names:
+            raise ConfigurationError(
+                f'{self!r} trains the part that a client keeps, and all is shared. Set FederatedLoop(share=["!head"]), '
+                "or name the layers that stay."
+            )
+        if federation.local_epochs <= self.head_epochs:
+            raise ConfigurationError(
+                f"{self!r} leaves no epoch for the shared part: local_epochs={federation.local_epochs}. Set "
+                f"FederatedLoop(local_epochs={self.head_epochs + 1}) or more."
+            )
+
+    def frozen_parameters(self, context: ClientContext, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+        head = context.epoch < self.head_epochs
+        return [parameter for parameter in parameters if context.is_shared(parameter) == head]

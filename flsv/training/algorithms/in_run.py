@@ -1,0 +1,280 @@
+"""InRunValues: while clients train, they compute what each of their samples does to the server's validation loss.
+
+Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025, arXiv 2406.11011. The value of a sample in a
+step is lr <g, gradient of its part of the batch's loss>, summed over steps, by ghost dot products
+(:mod:`flsv.training.ghost`): the training itself stays as it is, to the bit.
+
+Departures:
+
+- g is the gradient of the server's validation loss at the global model that the round starts from, sent down once a
+  round. The paper has the validation samples at hand and works g out anew in every step.
+- With momentum a step's gradient counts for all that it moves in the round: :func:`flsv.functional.step_weights`. What
+  a buffer brings along from an earlier round, weight decay, clipping and uploads do is no sample's: the server's metric
+  has it as the rest.
+- ``every`` looks at some of the steps only.
+
+A sample is one element of the data set: of a language model a piece of text, whose tokens' losses are all its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor
+
+from flsv.core import FederationState, LocalData
+from flsv.core.artifacts import keep_artifact
+from flsv.core.strategy import Federation
+from flsv.data.labels import batch_labels
+from flsv.functional.shapley.in_run import step_weights
+from flsv.metrics import InRunShapley
+from flsv.privacy import GaussianPrivacy
+from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.training.ghost import GhostProducts
+from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import shuffle_stream
+
+GRADIENT, VALUES = "validation_gradient", "in_run_values"
+#: Of the client's state: the class of every training sample, as its last batch said.
+CLASSES = "in_run_classes"
+UNSEEN = torch.iinfo(torch.long).min
+#: Of a sample in a batch without classes.
+NO_CLASS = -1
+#: How far the products of a step may be from its gradient's, by rounding.
+_TOLERANCE = 1e-2
+
+
+class InRunValues(ClientAlgorithm):
+    """The client's side of :class:`flsv.metrics.InRunShapley`, which has to be among the metrics.
+
+    Down comes the gradient of the validation loss, as long as the model; up go the samples' values summed by class,
+    ``[M]``. The values of single samples, summed over rounds, stay at the client: tensor ``in_run_values`` of its
+    state, in the order of its training samples, and ``in_run_values.csv`` in its folder, as often as pictures are
+    drawn.
+
+    One more forward pass of every trained layer in each step that is looked at (of LoRA, that of the adapters alone).
+
+    With ``InRunShapley(loss="val_loss")`` data need no classes: all samples are of one. Nothing shows then whether a
+    ``collate_fn`` changes the order of a batch's samples, which it must not.
+
+    Args:
+        every: one step of so many is looked at, and counts for all of them; which ones moves on with the rounds. A
+            client that takes fewer steps may not be looked at in a round.
+
+    Raises:
+        ConfigurationError: before training, an optimizer that is not one ``torch.optim.SGD`` with a single learning
+            rate and momentum (neither Nesterov's nor dampened), and noise for privacy, which the values would go round;
+            before the first step, a layer whose samples cannot be told apart (BatchNorm), batches without classes;
+            after the first backward pass, gradients that have come by other ways than layers, or are scaled; at the end
+            of the second pass over a client's samples, or of a later one, a sample whose class is not what it was: a
+            ``collate_fn`` changes the order, or the classes are drawn anew.
+
+    Example:
+        >>> InRunValues(every=4)
+        InRunValues(every=4)
+    """
+
+    sends = (GRADIENT,)
+    reports = (VALUES,)
+
+    def __init__(self, every: Count = 1) -> None:
+        self.every = every
+        self._games: Any = None
+        self._loss: Any = "negative_loss"
+        self._sent: tuple[Tensor, Tensor] | None = None
+        self._ghost: GhostProducts | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_games": None, "_sent": None, "_ghost": None}
+
+    # ---- at the server
+
+    def begin(self, federation: Federation) -> None:
+        self.resume(federation)
+
+    def resume(self, federation: Federation) -> None:
+        self._games = self._sent = None
+        losses = {m.loss: m.measured_by for m in federation.metrics.values() if isinstance(m, InRunShapley)}
+        if len(losses) > 1:
+            raise ConfigurationError(
+                f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
+                "classifier's cross-entropy). Give all InRunShapley metrics the same loss."
+            )
+        self._loss = next(iter(losses.values()), "negative_loss")
+        groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
+        rates = {(group["lr"], group.get("momentum")) for group in groups}
+        plain = not any(group.get("nesterov") or group.get("dampening") or group.get("maximize") for group in groups)
+        if [type(each) for each in federation.optimizers] != [torch.optim.SGD] or len(rates) > 1 or not plain:
+            raise ConfigurationError(
+                f"{self!r} counts how far a sample's gradient moves the model: it needs one torch.optim.SGD with a "
+                "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
+                f"configures {list(federation.optimizers)}."
+            )
+        if any(isinstance(each, GaussianPrivacy) for each in federation.uploads):
+            raise ConfigurationError(
+                f"{self!r} reports values of the clients' samples without noise, which privacy=GaussianPrivacy(...) "
+                "does not account for. Leave one of the two out; flsv.metrics.GradientShapley values noised updates."
+            )
+
+    def bind_evaluator(self, games: Any) -> None:
+        self._games, self._sent = games, None
+
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        if self._games is None:
+            raise ConfigurationError(
+                f"{self!r} needs its other side: FederatedLoop(metrics={{..., 'in_run': "
+                "flsv.metrics.InRunShapley()}), which also makes the server evaluate its validation set."
+            )
+        vector = state.model()
+        if self._sent is None or self._sent[0] is not vector:
+            self._sent = vector, self._games.gradient(vector, loss=self._loss).to(vector)
+        return {GRADIENT: self._sent[1]}
+
+    # ---- at a client
+
+    def begin_client(self, context: ClientContext) -> None:
+        self.leave_client(context)
+        g = context.received(GRADIENT)
+        shared: list[Tensor] = [p for p in context.module.parameters() if p.requires_grad and context.is_shared(p)]
+        names: dict[Tensor, str] = {p: name for name, p in context.module.named_parameters()}
+        self._ghost = GhostProducts(context.module, dict(zip((names[p] for p in shared), context.entries(g, shared))))
+        self._rates: list[float] = []
+        self._watched: list[tuple[int, Tensor, Tensor]] = []
+        self._products: list[Tensor] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._order, self._given, self._position = torch.empty(0, dtype=torch.long), 0, 0
+        self._offset = context.instruction.round_index % min(self.every, max(context.batches, 1))
+        self._looked = 0
+        self._known = context.state.get(CLASSES, torch.full((context.samples,), UNSEEN)).cpu()
+
+    def begin_batch(self, context: ClientContext, batch: Any) -> None:
+        assert self._ghost is not None
+        classes = batch_labels(batch)
+        if classes is None and self._loss == "negative_loss":
+            raise ConfigurationError(
+                f"{self!r} needs batches (x, y) with one class for every sample, int64 [B]; this one is a "
+                f"{type(batch).__name__} without. Where the module logs its loss, take InRunShapley(loss='val_loss')."
+            )
+        if classes is None:
+            classes = torch.full((extract_batch_size(batch),), NO_CLASS)
+        rows, classes = self._rows(context, len(classes)), classes.clone()
+        self._seen.append((rows, classes))
+        looks = (context.num_steps - self._offset) % self.every == 0
+        self._ghost.samples = len(classes) if looks else None
+        if looks:
+            self._watched.append((len(self._rates), rows, classes))
+
+    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        assert self._ghost is not None
+        group = context.optimizer.param_groups[0]
+        self._rates.append(float(group["lr"]))
+        self._momentum = float(group["momentum"])
+        if self._ghost.samples is None:
+            return
+        if not self._looked:
+            self._products.append(self._ghost.take())
+            self._check(context, parameters, gradients)
+        self._looked += 1
+
+    def leave_client(self, context: ClientContext) -> None:
+        if self._ghost is not None:
+            self._ghost.remove()
+
+    def end_client(self, context: ClientContext) -> dict[str, Tensor]:
+        self._recognize(context)
+        assert self._ghost is not None
+        self._products.append(self._ghost.take())
+        self._ghost = None
+        samples = context.state.get(VALUES, torch.zeros(context.samples, dtype=torch.float64)).cpu()
+        self._values, self._classes = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
+        if self._watched:
+            steps, rows, classes = zip(*self._watched)
+            counts = torch.tensor([len(each) for each in rows])
+            # A batch that no step has followed has moved nothing.
+            moved = torch.zeros(max(steps) + 1, dtype=torch.float64)
+            weights = step_weights(self._rates, self._momentum) * (len(self._rates) / max(self._looked, 1))
+            moved[: len(weights)] = weights[: len(moved)]
+            self._values = moved[torch.tensor(steps)].repeat_interleave(counts) * torch.cat(self._products).cpu()
+            self._classes = torch.cat(classes).cpu()
+            samples = samples.index_add(0, torch.cat(rows), self._values)
+        context.state[VALUES], context.state[CLASSES] = samples, self._known
+        self._watched, self._products = [], []
+        return {}
+
+    def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
+        if self._loss != "negative_loss" and local.num_classes == 1:
+            self._classes = torch.zeros_like(self._classes)
+        wrong = self._classes[(self._classes < 0) | (self._classes >= local.num_classes)]
+        if len(wrong):
+            raise ConfigurationError(
+                f"{self!r} values samples by class: a training batch holds class {int(wrong[0])}, and the data have "
+                f"classes 0 .. {local.num_classes - 1}."
+            )
+        samples = local.state[VALUES]
+        keep_artifact(local, VALUES, partial(_table, samples))
+        by_class = torch.zeros(local.num_classes, dtype=torch.float64)
+        return {VALUES: by_class.index_add(0, self._classes, self._values)}
+
+    def _rows(self, context: ClientContext, count: int) -> Tensor:
+        """Which of the client's training samples the next batch has, in its order."""
+        batches = max(context.batches // context.local_epochs, 1)
+        epoch, first = divmod(self._position, batches)
+        if first == 0:
+            self._recognize(context)
+            told = context.instruction
+            stream = shuffle_stream(told.seed, told.round_index, told.client_id, epoch)
+            trainer = getattr(context.module, "_trainer", None)
+            in_order = trainer is not None and bool(trainer.overfit_batches)
+            n = context.samples
+            self._order, self._given = torch.arange(n) if in_order else torch.randperm(n, generator=stream), 0
+        self._position += 1
+        rows = self._order[self._given : self._given + count]
+        self._given += count
+        if len(rows) != count:
+            raise ConfigurationError(
+                f"client {context.instruction.client_id} trains on more samples in an epoch than its "
+                f"{context.samples}: whose value is whose cannot be told. Leave out what adds samples to its batches."
+            )
+        return rows
+
+    def _recognize(self, context: ClientContext) -> None:
+        """After a pass: a sample has the class that it had in the pass before, or it is another sample."""
+        if not self._seen:
+            return
+        rows, classes = (torch.cat(each) for each in zip(*self._seen))
+        classes, before = classes.cpu(), self._known[rows]
+        self._seen = []
+        other = ((before != UNSEEN) & (before != classes)).nonzero().flatten().tolist()
+        if other:
+            place = other[0]
+            raise ConfigurationError(
+                f"{self!r}: training sample {int(rows[place])} of client {context.instruction.client_id} has class "
+                f"{int(classes[place])} now and had {int(before[place])} in an earlier pass: whose value is whose "
+                "cannot be told. Leave out what changes the order of a batch's samples, such as a collate_fn that "
+                "sorts them, or draws their classes anew."
+            )
+        self._known[rows] = classes
+
+    def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        theirs = context.entries(context.received(GRADIENT), parameters)
+        pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
+        whole = sum(float(torch.dot(p, g)) for p, g in pairs)
+        size = sum(float(p.norm()) * float(g.norm()) for p, g in pairs)
+        products = self._products[0]
+        gap = float(products.sum()) - whole
+        if not abs(gap) <= _TOLERANCE * float(products.abs().sum()) + 1e-5 * size:
+            raise ConfigurationError(
+                f"{self!r}: in the first step of client {context.instruction.client_id} the samples' products sum to "
+                f"{float(products.sum()):.6g}, and that of the gradient is {whole:.6g}. Parts of the gradient "
+                "have come by other ways than the layers' forward (a compiled module, a functional call, a penalty on "
+                "the weights), or are scaled (precision='16-mixed'). Use layers only, and 32-true or bf16-mixed."
+            )
+
+
+def _table(samples: Tensor) -> str:
+    return "sample,value\n" + "".join(f"{i},{value!r}\n" for i, value in enumerate(samples.tolist()))

@@ -1,0 +1,120 @@
+"""pFedMe's local training: each client trains a personalized model theta beside the shared one.
+
+T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1 (lines 5-9). The
+server's part is FedAvg with equal weights, and the paper's beta is ``FedAvg("uniform", server_lr=...)``:
+``configs/pfedme.yaml``.
+
+As in the authors' code (github.com/CharlieDinh/pFedMe), the first of a batch's K inner steps goes on from the theta of
+the batch before. Its weight decay of theta (mu = 0.001) is left out. The defaults are those of its ``main.py``:
+``personal_learning_rate`` 0.09, ``learning_rate`` 0.005, ``lamda`` 15, ``K`` 5, with a ``beta`` of 1, batches of 20
+samples and 20 batches a round for 800 rounds. The settings in its README have eta lamda from 0.075 to 0.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.utilities.arguments import check_number
+from flsv.utilities.errors import ConfigurationError
+
+
+class MoreauSGD(torch.optim.Optimizer):
+    """For every batch, K inner steps on the Moreau envelope and one outer step on the shared weights w:
+
+        theta <- theta - lr (grad f(theta) + lamda (theta - w)),  K times;   w <- w - outer_lr lamda (w - theta).
+
+    The parameters hold theta; w starts where theta does, when the client starts. At the end of its visit the loop calls
+    :meth:`upload_parameters`: w is what the server averages, theta what the client keeps, so evaluate the clients with
+    ``ClientEvaluation(models="trained")``. Not with ``accumulate_grad_batches`` or
+    ``FederatedLoop(optimizer_state="persist")``: the first would add up gradients over the inner steps, the second
+    would have w go on from the client's last context. BatchNorm's statistics, theta's, are shared.
+
+    A batch costs ``inner_steps`` forward and backward passes: compare with other methods at the same number of these.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: the inner step, ``personal_learning_rate`` in the authors' code; below 2 / lamda, or theta diverges.
+        outer_lr: the paper's eta; eta lamda is the share of the way that w moves to theta with every batch. The
+            authors' 0.075 needs some hundred rounds. At 1, w is theta, and the method is FedAvg of clients that take
+            ``inner_steps`` SGD steps per batch, with a proximal pull to the batch's start, and fine-tuning.
+        lamda: how strongly theta is held near w.
+        inner_steps: K, forward and backward passes per batch.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+
+    Example:
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = MoreauSGD([w], lr=0.1, outer_lr=0.05, lamda=2.0, inner_steps=1)
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = (w**2 / 2).sum()
+        ...     loss.backward()
+        ...     return loss
+        >>> loss = optimizer.step(closure)
+        >>> w.item()
+        0.8999999761581421
+        >>> optimizer.upload_parameters()
+        >>> w.item()
+        0.9900000095367432
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 0.09,
+        outer_lr: float = 0.005,
+        lamda: float = 15.0,
+        inner_steps: int = 5,
+    ) -> None:
+        check_number(self, "inner_steps", inner_steps, least=1, whole=True)
+        super().__init__(params, {"lr": lr, "outer_lr": outer_lr, "lamda": lamda, "inner_steps": inner_steps})
+        for group in self.param_groups:
+            self._check(group)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        lamda = group["lamda"]
+        check_number(self, "lamda", lamda, above=0)
+        check_number(self, "lr", group["lr"], above=0, below=2 / lamda, hint=f"It is 2 / {lamda=}.")
+        check_number(self, "outer_lr", group["outer_lr"], above=0, most=1 / lamda, hint=f"It is 1 / {lamda=}.")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One batch: ``closure`` clears the gradients, computes the loss and its gradients, and returns the loss."""
+        if closure is None:
+            raise ConfigurationError("MoreauSGD.step needs a closure, as Lightning's automatic optimization gives one.")
+        loss = None
+        for _ in range(self.defaults["inner_steps"]):
+            with torch.enable_grad():
+                loss = closure()
+            for group, thetas, ws in self._groups():
+                step = torch._foreach_sub(thetas, ws)
+                torch._foreach_mul_(step, group["lamda"])
+                torch._foreach_add_(step, [theta.grad for theta in thetas if theta.grad is not None])
+                torch._foreach_mul_(step, group["lr"])
+                torch._foreach_sub_(thetas, step)
+        for group, thetas, ws in self._groups():
+            torch._foreach_lerp_(ws, thetas, group["outer_lr"] * group["lamda"])
+        return loss
+
+    @torch.no_grad()
+    def upload_parameters(self) -> None:
+        """Put w into the parameters."""
+        for group in self.param_groups:
+            for theta in group["params"]:
+                if theta in self.state:
+                    theta.copy_(self.state[theta]["shared"])
+
+    def _groups(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
+        """Per group, the parameters that have a gradient and their shared weights."""
+        for group in self.param_groups:
+            thetas = [theta for theta in group["params"] if theta.grad is not None]
+            for theta in thetas:
+                if not self.state[theta]:
+                    self.state[theta]["shared"] = theta.clone()
+            if thetas:
+                yield group, thetas, [self.state[theta]["shared"] for theta in thetas]

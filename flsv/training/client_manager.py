@@ -1,0 +1,257 @@
+"""ClientManager: the clients' and the server's data during a fit; and trials of the module before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
+
+from flsv._lightning.evaluation import all_on_device, as_given, count_answers, evaluating, on_device
+from flsv.core import Channel, Client, Instruction, LocalData, Owners, Split, State, at
+from flsv.core.local_data import Prefixed
+from flsv.core.parameter_space import ParameterSpace
+from flsv.data import FederatedDataModule
+from flsv.data.groups import client_called
+from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
+from flsv.games.make_evaluators import evaluator_on, make_evaluators
+from flsv.games.model_evaluator import no_forward
+from flsv.games.replica import Replica
+from flsv.games.validation_batches import checked_logits, checked_pair
+from flsv.models.imbalance import OWN_SCORES, ClassScores, plain_scores
+from flsv.training.algorithms.base import used_model
+from flsv.training.store import ClientStore
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs
+
+Private = Callable[[], Mapping[str, Tensor]]
+
+
+class ClientManager:
+    """Makes a :class:`Client` for each client of a data module, and the server's :class:`LocalData`.
+
+    All of them share one evaluator's copies of the module; each keeps its own batches.
+
+    Args:
+        trainer: with its module on its device.
+        data: dealt out.
+        space: the map between the module and vectors.
+        store: what the clients keep between rounds.
+        owners: which of several processes has which client; None: there is one.
+        first: number of the data's first client in the federation, by which the store knows it.
+        num_classes: M of the federation, where the data are a part of it that may lack the last ones; None: the data's.
+
+    Raises:
+        ConfigurationError: the data have more classes.
+
+    Attributes:
+        channel: counts what crosses.
+        locals: what the clients hold, by number: for the clients' own code.
+        clients: the same as the server sees them.
+        server: the holder of the server's validation set; None where there is none.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        space: ParameterSpace,
+        store: ClientStore,
+        owners: Owners | None = None,
+        first: int = 0,
+        num_classes: int | None = None,
+    ) -> None:
+        self._trainer, self._data, self._space, self._store, self._owners = trainer, data, space, store, owners
+        self._first_client = first
+        self._num_classes = data.num_classes if num_classes is None else num_classes
+        self._first: ModelEvaluator | None = None
+        self._any_task: dict[ModelScore, VectorEvaluator] = {}
+        self._replica: Replica | None = None
+        self.channel = Channel()
+        counts = data.class_counts
+        if num_classes is not None:
+            counts = _widened(counts, num_classes)
+        population = counts.sum(0)
+        self.locals = [
+            LocalData(
+                client_called(client, data.client_names),
+                partial(self._batches, client),
+                counts[client],
+                population,
+                partial(self.evaluator, private=partial(self._private, client)),
+                partial(self.module, private=partial(self._private, client)),
+                partial(store.tensors, first + client) if owners is None else partial(self._state, client),
+                any_task=partial(self.any_task, client),
+                training=partial(self._training, client),
+            )
+            for client in range(data.num_clients)
+        ]
+        self.clients = [Client(client, local, self.channel, owners) for client, local in enumerate(self.locals)]
+        nothing = torch.zeros_like(population)
+        self.server = (
+            LocalData("the server", self._validation, nothing, population, self.evaluator, self.module, guarded=False)
+            if data.val_dataloader()
+            else None
+        )
+
+    def trained(self, client: int) -> Tensor | None:
+        """``[P]``, what a client of the round has trained; None once the round has been forgotten."""
+        with at(self.locals[client]) as local:
+            return local.model
+
+    def forget(self, client: int) -> None:
+        """A client of the round has failed: what it has kept in it is forgotten."""
+        self.locals[client].visit(None, None)
+        self._store.discard(self._first_client + client)
+
+    def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
+        """An evaluator on these batches; ``private`` gives what a client's models hold beside their vectors."""
+        if self._first is None:
+            self._first = ModelEvaluator(
+                self._trainer.lightning_module,
+                self._space,
+                batches,
+                num_classes=self._num_classes,
+                context=self._trainer.strategy.precision_plugin.forward_context,
+            )
+            return self._first.on(None, private)
+        return self._first.on(batches, private)
+
+    def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
+        """An evaluator on a client's split by what is no classifier's score; the first of its kind is tried.
+
+        Raises:
+            ConfigurationError: the score cannot be had.
+        """
+        trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
+        if performance not in self._any_task:
+            found = make_evaluators(trainer, self._space, loader, {"what clients are asked for": performance})
+            self._any_task[performance] = found[performance.evaluator]
+        private = partial(self._private, client) if self._space.private_names else None
+        return evaluator_on(self._any_task[performance], trainer, loader, private)
+
+    def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
+        """A copy of the trainer's module with this vector ``[P]`` in it, in evaluation mode; always the same copy."""
+        module = self._trainer.lightning_module
+        if self._replica is None:
+            self._replica = self.tried()
+        self._replica.follow(module, None if private is None else private())
+
+        def build(index: int, out: Tensor) -> None:
+            out.copy_(vector)
+
+        self._replica.load(build, 0)
+        return self._replica.module
+
+    def tried(self) -> Replica:
+        """A copy of the trainer's module that was found to be one.
+
+        Raises:
+            ConfigurationError: see :func:`flsv.games.check_copies.check_copies`.
+        """
+        replica = Replica(self._trainer.lightning_module, self._space)
+        with isolated_rngs(0, "trial"):
+            for x, _ in self._batches(0, "train"):
+                replica.check(self._trainer.lightning_module, x)
+                break
+        return replica
+
+    # ---- the clients' own models
+
+    def received(
+        self, strategies: Mapping[str, Any], instructions: Mapping[int, Instruction], global_vector: Tensor
+    ) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it would use, where that is not the global one."""
+        models = {}
+        for client, instruction in instructions.items():
+            with at(self.locals[client]) as local:
+                model = used_model(local, instruction, strategies)
+            if model is not None and model is not global_vector:
+                models[client] = model
+        return models
+
+    def own_scores(
+        self, clients: Iterable[int], models: Mapping[int, Tensor], global_vector: Tensor
+    ) -> dict[str, Tensor]:
+        """Name to the scores of these clients' models, the global one where a client has none, on their own test
+        splits, see :data:`flsv.models.imbalance.OWN_SCORES`; NaN without samples.
+
+        The trainer's module is left with the last client's model.
+        """
+        module, counted = self._trainer.lightning_module, []
+        private = self._space.read_private(module)
+        for client in clients:
+            self._space.write(module, models.get(client, global_vector))
+            with at(self.locals[client]) as local:
+                self._space.write_private(module, {**private, **local.private})
+            counts = ClassScores(self._num_classes, sync_on_compute=False)  # other processes have other clients
+            count_answers(self._trainer, self._data.client_loader(client, "test"), counts)
+            counted.append(counts)
+        scores = [plain_scores(counts) for counts in counted]
+        return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
+
+    def _state(self, client: int) -> State:
+        assert self._owners is not None
+        if not self._owners.has(client):
+            raise RuntimeError(f"what client {client} keeps is on rank {self._owners[client]}: ask the client.")
+        return self._store.tensors(client)
+
+    def _private(self, client: int) -> Mapping[str, Tensor]:
+        return Prefixed(self._store.peek(self._first_client + client), "module.") if self._space.private_names else {}
+
+    def _batches(self, client: int, split: Split) -> Iterable[Any]:
+        return on_device(self._trainer, self._data.client_loader(client, split, shuffle=False))
+
+    def _training(self, client: int, stream: torch.Generator) -> Iterable[Any]:
+        loader = self._data.client_loader(client, "train", generator=stream)
+        return (as_given(self._trainer, batch) for batch in loader)
+
+    def _validation(self, split: Split) -> Iterable[Any]:
+        return all_on_device(self._trainer, self._data.val_dataloader()) if split == "val" else []
+
+
+@torch.no_grad()
+def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
+    """Put one batch through the module of a trainer, which is left as it was: modes, buffers, random numbers.
+
+    Args:
+        trainer: with its module on its device.
+        batches: pairs ``(x, y)``; the first is taken.
+        num_classes: M.
+        asking: what the evaluation is for, for the message.
+
+    Raises:
+        ConfigurationError: the batch is no pair, its labels are no classes, or the module's ``forward`` gives no logits
+            ``[B, M]`` or of more classes.
+    """
+    module = trainer.lightning_module
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with isolate_rng(), evaluating(module), trainer.strategy.precision_plugin.forward_context():
+        try:
+            for batch in islice(on_device(trainer, batches), 1):
+                x, y = checked_pair(batch, num_classes)
+                try:
+                    logits = module(x)
+                except Exception as error:
+                    raise no_forward(module, x, error) from error
+                checked_logits(logits, y, num_classes, or_more=True)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{asking}: {error}") from error
+    for buffer, before in buffers:
+        buffer.copy_(before)
+
+
+def _widened(counts: Tensor, num_classes: int) -> Tensor:
+    """``counts [n, M']`` with none of the classes that the data lack, ``[n, M]``."""
+    if counts.shape[1] > num_classes:
+        raise ConfigurationError(
+            f"the data have {counts.shape[1]} classes, and the federation {num_classes}. Number the classes as the "
+            "federation does, or tell its server of all of them (num_classes)."
+        )
+    return F.pad(counts, (0, num_classes - counts.shape[1]))

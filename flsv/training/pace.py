@@ -1,0 +1,97 @@
+"""Pace: each client's position in its schedules, and the options of parameter groups that change while it trains."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Literal
+
+import lightning as L
+
+from flsv.training.group_options import SCHEDULED, Options, options_of, put, same
+from flsv.training.local_steps import LocalSteps
+from flsv.training.schedules import Schedules
+from flsv.training.slots import Slot
+
+
+class Pace(Slot):
+    """Lets each client go on at its own learning rate.
+
+    - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes then:
+      both go on where the client left them, whatever ``policy`` is; see :class:`flsv.training.schedules.Schedules`.
+    - A scheduler that steps per epoch, that is per round, belongs to the federation and is left alone.
+    - What else changes in a parameter group while a client trains (schedule-free optimizers count their steps there) is
+      the client's with ``policy="persist"``.
+
+    Args:
+        trainer: with its optimizers set up.
+        policy: of the optimizers' state, ``"reset"`` or ``"persist"``.
+        steps: how many every client takes; None: as if it had not been asked.
+
+    Raises:
+        ConfigurationError: a scheduler that cannot be shared.
+    """
+
+    name = "pace"
+
+    def __init__(
+        self, trainer: L.Trainer, policy: Literal["reset", "persist"], steps: LocalSteps | None = None
+    ) -> None:
+        self._optimizers, self._policy = trainer.optimizers, policy
+        self._schedules = Schedules(trainer, steps)
+        self._federations: Options | None = None
+
+    def enter(self, client: int, kept: dict[str, Any] | None) -> None:
+        kept = kept or {}
+        self._federations = options_of(self._optimizers)
+        self._schedules.load(client, kept.get("schedulers"))
+        self._kept: Options = kept.get("options", [])
+        for optimizer, groups in zip(self._optimizers, self._kept):
+            for group, values in zip(optimizer.param_groups, groups):
+                put(group, values)
+        self._begun = options_of(self._optimizers)
+
+    def begin_batch(self, position: int, batches: int) -> None:
+        self._schedules.begin_batch(position)
+
+    def leave(self) -> dict[str, Any] | None:
+        assert self._federations is not None
+        own = self._own(options_of(self._optimizers))
+        schedulers = self._schedules.leave()
+        for optimizer, groups in zip(self._optimizers, self._federations):
+            for group, options in zip(optimizer.param_groups, groups):
+                for name in group.keys() - options.keys() - {"params"}:
+                    del group[name]
+                by_round = SCHEDULED if self._schedules.is_federations(optimizer) else ()
+                put(group, {name: value for name, value in options.items() if name not in by_round})
+        self._federations = None
+        changed = schedulers or any(any(groups) for groups in own)
+        return {"schedulers": schedulers, "options": own} if changed else None
+
+    def rewind(self, checkpoint: dict[str, Any]) -> None:
+        for i, saved in enumerate(checkpoint.get("optimizer_states", [])):
+            if self._federations is not None:
+                saved["param_groups"] = [
+                    {**deepcopy(options), "params": group["params"]}
+                    for group, options in zip(saved["param_groups"], self._federations[i])
+                ]
+        if "lr_schedulers" in checkpoint:
+            self._schedules.rewind(checkpoint["lr_schedulers"])
+
+    def _own(self, options: Options) -> Options:
+        """Pick what of the options, as the client leaves them, is the client's."""
+        result: Options = []
+        for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
+            may = set() if self._schedules.is_federations(optimizer) else SCHEDULED
+            result.append([])
+            for j, group in enumerate(groups):
+                begun = self._begun[i][j] if j < len(self._begun[i]) else {}
+                kept = self._kept[i][j] if i < len(self._kept) and j < len(self._kept[i]) else {}
+                result[-1].append(
+                    {
+                        name: value
+                        for name, value in group.items()
+                        if (name in may if name in SCHEDULED else self._policy == "persist")
+                        and (name in kept or name not in begun or not same(begun[name], value))
+                    }
+                )
+        return result

@@ -1,0 +1,84 @@
+"""Options of optimizers that change between a run and its resumption."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+from flsv.utilities.errors import ConfigurationError
+
+
+class OptimizerOptions:
+    """Remembers the options of ``configure_optimizers`` before Lightning restores a checkpoint, so that changed options
+    have effect.
+
+    Lightning restores an optimizer with all its options: a learning rate given on resume would change nothing. Here
+    what ``configure_optimizers`` gives now is compared with what it gave when the run was started. Where nothing
+    differs, everything goes on as restored. An option that differs is used.
+
+    Args:
+        trainer: with its optimizers set up.
+
+    Attributes:
+        asked: what there is, and the options of every parameter group, then of every scheduler, as text. To be saved.
+    """
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        self._optimizers = trainer.optimizers
+        self._options = [_options(group) for group in self._groups()]
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._schedulers = [type(scheduler).__name__ for scheduler in schedulers]
+        optimizers = [f"{type(each).__name__} ({len(each.param_groups)} groups)" for each in trainer.optimizers]
+        self.asked: dict[str, Any] = {
+            "kinds": ", ".join(optimizers + self._schedulers),
+            "options": [_texts(options) for options in self._options + [each.state_dict() for each in schedulers]],
+        }
+
+    def check(self, before: dict[str, Any]) -> None:
+        """Whether what differs from ``before``, the ``asked`` of the run's start, can be used.
+
+        Raises:
+            ConfigurationError: another class or number of optimizers, groups or schedulers; other options together with
+                a scheduler.
+        """
+        if before["kinds"] != self.asked["kinds"]:
+            raise ConfigurationError(
+                f"the run was started with {before['kinds']} and is resumed with {self.asked['kinds']}: an optimizer's "
+                "state is of no use to another. Resume with the same; its options, such as the learning rate, may "
+                "change."
+            )
+        differ: dict[str, None] = {}
+        for was, now in zip(before["options"], self.asked["options"]):
+            # Names that only one of them has are another version's of torch.
+            names = [name for name in was if name in now and was[name] != now[name]]
+            differ |= dict.fromkeys(f"{name} is {now[name]} and was {was[name]}" for name in names)
+        if differ and self._schedulers:
+            raise ConfigurationError(
+                f"{', '.join(differ)}: with {self._schedulers[0]}, the learning rate follows from what has happened so "
+                "far and cannot be changed on resume. Resume with what the run was started with."
+            )
+
+    def apply(self, before: dict[str, Any]) -> None:
+        """After Lightning's restore: use what differs from ``before``."""
+        for group, options, texts in zip(self._groups(), self._options, before["options"]):
+            group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+def _text(value: Any) -> str:
+    text = repr(value.tolist() if isinstance(value, Tensor) else value)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def _texts(options: dict[str, Any]) -> dict[str, str]:
+    return {name: _text(value) for name, value in options.items()}

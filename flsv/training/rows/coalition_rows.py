@@ -1,0 +1,129 @@
+"""CoalitionRows: a client trains the models of its coalitions beside its own, as rows of one batched model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.training.algorithms import ClientAlgorithm, ClientContext
+from flsv.training.rows.kernel import RowTraining, clipping, models_of, states_of
+from flsv.training.rows.row_step import NotBatched, State, batched_steps, purely
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import derive_seed, restore_torch_rngs, torch_rngs
+
+#: How far a coalition's model may be from the client's own where both are the same training, relative to how far that
+#: went; and in bf16-mixed.
+TOLERANCE, ROUNDED = 0.01, 0.1
+#: Of so many visits one trains a row of the client's own model, to compare.
+COMPARED = 4
+
+
+class CoalitionRows:
+    """Trains the coalitions' models of one client at once, in a Trainer's fit of the client's own.
+
+    A visit is compared with the client's own training where all coalitions start from the client's own model, as in the
+    first round, and one of four others, drawn at random, in which one more row does.
+
+    Args:
+        context: the client's.
+        rows: ``[m, P]``, the models of its coalitions.
+        algorithm: what the client does differently, entry by entry; None: nothing.
+
+    Raises:
+        ConfigurationError: in the first step of a visit that is compared, a module that does not allow it; at the end,
+            a model that differs from the client's own though both started from the same and took the same batches.
+    """
+
+    def __init__(self, context: ClientContext, rows: Tensor, algorithm: ClientAlgorithm | None = None) -> None:
+        self._context, self._rows, self._algorithm = context, rows, algorithm
+        told = context.instruction
+        chosen = derive_seed(told.seed, "compared rows", told.round_index, told.client_id) % COMPARED == 0
+        # At first all coalitions are the initial model: what becomes of one becomes of all, and of the client's own.
+        self._alike = bool(len(rows)) and bool((rows == context.start).all())
+        self._compared = self._alike or (chosen and bool(len(rows)))
+        self._states: State = {}
+        self._pending: list[tuple[Any, Any]] = []
+
+    def begin_batch(self, batch: Any) -> None:
+        """Before the client's own step on it: what its model draws from here on, all draw."""
+        if len(self._rows):
+            self._pending.append((batch, torch_rngs(self._rows.device)))
+
+    def step(self) -> None:
+        """On the batches since the last step; the client's own gradients are there, and it has not taken its step."""
+        if not len(self._rows):
+            return
+        module: Any = self._context.module
+        first = not self._states
+        if first:
+            self._begin(module.trainer)
+        total: State = {}
+        pending, self._pending = self._pending, []
+        for batch, drawn in pending:
+            try:
+                with (
+                    purely(module) if first and self._compared else nullcontext(),
+                    _drawing(drawn, self._rows.device),
+                    batched_steps(module.trainer),
+                ):
+                    gradients = self._kernel.gradients(batch)
+            except NotBatched as error:
+                raise ConfigurationError(
+                    f"ShadowShapley trains the models of many coalitions as one batched model, and training_step of "
+                    f"{type(module).__name__} does not allow it: {error.reason}. Value the run by flsv retrain."
+                ) from error
+            total = {name: total[name] + each for name, each in gradients.items()} if total else gradients
+        window = module.trainer.accumulate_grad_batches
+        self._kernel.take(total if window == 1 else {name: each / window for name, each in total.items()})
+
+    def _begin(self, trainer: Any) -> None:
+        context, module, rows = self._context, self._context.module, self._rows
+        if self._alike:
+            rows = rows[:1]
+        elif self._compared:
+            rows = torch.cat([context.start[None], rows])
+        self._states = states_of(context.space, module, rows)
+        own = dict(module.named_parameters())
+        apart = {name for name, parameter in own.items() if parameter.grad is None or name not in self._states}
+        change = None if self._algorithm is None else self._algorithm.change
+        clip = clipping(trainer)
+        self._kernel = RowTraining(module, trainer.optimizers[0], clip, apart, shared=True, change=change)
+        self._kernel.begin(self._states)
+
+    def trained(self) -> Tensor:
+        """``[m, P]``, what has become of the rows."""
+        if not self._states:
+            return self._rows
+        rows = models_of(self._context.space, self._states, self._rows)
+        if self._compared:
+            self._compare(rows[0])
+        if self._alike:
+            return rows.expand(len(self._rows), -1)
+        return rows[1:] if self._compared else rows
+
+    def _compare(self, row: Tensor) -> None:
+        context: Any = self._context
+        allowed = ROUNDED if context.module.trainer.precision == "bf16-mixed" else TOLERANCE
+        apart, way = (row - context.trained).norm(), (context.trained - context.start).norm()
+        if context.trained.isfinite().all() and not apart <= allowed * way + 1e-6 * context.start.norm():
+            raise ConfigurationError(
+                f"ShadowShapley: at client {context.instruction.client_id} the model of a coalition differs by "
+                f"{100 * float(apart / way.clamp_min(1e-12)):.1f} % from the client's own, and both began alike and "
+                "saw the same: the module, its optimizer or its schedule does something that batched training does "
+                "not. Value the run by flsv retrain."
+            )
+
+
+@contextmanager
+def _drawing(states: Any, device: torch.device) -> Iterator[None]:
+    """Within it rows draw what the client's own model has drawn of a batch."""
+    now = torch_rngs(device)
+    restore_torch_rngs(states, device)
+    try:
+        yield
+    finally:
+        restore_torch_rngs(now, device)

@@ -1,0 +1,150 @@
+"""Says what no models can be trained with as rows of one batched model: the one place that does, but for the trial of
+the steps themselves (:mod:`flsv.training.rows.row_trial`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateMonitor,
+    ModelSummary,
+    ProgressBar,
+    ThroughputMonitor,
+    Timer,
+)
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+
+from flsv._lightning.patches import callbacks_of
+from flsv.training.rows.kernel import ELEMENTWISE, is_elementwise
+
+#: Hooks around a batch or a step that modules and callbacks have.
+HOOKS_OF_A_BATCH = (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+#: Those that only modules have.
+HOOKS_OF_A_MODULE = (
+    *HOOKS_OF_A_BATCH,
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+)
+#: Callbacks of Lightning whose hooks change neither the module, nor its optimizer, nor a batch.
+HARMLESS = (
+    Checkpoint,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelSummary,
+    ProgressBar,
+    ThroughputMonitor,
+    Timer,
+)
+#: In which many models can take a step as each would.
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+
+
+def moves_batches(trainer: L.Trainer) -> bool:
+    """Whether the module or the data define what happens to a batch on its way."""
+    hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+    parts = (trainer.lightning_module, L.LightningModule), (trainer.datamodule, L.LightningDataModule)  # type: ignore[attr-defined]
+    return any(is_overridden(hook, part, base) for hook in hooks for part, base in parts)
+
+
+def not_batched(
+    trainer: L.Trainer, algorithm: Any, optimizer_state: str, schedules: bool = False, accumulates: bool = False
+) -> str | None:
+    """Say why clients of a fit cannot be trained at once, and what to do; None: but for a trial, they can.
+
+    Args:
+        trainer: with its optimizers set up.
+        algorithm: the loop's ``client_algorithm``.
+        optimizer_state: likewise.
+        schedules: whether the caller steps the schedulers of each step.
+        accumulates: whether the caller accumulates gradients.
+    """
+    if algorithm is not None:
+        return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
+    if optimizer_state != "reset":
+        return 'optimizer_state="persist" gives every client the moments that it left. Use optimizer_state="reset"'
+    if why := _not_by_optimizer(trainer):
+        return why
+    windows = any(isinstance(c, GradientAccumulationScheduler) for c in callbacks_of(trainer))
+    if not accumulates and (trainer.accumulate_grad_batches != 1 or windows):
+        return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
+    if trainer.precision not in PRECISIONS:
+        return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(PRECISIONS)}"
+    stepped = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
+    if stepped and not schedules:
+        return f"{type(stepped[0]).__name__} steps after every batch of a client. Use interval='epoch' (a round)"
+    return _not_by_hooks(trainer)
+
+
+def _not_by_optimizer(trainer: L.Trainer) -> str | None:
+    module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
+    if not module.automatic_optimization:
+        return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
+    if len(trainer.optimizers) != 1:
+        return f"{name} has {len(trainer.optimizers)} optimizers. Use one"
+    optimizer: Any = trainer.optimizers[0]
+    kind = type(optimizer).__name__
+    if not is_elementwise(optimizer):
+        return f"{kind} is not known to allow one step of many models. Use one of torch's {', '.join(ELEMENTWISE)}"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{kind} has hooks around its steps, which would see no client's step. Leave them out"
+    return None
+
+
+def _not_by_hooks(trainer: L.Trainer) -> str | None:
+    module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
+    embeddings = (
+        (n, layer) for n, layer in module.named_modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    )
+    if renormed := [n for n, layer in embeddings if layer.max_norm is not None]:
+        return f"{renormed[0]}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
+    if hooks := [hook for hook in HOOKS_OF_A_MODULE if is_overridden(hook, module, L.LightningModule)]:
+        return f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps. Leave it out"
+    for callback, hooks in strange_hooks(trainer, HOOKS_OF_A_BATCH):
+        return (
+            f"{type(callback).__name__} defines {', '.join(hooks)}, which would see no client's batches. Leave it out"
+        )
+    return None
+
+
+def not_by_rounds(trainer: L.Trainer) -> str | None:
+    """Say why coalitions would not take over what happens to a federation's schedules between rounds; None: they do."""
+    plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
+    if plateau:
+        return f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
+    return None
+
+
+def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[L.Callback, list[str]]]:
+    """Yield a trainer's callbacks that define some of these hooks, and which, but for those that are known to change
+    nothing: flsv's own and :data:`HARMLESS`."""
+    for callback in callbacks_of(trainer):
+        found = [hook for hook in hooks if not _harmless(callback, hook)]
+        if found:
+            yield callback, found
+
+
+def _harmless(callback: L.Callback, hook: str) -> bool:
+    if not is_overridden(hook, callback, L.Callback):
+        return True
+    owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)
+    if owner is None or hook in vars(callback):  # an instance's own, as a LambdaCallback's
+        return False
+    known = issubclass(owner, HARMLESS) and owner.__module__.startswith("lightning.")
+    return known or owner.__module__.startswith("flsv.")

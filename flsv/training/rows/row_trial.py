@@ -1,0 +1,192 @@
+"""A trial before the first round: can models of this module be trained as rows of one batched model?
+
+A copy of the module trains on a few batches of a client, one after the other as the Trainer would, and as one of two
+rows. The fit's module, optimizers, metrics and trainer are only read, and the random state is put back: whatever comes
+of the trial, the training is the one that it would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from contextlib import closing
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from flsv._lightning.evaluation import TOLERANCES, as_given, each_loader, share_of_way, tolerance
+from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
+from flsv.core.parameter_space import ParameterSpace
+from flsv.games.validated_models import fresh_copy
+from flsv.training.cohort import CohortLoader
+from flsv.training.rows.kernel import GivenBatches, RowTraining, SharedBatches, clipping
+from flsv.training.rows.row_step import (
+    NotBatched,
+    batched_steps,
+    loss_of,
+    pure_step,
+    purely,
+    refusal,
+    refusing,
+    step_arguments,
+)
+from flsv.training.rows.step_watch import Watch
+from flsv.utilities.seeding import isolated_rngs
+
+#: Batches that are tried, and how far the model may be from the client's, relative to how far it went, where they are
+#: shared: an optimizer that divides by a gradient's size makes the rounding of small gradients large.
+BATCHES, SHARE = 3, 1e-3
+
+
+def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Collection[str]) -> str | None:
+    """Say by a trial why models of a trainer's module cannot be trained as rows that share their batches, and go on as
+    a federation's model between rounds; None: they can. See :func:`try_rows`."""
+    name = type(trainer.lightning_module).__name__
+    try:
+        try_rows(trainer, space, seed, shared=True, draws=draws)
+    except NotBatched as error:
+        return f"training_step of {name} does not allow rows of one batched model: {error.reason}"
+    if changed := _changed_by_validation(trainer, space):
+        return f"validation changes {changed} of {name}, in the federation's model only. Change it while training"
+    return None
+
+
+def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
+    """Return names of parameters and buffers that the validation of a batch changes."""
+    module, limit = trainer.lightning_module, trainer.limit_val_batches
+    if not is_overridden("validation_step", module, L.LightningModule) or not limit:
+        return ""
+    loaders = each_loader(trainer.datamodule.val_dataloader())  # type: ignore[attr-defined]
+    first = [KeptBatches(islice(loader, 1)) for loader in loaders]
+    if not sum(map(len, first)):
+        return ""
+    with isolated_rngs(0, "trial of validation"), torch.inference_mode(False):
+        copied = fresh_copy(module, space, space.read(module), {})
+        before = space.unflatten(space.read(copied))
+        ValidationRun(trainer, copied, first).logged()
+        after = space.unflatten(space.read(copied))
+    return ", ".join([repr(name) for name in space.names if not torch.equal(before[name], after[name])][:3])
+
+
+def try_rows(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    seed: int,
+    shared: bool,
+    apart: Collection[str] = (),
+    draws: Collection[str] = (),
+) -> set[str]:
+    """Train a copy of a trainer's module on the first batches of a client in both ways, and compare.
+
+    Args:
+        trainer: with its optimizers set up and its data dealt.
+        space: the map between the module and vectors.
+        seed: of the run.
+        shared: whether all rows take the same batches, see :class:`flsv.training.rows.kernel.RowTraining`.
+        apart: names of what is the same at all clients, and not stacked.
+        draws: the global generators that a step may draw from, of :data:`flsv.training.rows.step_watch.GENERATORS`.
+
+    Returns:
+        Names of the parameters that have no gradient.
+
+    Raises:
+        NotBatched: the module cannot be copied or trained so, or comes to something else; with the reason.
+    """
+    module = trainer.lightning_module
+    with isolated_rngs(seed, "trial of rows"):
+        with refusing(module):
+            copied = fresh_copy(module, space, space.read(module), {})
+        own = stand_in(trainer, copied)
+        same = {id(old): new for old, new in zip(module.parameters(), copied.parameters())}
+        own.strategy.optimizers = [deepcopy(trainer.optimizers[0], same)]
+        optimizer = own.optimizers[0]
+        for group in optimizer.param_groups:  # a warm-up may begin at 0, which would hide all differences
+            group["lr"] = group.get("initial_lr") or group["lr"]
+        given = _first_batches(trainer, own, seed)
+        start = {name: tensor.detach().clone() for name, tensor in _named(copied)}
+        with isolated_rngs(seed, "steps"):
+            watch = Watch(copied, draws, counts=shared)
+            losses, unused = _one_by_one(own, given)
+            if reason := watch.changed():
+                raise refusal(module, reason)
+        model = {name: tensor.detach().clone() for name, tensor in _named(copied)}
+        with torch.no_grad():
+            for name, tensor in _named(copied):
+                tensor.copy_(start[name])
+        both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in apart}
+        training = RowTraining(copied, optimizer, clipping(trainer), unused, shared)
+        batches = SharedBatches(iter(given), len(given), 2) if shared else GivenBatches([given, given])
+        # The batches have gone through it one by one: whatever it raises now, it raises of many.
+        with isolated_rngs(seed, "steps"), purely(copied, draws, shared), batched_steps(own):
+            rows, means = training.train(both, batches)
+    _compare(trainer, "the loss", means[0], torch.stack(losses).mean().to(means), tolerance(trainer))
+    way = _norm(model[name] - tensor for name, tensor in start.items())
+    apart_from = _norm(tensor[0] - model[name] for name, tensor in rows.items())
+    if shared and apart_from <= max(SHARE, share_of_way(trainer)) * way:
+        return unused
+    for name, tensor in rows.items():
+        _compare(trainer, name, tensor[0], model[name], TOLERANCES[trainer.precision], way)
+    return unused
+
+
+def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    """Return the norm of all of them together."""
+    return sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5
+
+
+def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
+    """Return what the first client that has samples trains on first, as a module gets it."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    client = int((data.num_samples > 0).nonzero()[0])
+    with closing(iter(CohortLoader(data, [client], seed=seed, round_index=0))) as loader:  # type: ignore[type-var]
+        return [tree_map_only(Tensor, torch.clone, as_given(own, batch)) for batch in islice(loader, BATCHES)]
+
+
+def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set[str]]:
+    """Train a trainer's module on these batches: losses, and names of the parameters without a gradient."""
+    module, optimizer = trainer.lightning_module, trainer.optimizers[0]
+    losses: list[Tensor] = []
+    without: list[set[str]] = []
+    for step, batch in enumerate(given):
+        optimizer.zero_grad()
+        with refusing(module), pure_step(module):
+            loss = loss_of(trainer.strategy.training_step(*step_arguments(module, batch, step)))
+        loss.backward()
+        without.append({name for name, p in module.named_parameters() if p.grad is None})
+        limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        if limit is not None:
+            trainer.precision_plugin.clip_gradients(optimizer, limit, algorithm or GradClipAlgorithmType.NORM)
+        optimizer.step()
+        losses.append(loss.detach())
+    optimizer.zero_grad()
+    if any(each != without[0] for each in without):
+        raise refusal(module, "which parameters have gradients differs from batch to batch")
+    return losses, without[0]
+
+
+def _compare(
+    trainer: L.Trainer, name: str, batched: Tensor, ordinary: Tensor, allowed: float, way: float = 0.0
+) -> None:
+    """``way``: how far the model has moved; where precision rounds, a share of it may differ."""
+    if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
+        return
+    if float((batched - ordinary).float().norm()) <= share_of_way(trainer) * way:
+        return
+    far = (batched - ordinary).abs().max().item()
+    raise refusal(
+        trainer.lightning_module,
+        f"after at most {BATCHES} batches of one client, {name!r} differs by {far:.2g} from what the same "
+        f"batches make of it one after the other, where {allowed} is allowed (an optimizer that divides by a "
+        "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
+        "before batch normalization)",
+    )

@@ -1,0 +1,148 @@
+"""Schedules: a fit's learning-rate schedulers, each set to the position of the client that trains."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import lightning as L
+from torch.optim import Optimizer
+
+from flsv._lightning.patches import configured, kept_schedulers
+from flsv.training.group_options import SCHEDULED, put, same
+from flsv.training.local_steps import LocalSteps
+from flsv.utilities.errors import ConfigurationError
+
+_NEVER = 2**62
+
+
+class Schedules:
+    """The schedulers of a fit, each set to the position of the client that trains.
+
+    The configuration says it, with manual optimization, too: a scheduler with ``interval="step"`` is the client's, one
+    with ``interval="epoch"`` the federation's.
+
+    Between two clients, and between rounds, they are the federation's: as ``configure_optimizers`` gave them, but for
+    the steps that it takes itself.
+    """
+
+    def __init__(self, trainer: L.Trainer, steps: LocalSteps | None = None) -> None:
+        self._trainer, self._steps = trainer, steps
+        self._manual = not trainer.lightning_module.automatic_optimization
+        configs = trainer.lr_scheduler_configs
+        tracked = [c for c in configs if c.interval == "step"]
+        self._places = [configs.index(config) for config in tracked]
+        self._schedulers: list[Any] = [config.scheduler for config in tracked]
+        self._by_round = [config.scheduler for config in configs if config not in tracked]
+        self._frequencies = [(c, c.frequency) for c in tracked if not self._manual and c.frequency > 1]
+        self._check()
+        self._families: dict[float, _Family] = {}
+        self._own = [vars(scheduler) for scheduler in self._schedulers]
+        self._federations: list[Any] | None = None
+        self._begun: list[Any] = []
+
+    def is_federations(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer's learning rate follows the rounds, by a scheduler that is told to."""
+        return any(each.optimizer is optimizer for each in self._by_round)
+
+    def load(self, client: int, states: dict[int, Any] | None) -> None:
+        """Put the schedulers where the client has left them; at their beginning where it comes for the first time."""
+        self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual]
+        if not self._schedulers:
+            return
+        self._federations = self.states()
+        if (family := self._family(client)) is not None:
+            family.enter(self._schedulers)
+        for i, state in (states or {}).items():
+            self._schedulers[i].load_state_dict(deepcopy(state))
+
+    def begin_batch(self, position: int) -> None:
+        """Before a client's batch, counted from 0: a scheduler of ``frequency=k`` steps after every k-th of its own."""
+        for config, frequency in self._frequencies:
+            config.frequency = 1 if (position + 1) % frequency == 0 else _NEVER
+
+    def leave(self) -> dict[int, Any]:
+        """The states of the client's own schedulers; all of them are the federation's again."""
+        self._check_owner()
+        if self._federations is None:
+            return {}
+        now = self.states()
+        for scheduler, own, state in zip(self._schedulers, self._own, self._federations):
+            scheduler.__dict__ = own
+            scheduler.load_state_dict(deepcopy(state))
+        for config, frequency in self._frequencies:
+            config.frequency = frequency
+        self._federations = None
+        return dict(enumerate(now))
+
+    def states(self) -> list[Any]:
+        return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
+
+    def rewind(self, saved: list[Any]) -> None:
+        """Put the federation's states into those of a checkpoint that is saved while a client trains."""
+        for place, state in zip(self._places, self._federations or []):
+            saved[place] = deepcopy(state)
+
+    def _family(self, client: int) -> _Family | None:
+        """The schedulers that ``configure_optimizers`` gives for a client with so many steps; None: those that are
+        there, or their like."""
+        if self._steps is None or not self._steps.asked:
+            return None
+        number = self._steps.of(client)
+        if number == self._steps.most():
+            return None
+        if number not in self._families:
+            self._families[number] = _Family(self._trainer, self._places)
+        return self._families[number]
+
+    def _check(self) -> None:
+        for scheduler in self._schedulers:
+            if self.is_federations(scheduler.optimizer):
+                raise ConfigurationError(
+                    "one optimizer has a scheduler that steps per batch and one that steps per round: the learning "
+                    "rate would belong to the client and to the federation at once. Chain them in one scheduler "
+                    "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
+                )
+        if kept := kept_schedulers(self._trainer):
+            raise ConfigurationError(
+                f"{kept[0]} is a learning-rate scheduler that configure_optimizers does not return: its state would "
+                "pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}."
+            )
+
+    def _check_owner(self) -> None:
+        begun, self._begun = self._begun, []
+        for scheduler, state in zip(self._by_round, begun):
+            if not same(scheduler.state_dict(), state):
+                raise ConfigurationError(
+                    f"{type(scheduler).__name__} is stepped while a client trains, and its interval is a round's: it "
+                    "would pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}, or step "
+                    "it in on_train_epoch_end only."
+                )
+
+
+class _Family:
+    """Schedulers made for another number of steps."""
+
+    def __init__(self, trainer: L.Trainer, places: list[int]) -> None:
+        self._optimizers, schedulers = configured(trainer)
+        self._used = trainer.optimizers
+        self._groups = [
+            [{k: deepcopy(v) for k, v in group.items() if k in SCHEDULED} for group in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
+        self._schedulers = [schedulers[place] for place in places]
+        self._fresh = [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
+
+    def enter(self, schedulers: list[Any]) -> None:
+        """Become these schedulers: whoever holds one of them holds this one, and theirs are the parameter groups."""
+        for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
+            optimizer.param_groups = used.param_groups
+            for group, options in zip(used.param_groups, fresh):
+                put(group, options)
+        for scheduler, mine, fresh_state in zip(schedulers, self._schedulers, self._fresh):
+            mine.load_state_dict(deepcopy(fresh_state))
+            optimizer = scheduler.optimizer
+            scheduler.__dict__ = vars(mine)
+            scheduler.optimizer = optimizer

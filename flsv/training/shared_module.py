@@ -1,0 +1,156 @@
+"""SharedModule: the Trainer's one module, which is each client in its turn and the global model between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flsv.core.parameter_space import ParameterSpace
+from flsv.training.non_vector_state import NonVectorState, State
+from flsv.utilities.errors import ConfigurationError
+
+
+class SharedModule:
+    """Writes the clients' models into the module, reads what they have trained, and puts the global model back.
+
+    A module is its vector; the entries that a client does not share, which are its own; and what neither holds, such as
+    counters and masks (:class:`flsv.training.non_vector_state.NonVectorState`). Averages of counters mean nothing:
+    every client starts with those of the round's start, and the global model goes on with what the cohort's first
+    client leaves.
+
+    Args:
+        module: in which clients train.
+        space: the map between the module and vectors.
+
+    Attributes:
+        module, space: as given.
+        global_vector: ``[P]``, from the first round on.
+        next_buffers: what the round's first client whose model is finite leaves beside vectors.
+    """
+
+    global_vector: Tensor
+
+    def __init__(self, module: nn.Module, space: ParameterSpace) -> None:
+        self.module, self.space = module, space
+        self._unsaved = NonVectorState(module, space.left_names)
+        self._constants = space.constants(module)
+        self._within = False
+        self.next_buffers: State | None = None
+
+    # ---- a round
+
+    def begin_round(self) -> None:
+        """Remember the global model, which the module holds."""
+        self.space.check(self.module)
+        self._unsaved.warn_of_collections()
+        self.global_vector = self.space.read(self.module)
+        self._before, self._private = self._unsaved.read(), self.space.read_private(self.module)
+        self._marks = _marks(self._constants.values())
+        # What is not saved is what clients start with: hooks at the start of an epoch may come after this.
+        self._buffers: State | None = None
+        self.next_buffers = None
+        self._within = True
+
+    def begin_turns(self) -> None:
+        """Remember what is beside vectors now, before the first client trains: all of them start with it."""
+        if self._buffers is None:
+            self._buffers = self._unsaved.read()
+
+    def end_turns(self) -> None:
+        """Put that back: what copies of the module take from it besides vectors is the round's own from here on, and
+        not what the last client has left."""
+        if self._buffers is not None:
+            self._unsaved.write(self._buffers)
+
+    def end_round(self, vector: Tensor) -> None:
+        """Make the module the next global model."""
+        self._write(vector, self.next_buffers or self._before, self._private)
+        self.global_vector, self._within = vector, False
+
+    def discard(self) -> None:
+        """Make the module the global model of the round's start again."""
+        self._write(self.global_vector, self._before, self._private)
+        self._within = False
+
+    # ---- a turn
+
+    def enter(self, start: Tensor, private: Mapping[str, Tensor]) -> None:
+        """Make the module a client's: the vector it starts from, and entries of its own."""
+        self.begin_turns()
+        assert self._buffers is not None
+        self._write(start, self._buffers, {**self._private, **private})
+
+    def read(self, out: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Read what a client has trained: its vector ``[P]``, into ``out`` where that is given, and its own entries.
+
+        Raises:
+            ConfigurationError: it has changed what has to stay as it is.
+        """
+        self._unsaved.check()
+        vector, private = self.space.read(self.module, out=out), self.space.read_private(self.module)
+        self._check_constant()
+        return vector, private
+
+    def give_back(self) -> None:
+        """Take a client's own entries out: nobody else must find them, clients that have none yet, nor the server."""
+        self.space.write_private(self.module, self._private)
+
+    def is_broken(self, private: Mapping[str, Tensor]) -> bool:
+        """Return whether training has made something of the client's own not finite."""
+        return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
+
+    def keep_buffers(self) -> None:
+        """Let the next global model go on with what this client leaves beside its vector, unless one before it has."""
+        if self.next_buffers is None:
+            self.next_buffers = self._unsaved.read()
+
+    # ---- checkpoints
+
+    def buffers(self) -> State:
+        """Return what no vector holds, as it is between two rounds: within one, as it was before it."""
+        return self._before if self._within else self._unsaved.read()
+
+    def restore(self, buffers: State) -> None:
+        """Put into the module what a checkpoint holds of it."""
+        self._unsaved.resume(buffers)
+
+    def global_state_dict(self) -> dict[str, Any]:
+        """Return the module's ``state_dict`` as it was at the start of the round; the module keeps its client's."""
+        now = self.space.read(self.module), self._unsaved.read(), self.space.read_private(self.module)
+        self._write(self.global_vector, self._before, self._private)
+        state = {name: value.clone() for name, value in self.module.state_dict().items()}
+        self._write(*now)
+        return state
+
+    def _check_constant(self) -> None:
+        differ = (_marks(self._constants.values()) != self._marks).any(0).tolist() if self._constants else []
+        changed = [name for name, other in zip(self._constants, differ) if other]
+        if changed:
+            more = ", ..." if len(changed) > 3 else ""
+            raise ConfigurationError(
+                f"{', '.join(map(repr, changed[:3]))}{more} required no gradient when the fit began, so that they were "
+                "taken to be the same at all clients, and training changes them, as where one network follows another "
+                'or layers are unfrozen. Say what they are: FederatedLoop(share=["trainable", "name.*"]) shares them, '
+                'share=["trainable", "!name.*"] keeps them at their client.'
+            )
+
+    @torch.no_grad()
+    def _write(self, vector: Tensor, buffers: State, private: dict[str, Tensor]) -> None:
+        self.space.write(self.module, vector)
+        self._unsaved.write(buffers)
+        self.space.write_private(self.module, private)
+
+
+@torch.no_grad()
+def _marks(tensors: Iterable[Tensor]) -> Tensor:
+    """Compute numbers, float64 ``[2, n]``, by which to see that tensors have changed, without copies of them."""
+    floating = [
+        tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
+    ]
+    if not floating:
+        return torch.empty(2, 0)
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(floating)])
+    return torch.stack([norms, torch.stack([tensor.sum().double() for tensor in floating])]).nan_to_num()

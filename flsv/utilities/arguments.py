@@ -1,0 +1,202 @@
+"""Checks of what a user gives: numbers that are finite and in range, names that become parts of paths and of tags;
+and arguments that stay as they were given. What a constructor takes is declared there, see
+:mod:`flsv.utilities.declared`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import reprlib
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from flsv.utilities.declared import check_argument
+from flsv.utilities.errors import ConfigurationError, listed
+
+_PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
+
+
+def client_number(given: object, names: Sequence[str], option: str) -> int:
+    """The number of the client with this name or number.
+
+    Args:
+        given: what a user says.
+        names: of the run's clients.
+        option: what it was said to, for the message.
+
+    Raises:
+        ConfigurationError: there is none, or more than one.
+
+    Example:
+        >>> client_number("Lyon", ["Boston", "Lyon"], "client"), client_number(0, ["Boston", "Lyon"], "client")
+        (1, 0)
+    """
+    text = str(given)
+    named = [number for number, name in enumerate(names) if name == text]
+    if len(named) > 1:
+        raise ConfigurationError(f"{option}={given!r}: clients {named} have this name. Say the number.")
+    if named or (text.isdigit() and int(text) < len(names)):
+        return named[0] if named else int(text)
+    raise ConfigurationError(f"{option}={given!r}: the run has no such client. It has {listed(names, 10)}.")
+
+
+def attribute_of(part: Any, name: str, default: Any = None) -> Any:
+    """An attribute that a class may have, or the default.
+
+    ``getattr`` would take the default, too, where a property is there and fails with an AttributeError of its own.
+
+    Example:
+        >>> class Metric:
+        ...     @property
+        ...     def needs_classes(self):
+        ...         return self.misspelt
+        >>> attribute_of(Metric(), "prior", 0.0)
+        0.0
+        >>> attribute_of(Metric(), "needs_classes", False)
+        Traceback (most recent call last):
+        ...
+        AttributeError: 'Metric' object has no attribute 'misspelt'
+    """
+    made = inspect.getattr_static(type(part), name, None)
+    if isinstance(made, property) and made.fget is not None:
+        return made.fget(part)
+    return getattr(part, name, default)
+
+
+def check_number(
+    owner: Any,
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    whole: bool = False,
+    hint: str = "",
+) -> None:
+    """Raise unless ``value`` is a finite number between its bounds.
+
+    Args:
+        owner: whose argument it is, for the message: an object, or its name.
+        name: of the argument.
+        value: what was given.
+        above: the number must be larger than this.
+        least: the number must be at least this.
+        below: the number must be smaller than this.
+        most: the number must be at most this.
+        whole: whether it must have no fraction.
+        hint: what else to say, a sentence.
+
+    Raises:
+        ConfigurationError: ``Owner(name=value): expected ...``.
+
+    Example:
+        >>> check_number("FedProx", "mu", 0.1, least=0)
+        >>> check_number("FedProx", "mu", float("nan"), least=0)
+        Traceback (most recent call last):
+        ...
+        flsv.utilities.errors.ConfigurationError: FedProx(mu=nan): expected a finite number of at least 0.
+    """
+    bounds = ((Gt, above), (Ge, least), (Lt, below), (Le, most))
+    markers = [kind(bound) for kind, bound in bounds if bound is not None]
+    parts: Any = (int if whole else float, *markers, hint)
+    hinted = Annotated[parts]
+    check_argument(owner if isinstance(owner, str) else type(owner).__name__, name, value, hinted)
+
+
+def rounded_up(number: float) -> str:
+    """A positive number in three digits that are not below it, for messages that say what is enough.
+
+    Example:
+        >>> rounded_up(1 / 3), rounded_up(0.25), rounded_up(1234)
+        ('0.334', '0.25', '1240')
+    """
+    step = 10.0 ** (math.floor(math.log10(number)) - 2)
+    rounded = math.ceil(number / step) * step
+    return str(int(f"{rounded:.0f}")) if rounded >= 100 else f"{rounded:.3g}"
+
+
+def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
+    """Raise unless ``value`` is an instance of ``kind``.
+
+    Args:
+        owner: whose argument it is, for the message: an object, or its name.
+        name: of the argument.
+        value: what was given.
+        kind: a class, or several.
+        expected: this in words.
+
+    Raises:
+        ConfigurationError: ``Owner(name=value): expected ...``.
+
+    Example:
+        >>> check_kind("Loader", "preload", "no", bool, "True or False")
+        Traceback (most recent call last):
+        ...
+        flsv.utilities.errors.ConfigurationError: Loader(preload='no'): expected True or False.
+    """
+    if not isinstance(value, kind):
+        who = owner if isinstance(owner, str) else type(owner).__name__
+        raise ConfigurationError(f"{who}({name}={reprlib.repr(value)}): expected {expected}.")
+
+
+def plain_name(name: str, what: str = "name") -> str:
+    """The name, if it is one file's and no path: up to 100 characters on a line, none of ``/ \\ :``, no dot first.
+
+    Args:
+        name: to be checked.
+        what: it names, for the message.
+
+    Raises:
+        ConfigurationError: it is not.
+
+    Example:
+        >>> plain_name("most_harmful")
+        'most_harmful'
+        >>> plain_name("../../x", "picture")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        flsv.utilities.errors.ConfigurationError: picture '../../x': expected a plain name, ...
+    """
+    if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+        raise ConfigurationError(
+            f"{what} {name!r}: expected a plain name, up to 100 characters without / \\ : and no dot first."
+        )
+    return name
+
+
+class ReadOnlyArguments:
+    """Makes a constructor's arguments read-only attributes, because an assignment would change only a part of what was
+    built from them, or nothing. A class sets ``_read_only`` at the end of its constructor.
+
+    Raises:
+        ConfigurationError: such an attribute is set.
+
+    Example:
+        >>> class Loop(ReadOnlyArguments):
+        ...     _instead = "Use loop.replace({0})."
+        ...     def __init__(self, seed):
+        ...         self.seed = seed
+        ...         self._read_only = frozenset({"seed"})
+        >>> Loop(1).seed = 2  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        flsv.utilities.errors.ConfigurationError: Loop.seed = 2 comes too late: ... Use loop.replace(seed=2).
+    """
+
+    _read_only: frozenset[str] = frozenset()
+    #: What to do, where ``{0}`` is the argument and its value.
+    _instead: str
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._read_only:
+            who, shown = type(self).__name__, reprlib.repr(value)
+            instead = self._instead.format(f"{name}={shown}")
+            raise ConfigurationError(
+                f"{who}.{name} = {shown} comes too late: it is read when a {who} is made. {instead}"
+            )
+        super().__setattr__(name, value)

@@ -1,0 +1,137 @@
+"""Writes files atomically: after a crash, a kill, a power cut or on a full disk a file is complete or absent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from flsv.utilities.errors import ConfigurationError
+
+
+def check_writable(folder: Path) -> None:
+    """Whether a folder, which need not be there yet, can be written into; nothing is left behind.
+
+    Raises:
+        ConfigurationError: it cannot.
+        OSError: for want of space.
+
+    Example:
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     check_writable(Path(file.name, "runs"))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        flsv.utilities.errors.ConfigurationError: nothing can be written into ...: Not a directory...
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigurationError(
+            f"nothing can be written into {folder}: {error.strerror}. Name another folder, or make this one writable."
+        ) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file anew: beside it first, then, all on the disk, moved into its place.
+
+    Whatever goes wrong before the move leaves the file as it was, and no draft behind. What a killed process leaves of
+    a draft, the next one writes over.
+
+    Args:
+        path: the file, in a folder that exists.
+
+    Raises:
+        OSError: naming ``path``, where nothing can be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "model.ckpt"
+        ...     with replacing(path) as file:
+        ...         written = file.write(b"weights")
+        ...     path.read_bytes(), [file.name for file in Path(folder).iterdir()]
+        (b'weights', ['model.ckpt'])
+    """
+    # On the same file system, where a move is one step.
+    draft = path.with_name(f".{path.name}.tmp")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise _naming(error, path) from error
+    _sync_folder(path.parent)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to a file, all or nothing, unless the process is killed in between.
+
+    Raises:
+        OSError: naming ``path``; the file ends where it did.
+    """
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except BaseException as error:
+            with suppress(OSError):
+                file.truncate(end)
+            raise _naming(error, path) from error
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a text that :func:`append` has added to, without their ends. What follows the last end of a line was
+    cut short by a kill: it is left out before anything is decoded.
+
+    Raises:
+        ConfigurationError: naming the line that is no text.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "names.txt")
+        >>> _ = path.write_bytes("Graz\\nMálaga\\nKöln".encode()[:-3])
+        >>> whole_lines(path)
+        ['Graz', 'Málaga']
+    """
+    lines = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            text = line.removesuffix(b"\r").decode()
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path}, line {number}: {error}; expected text in UTF-8.") from None
+        if "\0" in text:
+            raise ConfigurationError(f"{path}, line {number}: there is a zero byte in it; expected text in UTF-8.")
+        lines.append(text)
+    return lines
+
+
+def _naming(error: BaseException, path: Path) -> BaseException:
+    if not isinstance(error, OSError):
+        return error
+    return OSError(error.errno, error.strerror or str(error), str(path))
+
+
+def _sync_folder(folder: Path) -> None:
+    """The move itself outlives a power cut, where the file system can say so."""
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

@@ -1,0 +1,282 @@
+"""Arguments are declared where they are taken: ``Annotated[float, Ge(0), Lt(1)]``, ``Literal``, ``int | None``, ...
+
+One decorator checks them before a constructor or a function runs, and one mixin gives it to a class and its subclasses,
+with a ``repr`` that shows them. As ``sklearn/utils/_param_validation.py``, with the markers of annotated-types.
+
+A comparison with NaN is false, so ``if lr <= 0: raise`` lets NaN through. Here a number has to prove that it is good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import operator
+import reprlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from flsv.utilities.errors import ConfigurationError
+
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Momentum = Annotated[float, Ge(0), Lt(1)]
+Count = Annotated[int, Ge(1)]
+#: What must hold of a call's arguments, and what to say where it does not, with ``{argument}`` for what was given.
+Rules = Sequence[tuple[Callable[[Any], bool], str]]
+
+_T = TypeVar("_T")
+#: Returns what is handed on for a value, or raises; and what it admits, in words.
+_Choice = tuple[Callable[[Any], Any], str]
+_BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
+    Gt: ("gt", operator.gt, "above"),
+    Ge: ("ge", operator.ge, "of at least"),
+    Lt: ("lt", operator.lt, "below"),
+    Le: ("le", operator.le, "of at most"),
+}
+
+
+def checked(thing: _T) -> _T:
+    """Decorates a function, or a class for its constructor: arguments are checked by their annotations, then by the
+    class's :attr:`Declared.rules`.
+
+    Numbers (finite, or whole), ``bool`` and ``Literal`` are checked wherever they are declared; a text in ``Annotated``
+    is what else the message says. Numbers and arrays of NumPy and torch are handed on as Python's numbers and lists. A
+    whole number is what ``operator.index`` takes: ``4.0`` is none. Defaults are not checked. LightningModules call
+    :func:`check_arguments` instead: Lightning looks for hyper-parameters on the stack.
+
+    Raises:
+        ConfigurationError: at the call, ``Owner(argument=value): expected ...``.
+
+    Example:
+        >>> @checked
+        ... def draw(least: Count, most: int | None = None): ...
+        >>> draw(0)
+        Traceback (most recent call last):
+        ...
+        flsv.utilities.errors.ConfigurationError: draw(least=0): expected a whole number of at least 1.
+    """
+    if isinstance(thing, type):
+        thing.__init__ = _checking(thing.__init__, vars(thing).get("rules", ()))  # type: ignore[misc]
+        return thing
+    return _checking(thing, ())
+
+
+def _checking(function: Any, rules: Rules) -> Any:
+    signature = inspect.signature(function)
+    of_class = function.__name__ == "__init__"
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # Python says it better
+        owner = type(args[0]).__name__ if of_class else function.__name__
+        bound.arguments |= check_arguments(owner, function, bound.arguments)
+        args, kwargs = bound.args, bound.kwargs
+        bound.apply_defaults()
+        for holds, message in rules:
+            if not holds(types.SimpleNamespace(**bound.arguments)):
+                shown = _shown(signature, bound.arguments)
+                raise ConfigurationError(f"{owner}({shown}): {message.format(**bound.arguments)}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+class Declared:
+    """What its constructor's arguments say: they are checked, also those of subclasses, and shown."""
+
+    rules: ClassVar[Rules] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if vars(cls).keys() & {"__init__", "rules"}:
+            checked(cls)
+
+    def __repr__(self) -> str:
+        """The class and the arguments that are not its defaults."""
+        signature = inspect.signature(type(self))
+        held = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
+        return f"{type(self).__name__}({_shown(signature, held)})"
+
+
+def _shown(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
+    held = {name: default for name, default in _defaults(signature).items() if name in arguments}
+    changed = {name: repr(arguments[name]) for name in held if repr(arguments[name]) != repr(held[name])}
+    return ", ".join(f"{name}={text}" for name, text in changed.items())
+
+
+def _defaults(signature: inspect.Signature) -> dict[str, Any]:
+    """Arguments that have a name, and their defaults."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [p for p in signature.parameters.values() if p.kind not in variable and p.name != "self"]
+    return {p.name: p.default for p in parameters}
+
+
+def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Check arguments by the annotations of the function that takes them.
+
+    Returns:
+        All that have such an annotation, in their order, as they are handed on.
+
+    Raises:
+        ConfigurationError: see :func:`checked`.
+    """
+    return {
+        name: default if arguments[name] is default else check_argument(owner, name, arguments[name], hint)
+        for name, (hint, default) in declared(function).items()
+        if name in arguments
+    }
+
+
+@functools.cache
+def declared(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
+    """The arguments that are checked: name to annotation and default."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError:  # a stranger's, whose names only a type checker knows
+        return {}
+    named = _defaults(inspect.signature(function)).items()
+    return {name: (hints[name], default) for name, default in named if _is_checked(hints.get(name))}
+
+
+def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
+    """Raise unless a value is what an annotation says, as far as that is checked; return it with Python's numbers.
+
+    Example:
+        >>> import numpy
+        >>> check_argument("FedProx", "mu", numpy.float32(0.5), NonNegative | None)
+        0.5
+        >>> check_argument("FedProx", "mu", float("nan"), NonNegative)
+        Traceback (most recent call last):
+        ...
+        flsv.utilities.errors.ConfigurationError: FedProx(mu=nan): expected a finite number of at least 0.
+    """
+    choices = _choices(hint)
+    try:
+        return _first(choices, value)
+    except ValueError:
+        expected = " ".join([f"{' or '.join(words for _, words in choices)}.", *_remarks(hint)])
+        raise ConfigurationError(f"{owner}({name}={reprlib.repr(value)}): expected {expected}") from None
+
+
+def _first(choices: Sequence[_Choice], value: Any) -> Any:
+    """Return the value as the first of the choices that admits it hands it on."""
+    for read, _ in choices:
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            return read(value)
+    raise ValueError
+
+
+def _is_checked(hint: Any) -> bool:
+    if _is_list(hint) or get_origin(hint) in _UNIONS:
+        return any(_is_checked(part) for part in get_args(hint))
+    return hint in (bool, int, float) or get_origin(hint) in (Literal, Annotated)
+
+
+def _is_list(hint: Any) -> bool:
+    """Return whether it is ``list[int]``, ``Sequence[int]`` or ``tuple[int, ...]``."""
+    return get_origin(hint) in (list, Sequence) or get_args(hint)[1:] == (Ellipsis,)
+
+
+def _choices(hint: Any) -> list[_Choice]:
+    """Say what an annotation admits."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return [
+            _bounded(choice, [marker for marker in parts[1:] if type(marker) in _BOUNDS])
+            for choice in _choices(parts[0])
+        ]
+    if kind in _UNIONS:
+        return [choice for part in parts for choice in _choices(part)]
+    if kind is Literal:
+        return [_one_of(part) for part in parts]
+    if _is_list(hint):
+        return [_each(_choices(parts[0]))]
+    if kind is Callable:
+        return [(_that(callable), "a function")]
+    if hint in _PLAIN:
+        return [_PLAIN[hint]]
+    if isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False):
+        return [(_that(lambda value: isinstance(value, hint)), f"a {hint.__name__}")]
+    return [(_that(lambda value: not isinstance(value, str | Number | None)), str(hint))]
+
+
+def _that(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """Take a value as it is if something holds of it."""
+
+    def read(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError
+        return value
+
+    return read
+
+
+_int64 = _that(lambda value: abs(value) < 2**63)
+
+
+def _number(value: Any) -> Any:
+    """Refuse truth values, of which NumPy's and torch's have types of their own."""
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        raise TypeError
+    return value
+
+
+def _finite(value: Any) -> int | float:
+    if not math.isfinite(_number(value)):
+        raise ValueError
+    with contextlib.suppress(TypeError):
+        return operator.index(value)
+    return float(value)
+
+
+_UNIONS = (Union, types.UnionType)
+_PLAIN: Mapping[Any, _Choice] = {
+    float: (_finite, "a finite number"),
+    int: (lambda value: _int64(operator.index(_number(value))), "a whole number"),
+    bool: (_that(lambda value: isinstance(value, bool)), "True or False"),
+    types.NoneType: (_that(lambda value: value is None), "None"),
+}
+
+
+def _one_of(option: Any) -> _Choice:
+    words = f'"{option}"' if isinstance(option, str) else repr(option)
+    return _that(lambda value: isinstance(value, type(option)) and value == option), words
+
+
+def _each(choices: Sequence[_Choice]) -> _Choice:
+    def read(values: Any) -> Any:
+        held = values.tolist() if hasattr(values, "tolist") else values  # of NumPy, torch and pandas
+        if isinstance(held, str | bytes):
+            raise TypeError
+        found = [_first(choices, value) for value in held]
+        return values if isinstance(values, list | tuple) and all(map(operator.is_, found, values)) else found
+
+    return read, f"a list (each: {' or '.join(words for _, words in choices)})"
+
+
+def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
+    read, words = choice
+    bounds = [(*_BOUNDS[type(marker)][1:], getattr(marker, _BOUNDS[type(marker)][0])) for marker in markers]
+    if len(bounds) == 2:
+        (low, high), (least, most) = markers, (bound for *_, bound in bounds)
+        words += f" in {'[' if isinstance(low, Ge) else '('}{least:g}, {most:g}{']' if isinstance(high, Le) else ')'}"
+    else:
+        words += "".join(f" {word} {bound:g}" for _, word, bound in bounds)
+    within = _that(lambda value: all(holds(value, bound) for holds, _, bound in bounds))
+    return lambda value: within(read(value)), words
+
+
+def _remarks(hint: Any) -> list[str]:
+    own = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, str) and each]
+    parts = () if get_origin(hint) is Literal else get_args(hint)
+    return own + [text for part in parts for text in _remarks(part)]

@@ -1,0 +1,71 @@
+"""ConfigurationError: says what was wrong with the arguments, what was expected, and what to do; and lists that are
+shortened for such a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+
+class ConfigurationError(ValueError):
+    """A wrong argument, file or combination, found before training time is spent.
+
+    The message says what was wrong, what was expected and what to do. The command line prints it without a traceback.
+
+    Example:
+        >>> raise ConfigurationError("num_clients=1: a federation needs at least 2 clients.")
+        Traceback (most recent call last):
+        ...
+        flsv.utilities.errors.ConfigurationError: num_clients=1: a federation needs at least 2 clients.
+    """
+
+
+class ColumnError(ConfigurationError):
+    """A column of a table that cannot be used as it is.
+
+    Args:
+        message: what is wrong with it, whole sentences.
+        remedy: options of :class:`~flsv.data.Columns` with which it can; lists and mappings add to what is there.
+    """
+
+    def __init__(self, message: str, remedy: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.remedy = dict(remedy)
+
+
+def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
+    """The error of those who need classes and hear of it after the data have been dealt out.
+
+    Args:
+        asking: who asks and what it does, the beginning of a sentence.
+        missing: why there are no classes.
+        instead: what else to do.
+    """
+    return ConfigurationError(
+        f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
+        f"attribute `targets` of the data set or as FederatedDataModule(labels=...); or {instead}."
+    )
+
+
+def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:
+    """The first of some values.
+
+    Example:
+        >>> listed(["a", "b", "c"], most=2, show=repr)
+        "'a', 'b', ..."
+    """
+    words = list(map(show, values))
+    return ", ".join(words[:most] + ["..."] * (len(words) > most))
+
+
+def in_words(numbers: Sequence[int], most: int = 6) -> str:
+    """Some ascending numbers, shortened: runs as ``first .. last``.
+
+    Example:
+        >>> in_words([0, 1, 2, 3, 7, 9, 10])
+        '0 .. 3, 7, 9, 10'
+    """
+    starts = [i for i, number in enumerate(numbers) if i == 0 or number != numbers[i - 1] + 1]
+    runs = [numbers[a:b] for a, b in zip(starts, [*starts[1:], len(numbers)])]
+    words = [f"{run[0]} .. {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return listed(words, most)

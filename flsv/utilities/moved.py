@@ -1,0 +1,49 @@
+"""Modules that were documented under another name in 1.0: their old names are found until 2.0."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+#: The old name of each, and its name today; what lies below an old name is found below the new one.
+MOVED = {
+    "flsv.clients": "flsv.training",
+    "flsv.config": "flsv.configuration.federation_config",
+    "flsv.errors": "flsv.utilities.errors",
+    "flsv.features": "flsv.valuation.features",
+    "flsv.loop": "flsv.federation",
+    "flsv.parameters": "flsv.core.parameter_space",
+    "flsv.participants": "flsv.core",
+    "flsv.plots": "flsv.utilities.plots",
+    "flsv.round": "flsv.core",
+    "flsv.seeding": "flsv.utilities.seeding",
+    "flsv.strategy": "flsv.core.strategy",
+}
+
+
+class MovedModules(MetaPathFinder, Loader):
+    """Finder of modules by their old names: the same module, not a copy of it."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        old = ".".join(fullname.split(".")[:2])
+        return ModuleSpec(fullname, self) if old in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        parts = spec.name.split(".")
+        module = import_module(".".join([MOVED[".".join(parts[:2])], *parts[2:]]))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # Python has put the spec of the old name on the module, which keeps its own.
+        module.__spec__ = module.__spec__.loader_state  # type: ignore[union-attr]
+
+
+def find_moved_modules() -> None:
+    """Install the finder, before Python's own ones: below an old package they would load a module a second time."""
+    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, MovedModules())

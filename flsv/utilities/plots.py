@@ -1,0 +1,271 @@
+"""The plots that people know from shap, of clients' contributions: waterfall, beeswarm, heatmap.
+
+Each is one call on plain numbers and gives ``(figure, axis)``, which a notebook shows. The report draws the same ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from flsv.utilities.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, finish, label_text, set_xticks
+
+__all__ = ["beeswarm", "heatmap", "waterfall"]
+
+#: Of the bars at both ends of a waterfall.
+_WHOLE = "#94a4a2"
+_SIZE = (7.0, 3.8)
+#: Where the number of a bar stands.
+_ABOVE: dict[str, Any] = {
+    "xytext": (0, 2),
+    "textcoords": "offset points",
+    "ha": "center",
+    "va": "bottom",
+    "fontsize": 8,
+}
+
+
+_Plot = TypeVar("_Plot", bound=Callable[..., Any])
+
+
+class Shown(tuple[Any, ...]):
+    """``(figure, axis)``, which a notebook shows as the picture; one of pyplot's it shows anyway.
+
+    Example:
+        >>> Shown(waterfall([0.5]))._repr_png_()[:4]
+        b'\\x89PNG'
+    """
+
+    def _repr_png_(self) -> bytes | None:
+        figure, buffer = self[0], io.BytesIO()
+        if figure.canvas.manager is not None:
+            return None
+        figure.savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
+
+
+def shows(plot: _Plot) -> _Plot:
+    """Makes what a plotting function gives visible in notebooks."""
+
+    @functools.wraps(plot)
+    def with_picture(*args: Any, **kwargs: Any) -> Any:
+        drawn = plot(*args, **kwargs)
+        return Shown(drawn) if isinstance(drawn, tuple) else drawn
+
+    return cast(_Plot, with_picture)
+
+
+@shows
+def waterfall(
+    values: Any,
+    names: Sequence[str] | None = None,
+    *,
+    start: float = 0.0,
+    end: float | None = None,
+    unit: str = "",
+    title: str = "",
+    ax: Any = None,
+) -> tuple[Any, Any]:
+    """From what a model was to what it is, a step per client.
+
+    Args:
+        values: ``[n]``; clients without one (NaN) have no step.
+        names: of the clients.
+        start: what the first step begins at, such as the model's performance before training.
+        end: what the last step is to come to; by default ``start`` and all values.
+        unit: of a value.
+        title: of the picture.
+        ax: a matplotlib axis; by default a new figure that belongs to nobody.
+
+    Returns:
+        ``(figure, axis)``.
+
+    Raises:
+        ValueError: the values do not add up to the difference of ``start`` and ``end``, by more than a hundredth of it.
+
+    Example:
+        >>> figure, axis = waterfall([0.5, -0.1], ["Boston", "Quito"], start=0.3, end=0.7)
+        >>> [label.get_text() for label in axis.get_xticklabels()]
+        ['start', 'Boston', 'Quito', 'end']
+    """
+    heights, labels = _known(values, names)
+    total = start + math.fsum(heights)
+    if end is not None and abs(total - end) > 0.01 * abs(end - start) + 1e-12:
+        raise ValueError(f"the values lead from {start:.6g} to {total:.6g}, not to {end:.6g}: they do not add up.")
+    ax = ax or _axis()
+    draw_steps(ax, heights, labels, start, total if end is None else end, unit=unit)
+    ax.set_title(label_text(title) if title else "")
+    return ax.figure, ax
+
+
+def draw_steps(
+    ax: Any,
+    values: Sequence[float],
+    names: Sequence[str],
+    start: float,
+    end: float,
+    *,
+    unit: str = "",
+    less_is_better: bool = False,
+) -> None:
+    """A bar for the start, one that floats for each value, and one for the end.
+
+    Args:
+        ax: a matplotlib axis.
+        values: ``[n]``, what each adds.
+        names: of the steps, n of them.
+        start: height of the first bar.
+        end: of the last one.
+        unit: of a height.
+        less_is_better: what lowers is a gain, and has its color.
+    """
+    levels = [start, *(start + math.fsum(values[: place + 1]) for place in range(len(values)))]
+    low, high = min(*levels, end), max(*levels, end)
+    # Where all that happens is far from 0, the steps would be slivers.
+    low = low - 0.25 * (high - low) if low > 0.5 * high > 0 else min(low, 0.0)
+    high = max(high, 0.0)
+    floor = max(low, 0.0)  # or bars would run over the names below the axis
+    ax.bar([0, len(values) + 1], [start - floor, end - floor], bottom=floor, color=_WHOLE, width=0.62)
+    for place, (before, value) in enumerate(zip(levels, values), 1):
+        gain = value <= 0 if less_is_better else value >= 0
+        ax.bar(place, value, bottom=before, color=TOP if gain else BOTTOM, width=0.62)
+        ax.annotate(f"{value:+.3g}", (place, max(before, before + value)), **_ABOVE)
+    for place, level in enumerate(levels):
+        ax.plot([place - 0.31, place + 1.31], [level, level], color="0.5", linewidth=0.7)
+    for place, level in ((0, start), (len(values) + 1, end)):
+        ax.annotate(f"{level:.3g}", (place, max(level, 0.0)), **_ABOVE)
+    spread = high - low or 1.0
+    ax.set_ylim(low - (0.02 * spread if low < 0 else 0), high + 0.12 * spread)
+    ax.set_xlim(-0.6, len(values) + 1.6)
+    labels = ["start", *names, "end"]
+    set_xticks(ax, range(len(labels)), [*map(label_text, labels)], max(map(len, labels)) > 8 or len(labels) > 8)
+    finish(ax, "", unit)
+
+
+@shows
+def beeswarm(
+    values: Any,
+    names: Sequence[str] | None = None,
+    *,
+    unit: str = "",
+    title: str = "",
+    ax: Any = None,
+) -> tuple[Any, Any]:
+    """Each client's values over several runs or rounds: a point each, side by side where they would hide one another,
+    and the mean.
+
+    Args:
+        values: ``[r, n]`` of r runs or rounds; NaN is no point.
+        names: of the clients.
+        unit: of a value.
+        title: of the picture.
+        ax: a matplotlib axis; by default a new figure that belongs to nobody.
+
+    Returns:
+        ``(figure, axis)``; clients from the highest mean down.
+
+    Raises:
+        ValueError: another shape.
+
+    Example:
+        >>> figure, axis = beeswarm([[0.5, 0.1], [0.6, 0.2]], ["Boston", "Lyon"])
+        >>> [label.get_text() for label in axis.get_yticklabels()]
+        ['Boston', 'Lyon']
+    """
+    rows = _array(values, 2, "[r, n]")
+    known = np.isfinite(rows)
+    means = np.where(known.any(0), np.where(known, rows, 0).sum(0) / np.maximum(known.sum(0), 1), -np.inf)
+    order = np.argsort(-means, kind="stable")
+    ax = ax or _axis(max(2.4, 1.0 + 0.34 * len(order)))
+    for place, client in enumerate(order):
+        points = np.sort(rows[known[:, client], client])
+        ax.scatter(points, place + _apart(points, rows[known]), s=14, color=PALETTE[0], alpha=0.8, linewidths=0)
+        if len(points):
+            ax.plot([points.mean()] * 2, [place - 0.35, place + 0.35], color=TOP, linewidth=1.6)
+    ax.axvline(0, color="0.4", linewidth=0.8)
+    labels = client_labels(rows.shape[1], names)
+    ax.set_yticks(range(len(order)), [label_text(labels[client]) for client in order])
+    ax.set_ylim(len(order) - 0.5, -0.5)
+    ax.set_title(label_text(title) if title else "")
+    finish(ax, unit, "")
+    return ax.figure, ax
+
+
+def _apart(points: np.ndarray, everything: np.ndarray) -> np.ndarray:
+    """How far each point is moved aside, -0.3 to 0.3, so that those of (nearly) one value lie side by side."""
+    width = (np.ptp(everything) or 1.0) / 60
+    moved = np.zeros(len(points))
+    for bin_ in np.unique(np.floor(points / width)):
+        members = np.flatnonzero(np.floor(points / width) == bin_)
+        steps = (np.arange(len(members)) + 1) // 2 * np.where(np.arange(len(members)) % 2, 1, -1)
+        moved[members] = steps * min(0.12, 0.6 / max(len(members), 1))
+    return moved
+
+
+@shows
+def heatmap(
+    values: Any,
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    *,
+    unit: str = "",
+    title: str = "",
+    sort: bool = False,
+    ax: Any = None,
+) -> tuple[Any, Any]:
+    """Clients down and classes across; blue is above 0, red below, hatched where there is no value.
+
+    Args:
+        values: ``[n, M]``.
+        names: of the clients.
+        classes: names of the M columns.
+        unit: of a value.
+        title: of the picture.
+        sort: the client with the largest mean first.
+        ax: a matplotlib axis; by default a new figure that belongs to nobody.
+
+    Returns:
+        ``(figure, axis)``.
+
+    Raises:
+        ValueError: another shape.
+
+    Example:
+        >>> figure, axis = heatmap([[0.5, -0.1]], ["Boston"], ["ill", "well"])
+        >>> [label.get_text() for label in axis.get_xticklabels()]
+        ['ill', 'well']
+    """
+    cells = _array(values, 2, "[n, M]")
+    ax = ax or _axis(max(2.6, 1.4 + 0.3 * len(cells)))
+    titles = [label_text(name) for name in classes or range(cells.shape[1])]
+    draw_heatmap(ax, cells, titles, names, unit=unit, sort=sort)
+    ax.set_title(label_text(title) if title else "")
+    return ax.figure, ax
+
+
+def _axis(height: float = _SIZE[1]) -> Any:
+    from matplotlib.figure import Figure  # slow to import, and most runs draw nothing
+
+    return Figure(figsize=(_SIZE[0], min(height, 14)), dpi=100, layout="constrained").subplots()
+
+
+def _array(values: Any, dimensions: int, shape: str) -> np.ndarray:
+    """Tensors and lists as float64."""
+    plain = values.detach().cpu() if hasattr(values, "detach") else values
+    array = np.asarray(plain, dtype=float)
+    if array.ndim != dimensions:
+        raise ValueError(f"expected {shape}, got {list(array.shape)}.")
+    return array
+
+
+def _known(values: Any, names: Sequence[str] | None) -> tuple[list[float], list[str]]:
+    """The values that are there ``[k]``, and whose they are."""
+    row = _array(values, 1, "[n]")
+    labels = client_labels(len(row), names)
+    there = [place for place, value in enumerate(row.tolist()) if math.isfinite(value)]
+    return [float(row[place]) for place in there], [labels[place] for place in there]

@@ -1,0 +1,6 @@
+"""Features in which samples are compared: pixels, principal components, a backbone's, or the model's own."""
+
+from flsv.valuation.features.backbone import Backbone
+from flsv.valuation.features.base import FEATURES, PCA, Features, Moments, Penultimate, Pixels, make_features
+
+__all__ = ["FEATURES", "PCA", "Backbone", "Features", "Moments", "Penultimate", "Pixels", "make_features"]

@@ -1,0 +1,113 @@
+"""Features of a pretrained or random network: timm's, torchvision's and the papers' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flsv.models.factory import build_network, import_timm
+from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
+from flsv.valuation.features.base import Features, head_inputs
+
+
+class Backbone(Features):
+    """The features that a network passes to its classifier head.
+
+    Pixels are used as they are, so data should be normalized as the network's weights expect. A single channel is
+    repeated for torchvision's networks, timm's adapt their first layer.
+
+    Args:
+        name: as of :func:`flsv.models.build_network`: ``"resnet18.a1_in1k"``, ``"torchvision:resnet18"``, ...
+        pretrained: with the library's weights, which are downloaded unless they are in its cache.
+        weights: a file of weights instead (``.pt``, ``.pth``, ``.safetensors``); those of the head are ignored. With
+            neither, weights are random: a random network's features keep distances roughly.
+        image_size: side in pixels to which images are resized, for networks that want a larger one.
+        seed: of random weights.
+        options: further arguments of the network.
+
+    Raises:
+        ConfigurationError: both ``pretrained`` and ``weights``; at the first call, an unknown network, samples that it
+            does not take, weights that are missing, do not fit, or cannot be downloaded.
+
+    Example:
+        >>> Backbone("lenet5")(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 84])
+    """
+
+    rules: ClassVar = ((lambda a: not a.pretrained or a.weights is None, "give pretrained or weights, not both."),)
+
+    def __init__(
+        self,
+        name: str,
+        pretrained: bool = False,
+        weights: str | None = None,
+        image_size: Count | None = None,
+        seed: int = 0,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.pretrained = pretrained
+        self.weights = weights
+        self.image_size = image_size
+        self.seed = seed
+        self.options = options
+        self._network: nn.Module | None = None
+
+    def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
+        if self._network is None:
+            self._network = self._build(tuple(x.shape[1:]))
+        return head_inputs(self._network.to(x.device), x)
+
+    def _build(self, shape: tuple[int, ...]) -> nn.Module:
+        options = {**(self.options or {}), **({"pretrained": True} if self.pretrained else {})}
+        prepare = _Prepare(3 if self.name.startswith("torchvision:") else None, self.image_size)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                network = build_network(self.name, 2, tuple(prepare(torch.zeros(1, *shape)).shape[1:]), **options)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self!r}: no weights ({error}): give a file, Backbone(name, weights=...)."
+            ) from error
+        if self.weights is not None:
+            _load(network, self.weights, repr(self))
+        return nn.Sequential(prepare, network).eval().requires_grad_(False)
+
+
+class _Prepare(nn.Module):
+    """Images of another shape: one channel repeated, another size."""
+
+    def __init__(self, channels: int | None, size: int | None) -> None:
+        super().__init__()
+        self.channels, self.size = channels, size
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float()
+        if x.ndim == 4 and self.channels is not None and x.shape[1] == 1:
+            x = x.expand(-1, self.channels, -1, -1)
+        if x.ndim == 4 and self.size is not None:
+            x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", antialias=True)
+        return x
+
+
+def _load(network: nn.Module, path: str, name: str) -> None:
+    """A file's weights into the network, but for its head."""
+    timm = import_timm(name)
+    if not Path(path).is_file():
+        raise ConfigurationError(f"{name}: there is no file {Path(path).absolute()}.")
+    try:
+        given = timm.models.load_state_dict(path)
+    except Exception as error:
+        raise ConfigurationError(f"{name}: {path} holds no state_dict that can be read: {error}") from error
+    mine = network.state_dict()
+    fitting = {key: value for key, value in given.items() if key in mine and value.shape == mine[key].shape}
+    *_, last = (layer for layer, module in network.named_modules() if isinstance(module, nn.Linear))
+    missing = [key for key in mine if key not in fitting and not key.startswith(f"{last}.")]
+    if missing:
+        raise ConfigurationError(f"{name}: {path} does not fit: {missing[0]!r} is missing or of another shape.")
+    network.load_state_dict(fitting, strict=False)

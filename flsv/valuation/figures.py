@@ -1,0 +1,133 @@
+"""What a valuation shows: figures of what the server knows; and, for a client only, a picture of its most harmful
+samples and a list of those that it flags."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flsv.core import LocalData
+from flsv.core.artifacts import keep_artifact
+from flsv.utilities.charts import PALETTE, client_label, draw_bars, label_text
+from flsv.utilities.csv_files import save_csv
+from flsv.valuation.fedbary import Valuation
+from flsv.valuation.questions import SampleValues
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_PANELS = 24
+
+
+def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
+    """A small histogram of calibrated gradients per client, for up to 24 clients, of whom those that have samples have
+    judged them."""
+    from matplotlib.figure import Figure
+
+    shown = min(len(found.clients), MOST_PANELS)
+    columns = min(5, shown)
+    rows = math.ceil(shown / columns)
+    figure = Figure(figsize=(max(4.0, 2.3 * columns), 0.5 + 1.7 * rows), dpi=100, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis in axes[shown:]:
+        axis.axis("off")
+    for client, (axis, verdict, flagged) in enumerate(zip(axes[:shown], found.verdicts, found.flagged_shares)):
+        share = f", {flagged:.1%} flagged" if flagged >= 0 else ""
+        axis.set_title(label_text(client_label(client, names)) + share, size=8)
+        axis.tick_params(labelsize=7)
+        if verdict is not None:
+            axis.stairs(verdict.counts.numpy(), verdict.edges.numpy(), fill=True, color=PALETTE[0])
+            axis.axvline(0, color="black", linewidth=0.6)
+    figure.supxlabel("calibrated gradient (positive: harmful)", size=8)
+    return figure
+
+
+def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
+    """Distances and contribution shares of the clients, side by side; no bar where there is none."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
+    panels = (("Wasserstein distance", found.distances), ("contribution share", found.shares))
+    labels = [str(client if names is None else names[client]) for client in found.clients]
+    for axis, (title, values) in zip(figure.subplots(1, 2), panels):
+        draw_bars(axis, values.double().numpy(), labels)
+        axis.set_title(title)
+    return figure
+
+
+MOST_HARMFUL = "most_harmful"
+
+
+def keep_pictures(local: LocalData, count: int) -> None:
+    """Asked of a client that has judged its samples: keep a picture of the most harmful ones, if they are images."""
+    found: SampleValues | None = local.memory.get(SampleValues)
+    if found is None or count < 1:
+        return
+    x, y = local.samples()
+    if x.ndim != 4 or x.shape[1] not in (1, 3):
+        return
+    worst = found.gradients.argsort(descending=True, stable=True)[:count]
+    images, labels = x[worst.to(x.device)].float().cpu(), y[worst.to(y.device)].tolist()
+    draw = partial(draw_grid, images, labels, found.gradients[worst].tolist(), found.flagged[worst].tolist())
+    keep_artifact(local, MOST_HARMFUL, draw)
+
+
+def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged: list[bool]) -> Figure:
+    """Images ``[k, C, H, W]``, with their labels and values above; those flagged in red."""
+    from matplotlib.figure import Figure
+    from torchvision.utils import make_grid
+
+    columns = min(8, math.ceil(math.sqrt(len(images))))
+    finite = images[images.isfinite()]
+    low, high = (finite.min(), finite.max()) if finite.numel() else (torch.tensor(0.0), torch.tensor(1.0))
+    shown = ((images - low) / (high - low).clamp(min=1e-12)).nan_to_num(0.0, 1.0, 0.0).clamp(0, 1)
+    # One picture of all of them: an axis for each takes much longer.
+    gap, side = max(2, shown.shape[2] // 4), shown.shape[3]
+    canvas = make_grid(shown, columns, padding=gap, pad_value=1.0)
+    figure = Figure(figsize=(1.3 * columns, 1.3 * columns * canvas.shape[1] / canvas.shape[2]), dpi=100)
+    axis = figure.add_axes((0, 0, 1, 1))
+    axis.axis("off")
+    axis.imshow(canvas.permute(1, 2, 0).numpy())
+    for place, (label, value, bad) in enumerate(zip(labels, gradients, flagged)):
+        x = gap + (place % columns) * (side + gap) + side / 2
+        y = (place // columns) * (shown.shape[2] + gap) + gap / 2
+        axis.text(x, y, f"{label}: {value:.3g}", size=7, ha="center", va="center", color="#b03030" if bad else "black")
+    return figure
+
+
+FLAGGED = "flagged.csv"
+
+
+def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
+    """A question to a client that has judged its samples: write the flagged ones to its own folder. Nothing crosses.
+
+    Columns: ``index`` of the sample in the data set, its ``label`` as the client has it (the class's name, where there
+    are names), ``score`` (the calibrated gradient in squared feature units, the higher the more harmful; empty for a
+    sample that is not finite) and ``why``. The most suspicious come first. A client that flags none has a file
+    with the header alone; one that has judged nothing has no file.
+
+    Args:
+        local: the client's own data.
+        folder: the client's own; made if it is not there.
+        indices: int64 ``[m]``, of its training samples in the data set, in the order in which it reads them.
+        class_names: M names.
+    """
+    found: SampleValues | None = local.memory.get(SampleValues)
+    if found is None or len(found.why) != len(found.gradients):
+        return
+    y = local.samples()[1].tolist()
+    rows: list[tuple[object, ...]] = [("index", "label", "score", "why")]
+    for place in found.gradients.argsort(descending=True, stable=True).tolist():
+        if found.flagged[place]:
+            score = found.gradients[place].item()
+            label = y[place] if class_names is None else class_names[y[place]]
+            known = f"{score:.6g}" if score < float("inf") else ""
+            rows.append((int(indices[place]), label, known, found.why[place]))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_csv(folder / FLAGGED, rows)

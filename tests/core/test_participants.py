@@ -1,0 +1,312 @@
+"""Participants: their data in questions to them and nowhere else, who has which of them, what travels."""
+
+import itertools
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from resuming import assert_resumes
+from torch import nn
+from toys import fit, toy_data
+
+from flsv import Reporting
+from flsv.core import ALONE, Channel, Client, LocalData, Owners, Ranks, Round, run_protocol
+from flsv.core.artifacts import keep_artifact, write_artifacts
+from flsv.core.ranks import longest_first
+from flsv.core.sharing import Sharing, sharing
+from flsv.data import ClosedSetLabelNoise
+from flsv.federation import FederatedLoop
+from flsv.metrics import ContributionMetric
+from flsv.personalization import Personalizer, Standalone
+from flsv.utilities.errors import ConfigurationError
+from flsv.valuation import clients_of
+
+
+class Asking(Personalizer):
+    def __init__(self, question: Any) -> None:
+        self.question, self.answers = question, list[list[Any]]()
+
+    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+        assert round.clients is not None
+        self.answers.append([client.ask(self.question, round) for client in round.clients])
+        return {}
+
+
+def ask(question: Any, folder: Path, data: Any = None, **kwargs: Any) -> tuple[list[Any], FederatedLoop]:
+    asking = Asking(question)
+    loop = FederatedLoop(personalizer=asking, **kwargs)
+    fit(loop, folder, data=data, rounds=1)
+    return asking.answers[0], loop
+
+
+def test_the_samples_are_those_that_the_client_trains_on(tmp_path: Path) -> None:
+    data = toy_data(corruptions=[ClosedSetLabelNoise(clients=[1])])
+    answers, _ = ask(lambda local, round: local.samples(), tmp_path, data)
+    for client, (x, y) in enumerate(answers):
+        indices = data.client_indices(client)
+        clean = data.source[0].tensors  # type: ignore[index]
+        torch.testing.assert_close(x, clean[0][indices])
+        assert torch.equal(y, (clean[1][indices] + (client == 1)) % 3)
+
+
+def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> None:
+    def question(local: LocalData, round: Round) -> tuple[torch.Tensor, torch.Tensor, int]:
+        x, y = local.samples("test")
+        accuracy = [(local.module(vector)(x).argmax(-1) == y).double().mean() for vector in round.client_vectors]
+        return local.evaluate(round.client_vectors, "test").value("accuracy"), torch.stack(accuracy), len(y)
+
+    answers, _ = ask(question, tmp_path)
+    assert len({size for *_, size in answers}) == 3  # three sets, of different sizes
+    for given, expected, _ in answers:
+        torch.testing.assert_close(given, expected)
+
+
+def test_nobody_reads_the_data_outside_of_a_question(tmp_path: Path) -> None:
+    leaked, loop = ask(lambda local, round: local, tmp_path)
+    for read in (
+        lambda local: local.samples(),
+        lambda local: local.class_counts,
+        lambda local: local.model,
+        lambda local: local.evaluate(torch.zeros(1, 9)),
+        lambda local: local.module(torch.zeros(9)),
+    ):
+        with pytest.raises(PermissionError, match="client 1 .* outside"):
+            read(leaked[1])
+
+    def curious(local: LocalData, round: Round) -> None:
+        leaked[0].samples()  # another client's
+
+    with pytest.raises(PermissionError, match="client 0"):
+        ask(curious, tmp_path)
+
+    def meanwhile(local: LocalData, round: Round) -> None:
+        with ThreadPoolExecutor(1) as somebody_elses, pytest.raises(PermissionError):
+            somebody_elses.submit(local.samples).result()
+
+    ask(meanwhile, tmp_path)
+
+
+# ---- what a client keeps is its own
+
+
+def count(local: LocalData) -> int:
+    local.state["asked"] = local.state.get("asked", torch.tensor(0)) + 1
+    return int(local.state["asked"])
+
+
+class Asked(ContributionMetric):
+    per_class = False
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("counts", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
+
+    def update(self, client_ids: torch.Tensor, clients: Any) -> None:
+        self.counts[client_ids] = torch.tensor([float(client.ask(count)) for client in clients])
+
+    def compute(self) -> torch.Tensor:
+        return self.counts
+
+
+def test_a_counter_reads_the_same_after_a_resume(tmp_path: Path) -> None:
+    loop = assert_resumes(lambda: FederatedLoop(metrics={"asked": Asked()}, seed=0), tmp_path)
+    assert loop.contributions["asked"].tolist() == [4.0, 4.0, 4.0]
+    first, second = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))] * 2)
+    first.ask(lambda local: local.memory.update(a=1))
+    assert (first.ask(lambda local: dict(local.memory)), second.ask(lambda local: dict(local.memory))) == ({"a": 1}, {})
+
+
+# ---- Pictures for the client's own eyes
+
+
+def test_a_fit_writes_each_clients_pictures_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    class Drawing(Standalone):
+        reports = ("drawn",)
+
+        def report(self, local: LocalData) -> dict[str, float]:
+            keep_artifact(local, "mine", Figure)
+            return {"drawn": 1.0}
+
+    fit(FederatedLoop(personalizer=Drawing(), reporting=Reporting(figures=2)), tmp_path, rounds=3)
+    written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("clients/**/*.png"))
+    assert written == ["clients/0/mine.png", "clients/1/mine.png", "clients/2/mine.png"]
+    # After the second round and after the last one.
+    assert len(list(tmp_path.glob("clients/1/pictures/events*"))) == 2
+
+
+def test_no_picture_leaves_the_clients_folder(tmp_path: Path) -> None:
+    (client,) = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))])
+    folder = tmp_path / "run" / "clients" / "0"
+    with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
+        client.ask(keep_artifact, "a/b", Figure)
+    client.ask(lambda local: local.memory.update(artifacts={"../../x": Figure}))
+    with pytest.raises(ConfigurationError, match="expected a plain name"):
+        client.ask(write_artifacts, folder)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+# ---- Who has which client, and conversations that are had where the clients are; on two ranks that are threads
+
+
+class Threads(Ranks):
+    def __init__(self, rank: int, size: int, table: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self._table, self._barrier = rank, size, table, barrier
+
+    def everybody(self, value: Any, about: str) -> list[Any]:
+        self._table[self.rank] = value
+        self._barrier.wait(10)
+        found = list(self._table)
+        self._barrier.wait(10)
+        return found
+
+    def from_rank(self, source: int, value: Any, about: str) -> Any:
+        return self.everybody(value, about)[source]
+
+
+def on_ranks(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
+    table: list[Any] = [None] * size
+    barrier = threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: function(Threads(rank, size, table, barrier)), range(size)))
+
+
+def clients_on(ranks: Ranks, n: int = 5) -> tuple[list[Client], Channel, list[int]]:
+    """Clients, what counts, and the numbers of those that were asked on this rank."""
+    owners, channel = Owners(ranks, [1.0] * n), Channel()
+    counts, asked = torch.ones(2, dtype=torch.long), list[int]()
+
+    def client(i: int) -> Client:
+        local = LocalData(f"client {i}", lambda split: [], counts * i, counts, state=lambda: {i: asked.append(i)})
+        return Client(i, local, channel, owners)
+
+    return [client(i) for i in range(n)], channel, asked
+
+
+def answer(local: LocalData, factor: torch.Tensor) -> torch.Tensor:
+    _ = local.state  # leaves a trace
+    return local.class_counts * factor
+
+
+def test_longest_first_is_never_worse_than_its_bound() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for size, n in itertools.product((2, 3, 5), range(1, 12)):
+        costs = torch.randint(1, 50, (n,), generator=generator).tolist()
+        owners = longest_first(costs, size)
+        loads = [sum(c for c, owner in zip(costs, owners) if owner == rank) for rank in range(size)]
+        best = max(max(costs), sum(costs) / size)  # nothing can be better than this
+        assert max(loads) <= best * (4 / 3 - 1 / (3 * size)) + max(costs) / 3
+        assert set(owners) <= set(range(size))
+
+
+def test_clients_that_keep_something_stay() -> None:
+    owners = Owners(Threads(0, 2, [], threading.Barrier(1)), [4.0, 3.0, 2.0, 1.0])
+    assert [owners[client] for client in range(4)] == [0, 1, 1, 0]
+    owners.deal([1, 2])  # nobody keeps anything: one each
+    assert owners[1] != owners[2]
+    owners.bind([1, 2])
+    before = owners[1], owners[2]
+    owners.deal([1, 3])
+    assert (owners[1], owners[2]) == before
+    assert owners[3] != owners[1]
+    assert owners.bound == {1, 2}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_answers_and_traffic_are_those_of_one_process(size: int) -> None:
+    def ask(ranks: Ranks) -> Any:
+        clients, channel, asked = clients_on(ranks)
+        first = [client.ask(answer, torch.tensor(3)) for client in clients[:2]]
+        second = run_protocol(clients[1:], lambda client: client.ask(answer, torch.tensor(client.id)))
+        return torch.stack([*first, *second]), channel.messages, asked
+
+    alone, messages, _ = ask(ALONE)
+    results = on_ranks(size, ask)
+    for found, crossed, _ in results:
+        assert torch.equal(found, alone)
+        assert crossed == messages
+    assert sorted(client for _, _, asked in results for client in asked) == [0, 1, 1, 2, 3, 4]
+
+
+# ---- What travels, by words, patterns and functions; on modules whose names say nothing of what their layers are
+
+
+def network() -> nn.Module:
+    """0: linear, 1: BatchNorm, 2: GroupNorm, 3: linear, 4: linear."""
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+
+
+def of(*layers: int) -> set[str]:
+    return {name for name in network().state_dict() if int(name[0]) in layers}
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"),
+    [
+        ("all", set()),
+        ("trainable", set()),
+        (["!norm"], of(1, 2)),
+        (["!head"], of(4)),
+        (["all", "!3.*", "!4.*"], of(3, 4)),
+        (["0.*", "norm"], of(3, 4)),
+        (["!?.*", "head", "!4.bias"], of(0, 1, 2, 3) | {"4.bias"}),
+        (lambda name, tensor: tensor.ndim == 2, of(1, 2) | {"0.bias", "3.bias", "4.bias"}),
+    ],
+)
+def test_what_stays(share: Any, kept: set[str]) -> None:
+    assert sharing(["!head"], network(), head="3").kept == of(3)
+    assert sharing(share, network()) == Sharing(frozenset(kept), frozenset())
+
+
+def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> None:
+    net = network()
+    net[:2].requires_grad_(False)
+    frozen = {"0.weight", "0.bias", "1.weight", "1.bias"}
+    # Statistics of a frozen BatchNorm change in training, too.
+    assert sharing("trainable", net) == Sharing(frozenset(), frozenset(frozen))
+    assert sharing(["3.*", "4.*"], net) == Sharing(frozenset(of(1, 2) - frozen), frozenset(frozen))
+    assert sharing(["trainable", "!head"], net) == Sharing(frozenset(of(4)), frozenset(frozen))
+    kept = sharing(["trainable", "!0.*"], net)
+    assert kept == Sharing(frozenset({"0.weight", "0.bias"}), frozenset({"1.weight", "1.bias"}))
+    assert sharing(lambda name, _: name.startswith("4"), net).constant == frozen
+
+
+def test_normalization_of_other_libraries_and_wrapped() -> None:
+    class TinyRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+    class PreLayerNorm(nn.Module):  # a block, which has more in it
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.first = nn.Linear(3, 3), nn.LayerNorm(3)
+
+    net = nn.Sequential(TinyRMSNorm(), PreLayerNorm(), nn.SyncBatchNorm(3), nn.InstanceNorm1d(3, affine=True))
+    kept = {"0.weight", "1.first.weight", "1.first.bias", "3.weight", "3.bias"}
+    kept |= {name for name in net.state_dict() if name.startswith("2.")}
+    assert sharing(["!norm"], net).kept == kept
+
+
+def test_tied_weights_are_one() -> None:
+    net = network()
+    net[4].weight = nn.Parameter(torch.zeros(4, 4))
+    net[0].weight = net[4].weight
+    assert sharing(["!head"], net).kept == {"0.weight", "4.bias"}
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (["!bn.*"], "'!bn.*' names nothing of the module. It has '0.weight', '0.bias', '1.weight', ..."),
+        (["!*"], "leaves nothing of the module to share"),
+        (["*num_batches*"], "leaves nothing of the module to share"),
+    ],
+)
+def test_what_names_nothing(share: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        sharing(share, network())

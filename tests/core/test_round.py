@@ -1,0 +1,203 @@
+"""Round: what is derived from the clients' vectors, in memory or in a file; what the server leaves as it is."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import fit, toy_data, vector
+
+from flsv import FederatedLoop
+from flsv.aggregation import Aggregator, FedAdam
+from flsv.attacks import ALittleIsEnough, Scaling
+from flsv.core import VOCABULARY, Channel, FederationState, Round, matrix, stage_of
+from flsv.core.matrix import copied_rows, empty_rows
+from flsv.core.parameter_space import ParameterSpace
+from flsv.filters import MultiKrum, OutlierFilter
+from flsv.metrics import ClassSpecificShapley, ContributionEstimation, CumulativeShapley
+from flsv.server import ContributionMetrics
+from flsv.server.round_server import RoundServer
+from flsv.utilities.errors import ConfigurationError
+
+
+def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
+    module = module or nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    space = ParameterSpace(module)
+    torch.manual_seed(1)
+    return Round(
+        round_index=0,
+        client_ids=torch.tensor([0, 2]),
+        num_samples=torch.tensor([10, 30]),
+        global_vector=torch.randn(space.size),
+        client_vectors=torch.randn(2, space.size),
+        starts=list(torch.randn(2, space.size)) if starts else None,
+        space=space,
+    )
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_updates_and_heads_count_from_where_the_client_started(starts: bool) -> None:
+    round = make_round(starts)
+    origin = round.start_vectors if starts else round.global_vector
+    assert torch.equal(round.client_updates, round.client_vectors - origin)
+    expected = round.space.head.rows(round.client_updates)
+    assert torch.equal(round.client_heads, expected)
+    assert round.client_heads.shape == (2, 3, 7)
+    torch.testing.assert_close(round.matrix.norms(), round.client_updates.double().norm(dim=1))
+
+
+def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers() -> None:
+    """Whatever the weights sum to: running statistics are never extrapolated."""
+    round = make_round()
+    x, cut, (one, other) = round.global_vector, round.space.num_parameters, round.client_vectors
+    torch.testing.assert_close(round.combine(torch.tensor([0.25, 0.75])), 0.25 * one + 0.75 * other)
+    result = round.combine(torch.tensor([0.5, 1.5]))
+    torch.testing.assert_close(result[:cut], (x + 0.5 * (one - x) + 1.5 * (other - x))[:cut])
+    torch.testing.assert_close(result[cut:], (0.25 * one + 0.75 * other)[cut:])
+    torch.testing.assert_close(round.combine(torch.zeros(2)), x)
+
+
+def test_what_clients_agree_on_is_not_taken_over_where_nobody_has_a_weight() -> None:
+    """Buffers that all have changed alike, such as BatchNorm's count of batches."""
+    round = make_round()
+    cut = round.space.num_parameters
+    round.client_vectors[:, cut:] = round.global_vector[cut:] + 1
+    assert torch.equal(round.combine(torch.zeros(2)), round.global_vector)
+    assert torch.equal(round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1)
+
+
+def test_what_all_have_moved_alike_moves_by_its_share_and_what_nobody_moved_stays() -> None:
+    """To the bit: weights that are frozen must not drift."""
+    round = make_round()
+    start, cut = round.global_vector, round.space.num_parameters
+    round.client_vectors[:, : cut - 1] = start[: cut - 1]
+    round.client_vectors[:, 0] = start[0] + 1
+    result = round.combine(torch.tensor([0.3, 0.4]))
+    torch.testing.assert_close(result[0], start[0] + 0.7)
+    assert torch.equal(result[1 : cut - 1], start[1 : cut - 1])
+
+
+def test_server_fields_exist_only_after_aggregation() -> None:
+    round = make_round()
+    heads = round.client_heads
+    names = {name for name in VOCABULARY if stage_of([name]) == "aggregation"}
+    assert names == {"server_vector", "server_update", "server_head", "server_head_weights", "aggregation_weights"}
+    for name in sorted(names - {"server_vector", "aggregation_weights"}):
+        with pytest.raises(RuntimeError, match="only after aggregation"):
+            getattr(round, name)
+    weights = torch.tensor([0.2, 0.8])
+    after = round.aggregated(round.combine(weights), weights)
+    assert after.client_heads is heads  # not computed twice
+    torch.testing.assert_close(after.server_head, 0.2 * heads[0] + 0.8 * heads[1])
+    torch.testing.assert_close(after.server_update, after.server_vector - round.global_vector)
+    # With weights that sum to 1 and a common start, the head of the server's update is the average of the heads.
+    torch.testing.assert_close(after.server_head, round.space.head.rows(after.server_update), rtol=1e-4, atol=1e-5)
+
+
+def test_no_head() -> None:
+    with pytest.raises(ConfigurationError, match="no linear layer"):
+        _ = make_round(module=nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))).client_heads
+
+
+# ---- A cohort whose models lie in a file: the same numbers, no trace of the file, and a full disk said before it kills
+
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="files are mapped on Linux only")
+
+
+def in_a_file(rows: Tensor) -> bool:
+    return rows.untyped_storage().filename is not None
+
+
+class Seen(ClassSpecificShapley):
+    round_fields = {"client_vectors": lambda round: round.client_vectors}  # noqa: RUF012
+
+    def update(self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any) -> None:
+        self.lay = [*getattr(self, "lay", []), in_a_file(client_vectors)]
+        super().update(client_ids, client_heads, server_head)
+
+
+def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[bool]]:
+    metrics = {"cssv": Seen(), "sums": CumulativeShapley(), "else": ContributionEstimation()}
+    data = toy_data((1,) * 6, server_val=0.2, client_val=0.2)
+    module = fit(FederatedLoop(metrics=metrics, seed=0, **options), folder, data=data, rounds=2)
+    return vector(module), {name: each.compute() for name, each in metrics.items()}, metrics["cssv"].lay
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: {"aggregator": FedAdam()},
+        lambda: {"filters": [OutlierFilter(), MultiKrum(1, keep=3)]},
+        lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]},
+        lambda: {"uploads": [Scaling(1e30, clients=[1])], "filters": [OutlierFilter(exclude=True)]},
+    ],
+    ids=["FedAdam", "some are left out", "some collude", "one is far too large"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_same_to_the_bit(
+    options: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, values, seen = run(tmp_path / "memory", **options())
+    assert seen == [False, False]
+    monkeypatch.setattr(matrix, "LARGE", 0)
+    mapped, again, lay = run(tmp_path / "file", **options())
+    assert lay == [True, True]
+    assert torch.equal(mapped, model)
+    torch.testing.assert_close(again, values, rtol=0, atol=0, equal_nan=True)
+    assert not list(tmp_path.rglob(".flsv-cohort*"))
+
+
+def test_files_have_no_name_and_copies_lie_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = empty_rows(3, torch.zeros(4), tmp_path)
+    assert (in_a_file(few), in_a_file(copied_rows(few))) == (False, False)
+    monkeypatch.setattr(matrix, "LARGE", 0)
+    rows = empty_rows(3, torch.zeros(4, dtype=torch.bfloat16), tmp_path)
+    rows[:] = torch.arange(12).view(3, 4)
+    copy = copied_rows(rows, torch.tensor([2, 0]))
+    rows.zero_()
+    assert copy.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+    assert (in_a_file(rows), in_a_file(copy)) == (True, True)
+    assert not list(tmp_path.iterdir())
+    assert len(empty_rows(2, torch.zeros(4), "s3://elsewhere")) == 2
+
+
+def test_a_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, limit = matrix.memory_bytes(), tmp_path / "memory.max"
+    monkeypatch.setattr(matrix, "GROUP_LIMIT", limit)
+    limit.write_text("max\n")
+    assert matrix.memory_bytes() >= machine
+    limit.write_text("4096\n")
+    assert matrix.memory_bytes() == 4096
+
+
+# ---- The server's part of a round leaves what clients have sent as it is
+
+
+class First(Aggregator):
+    def weights(self, round: Round, contributions: Any) -> Tensor:
+        return torch.tensor([1.0, 0.0])
+
+    def aggregate(self, round: Round, contributions: Any) -> tuple[Tensor, Tensor]:
+        return round.client_vectors[0], self.weights(round, contributions)
+
+
+def test_an_aggregate_that_is_a_clients_model_leaves_that_model_alone() -> None:
+    """Part of the way to it, with buffers all the way, and metrics and clients still see what was sent."""
+    space = ParameterSpace(nn.BatchNorm1d(1))
+    models = torch.arange(2.0 * space.size).view(2, space.size)
+    before = models.clone()
+    start = torch.full((space.size,), 10.0)
+    aggregator = First(server_lr=0.5)
+    server = RoundServer(ContributionMetrics({}), {"aggregator": aggregator}, space, Channel())
+    round = Round(0, torch.arange(2), torch.tensor([1, 1]), start, models, space)
+    done = server.finish(round, FederationState(2, global_vector=start))
+    cut = space.num_parameters
+    assert 0 < cut < space.size
+    torch.testing.assert_close(done.server_vector[:cut], (before[0, :cut] + 10) / 2)  # type: ignore[index]
+    assert torch.equal(done.server_vector[cut:], before[0, cut:])  # type: ignore[index]
+    assert torch.equal(done.client_vectors, before)
+    assert start.eq(10).all()

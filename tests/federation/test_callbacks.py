@@ -1,0 +1,269 @@
+"""Lightning's own callbacks beside the loop: what they see, save and monitor is the federation's, in any order."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from by_hand import LOCAL_EPOCHS, ROUNDS, cohort, sharing_by_hand, unequal_data
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    Callback,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelSummary,
+    RichProgressBar,
+    ThroughputMonitor,
+    TQDMProgressBar,
+)
+from lightning.pytorch.loggers import CSVLogger
+from logging_module import Logs, logged
+from three_of_five import loop as of_three
+from torch import Tensor, nn
+from toys import CLASSES, FEATURES, Plain, fit, network, sgd, toy_data, trainer_for, vector
+
+from flsv.federation import FederatedLoop
+from flsv.metrics import CumulativeShapley
+from flsv.server.checks import check_callbacks
+from flsv.utilities.errors import ConfigurationError
+
+
+def in_order(first: bool, callback: Callback, loop: FederatedLoop) -> list[Callback]:
+    return [callback, loop] if first else [loop, callback]
+
+
+def test_the_round_is_the_x_axis_and_no_value_is_named_step(tmp_path: Path) -> None:
+    module = Logs()
+    fit(FederatedLoop(seed=1), tmp_path, module, logger=CSVLogger(tmp_path))
+    rows = logged(tmp_path)
+    assert [int(row["step"]) for row in rows if row["train_loss_epoch"]] == [0, 1, 2]
+    assert [int(row["step"]) for row in rows if row["val_acc"]] == [0, 1, 2]
+    assert [int(row["step"]) for row in rows if row["train_loss_step"]] == list(range(39))
+    assert "step" not in module.trainer.callback_metrics
+    assert "log_metrics" not in vars(module.trainer._logger_connector)
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_checkpoints_are_named_by_the_global_step(tmp_path: Path, validation: bool) -> None:
+    rounds, steps = tmp_path / "rounds", tmp_path / "steps"
+    saving = [
+        ModelCheckpoint(rounds, save_top_k=-1),
+        ModelCheckpoint(steps, "{epoch}-{step}", every_n_train_steps=5, save_top_k=-1),
+    ]
+    options: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1.0 if validation else 0}
+    module = fit(FederatedLoop(seed=1), tmp_path, callbacks=saving, **options)
+    assert {path.stem for path in rounds.iterdir()} == {f"epoch={r}-step={13 * r + 13}" for r in range(3)}
+    assert {path.stem for path in steps.iterdir()} == {f"epoch={(n - 1) // 13}-step={n}" for n in range(5, 39, 5)}
+    # What is saved within a round is the global model of its start.
+    half = torch.load(steps / "epoch=1-step=20.ckpt", weights_only=False)
+    start = torch.load(rounds / "epoch=0-step=13.ckpt", weights_only=False)
+    assert all(torch.equal(half["state_dict"][name], value) for name, value in start["state_dict"].items())
+    resumed = fit(FederatedLoop(seed=1), tmp_path, ckpt_path=steps / "epoch=1-step=20.ckpt")
+    assert torch.equal(vector(resumed), vector(module))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_where_training_stops_within_a_round_nobody_validates_a_client(tmp_path: Path, first: bool) -> None:
+    def time_is_up(trainer: L.Trainer, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == 18
+
+    seen: list[Tensor] = []
+    stop = LambdaCallback(on_train_batch_end=time_is_up)
+    watch = LambdaCallback(on_validation_start=lambda trainer, module: seen.append(vector(module)))
+    best = ModelCheckpoint(tmp_path / "c", "{epoch}-{step}", monitor="val_acc", mode="max", save_top_k=-1)
+    loop, module = FederatedLoop(seed=1), Plain()
+    callbacks = [*in_order(first, stop, loop), watch, best]
+    with pytest.warns(UserWarning, match="round 2 is discarded") as caught:
+        trainer_for(None, tmp_path, callbacks=callbacks, enable_checkpointing=True).fit(module, toy_data())
+    assert len([w for w in caught if "discarded" in str(w.message)]) == 1
+    assert loop.round_index == 1
+    assert all(torch.equal(model, vector(module)) for model in seen)
+    for path in (tmp_path / "c").iterdir():
+        saved = Plain()
+        saved.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
+        assert torch.equal(vector(saved), vector(module))
+
+
+# ---- callbacks that change how a model is trained
+
+
+class Backbone(Plain):
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        backbone, head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        super().__init__(nn.Sequential(backbone, nn.Tanh(), head))
+        self.backbone = backbone
+
+    def configure_optimizers(self) -> Any:
+        return sgd([p for p in self.parameters() if p.requires_grad])
+
+
+def test_finetuning_thaws_by_rounds(tmp_path: Path) -> None:
+    """Against a loop by hand; a run that is resumed before or after the thaw ends alike."""
+
+    def run(first: bool = True, **options: Any) -> Backbone:
+        thaw = BackboneFinetuning(1, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.5)
+        saving = [] if options else [ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=20, save_top_k=-1)]
+        callbacks = [*in_order(first, thaw, of_three()), *saving]
+        trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=callbacks, enable_checkpointing=bool(saving))
+        trainer.fit(module := Backbone(), unequal_data(), **options)
+        return module
+
+    visits = iter([r for r in range(ROUNDS) for _ in cohort(r)])
+
+    def train(net: nn.Module, epochs: list[list[Any]]) -> None:
+        index = next(visits)
+        groups = [{"params": net[2].parameters(), "lr": 0.1}]
+        if index >= 1:  # Lightning adds the backbone with the optimizer's own defaults
+            groups.append({"params": net[0].parameters(), "lr": min(0.1, 0.05 * 1.5 ** (index - 1))})
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        for x, y in (batch for epoch in epochs for batch in epoch):
+            net.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+    expected, _ = sharing_by_hand(Backbone().net, (), train)
+    module = run()
+    for name, value in module.net.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-4, atol=1e-5)
+    paths = sorted((tmp_path / "c").iterdir())
+    assert len(paths) > 2
+    for path in paths[:3]:
+        assert torch.equal(vector(run(first=False, ckpt_path=path)), vector(module)), path
+
+
+def test_those_that_change_optimizers_come_right_after_the_loop_in_their_own_order() -> None:
+    loop, first, last = FederatedLoop(), Callback(), Callback()
+    thaws, freezes = BackboneFinetuning(), BaseFinetuning()
+    trainer: Any = SimpleNamespace(callbacks=[thaws, first, freezes, loop, last])
+    check_callbacks(trainer, loop)
+    assert trainer.callbacks == [first, loop, thaws, freezes, last]
+
+
+class Batchwise(Callback):
+    def __init__(self, start: Any = None, end: Any = None) -> None:
+        self.start, self.end = start, end
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if self.start is not None:
+            self.start(trainer, module, batch, batch_idx)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.end is not None:
+            with torch.no_grad():
+                self.end(trainer, module, batch, batch_idx)
+
+
+def set_option(trainer: Any, name: str, value: float) -> None:
+    trainer.optimizers[0].param_groups[0][name] = value
+
+
+def scale(module: Any, factor: float) -> None:
+    for parameter in module.parameters():
+        parameter.mul_(factor)
+
+
+BATCHWISE: dict[str, Callable[[], Batchwise]] = {
+    "rate at the first batch": lambda: Batchwise(lambda t, m, b, i: set_option(t, "lr", 0.3) if i == 0 else None),
+    "rate at the last batch": lambda: Batchwise(
+        lambda t, m, b, i: set_option(t, "lr", 0.5) if t.is_last_batch else None
+    ),
+    "momentum from the second": lambda: Batchwise(lambda t, m, b, i: set_option(t, "momentum", 0.9) if i else None),
+    "inputs by batch": lambda: Batchwise(lambda t, m, b, i: b[0].mul_(1 + i / 10)),
+    "decay at every second": lambda: Batchwise(end=lambda t, m, b, i: scale(m, 0.9) if i % 2 else None),
+    "decay at the last": lambda: Batchwise(end=lambda t, m, b, i: scale(m, 0.5) if t.is_last_batch else None),
+}
+
+
+@pytest.mark.parametrize(("name", "first"), [(name, i % 2 == 0) for i, name in enumerate(BATCHWISE)])
+def test_callbacks_of_batches_act_on_the_client_that_trains_as_by_hand(tmp_path: Path, name: str, first: bool) -> None:
+    callback, rates = BATCHWISE[name](), dict[int, float]()
+    visits = iter([client for r in range(ROUNDS) for client in cohort(r)])
+
+    def train(net: nn.Module, epochs: list[list[Any]]) -> None:
+        client, optimizer = next(visits), sgd(net.parameters())
+        optimizer.param_groups[0]["lr"] = rates.get(client, 0.1)
+        given = [(i, batch) for epoch in epochs for i, batch in enumerate(epoch)]
+        for i, batch in given:
+            trainer = SimpleNamespace(optimizers=[optimizer], is_last_batch=batch is given[-1][1])
+            callback.on_train_batch_start(trainer, net, batch, i)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
+            optimizer.step()
+            callback.on_train_batch_end(trainer, net, None, batch, i)
+        rates[client] = optimizer.param_groups[0]["lr"]  # a rate that changes while a client trains goes on with it
+
+    net = network()
+    expected, _ = sharing_by_hand(net, (), train)
+    module = Plain(copy.deepcopy(net))
+    trainer_for(None, tmp_path, ROUNDS, callbacks=in_order(first, callback, of_three())).fit(module, unequal_data())
+    for key, value in module.net.state_dict().items():
+        # Large rates amplify rounding; a hook at the wrong batch moves weights by 0.01 and more.
+        torch.testing.assert_close(value, expected.state_dict()[key], rtol=1e-3, atol=1e-4)
+    assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()  # given back
+
+
+def test_what_a_callback_counts_for_itself_is_the_runs(tmp_path: Path) -> None:
+    places: list[int] = []
+    count = Batchwise(end=lambda trainer, module, batch, batch_idx: places.append(batch_idx))
+    data = unequal_data()
+    fit(of_three(), tmp_path, data=data, callbacks=[count], rounds=1)
+    lengths = [len(data.client_loader(client, generator=torch.Generator())) for client in cohort(0)]
+    assert places == [i for length in lengths for _ in range(LOCAL_EPOCHS) for i in range(length)]
+
+
+# ---- callbacks that only look
+
+
+@pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
+def test_callbacks_that_only_look_change_nothing(
+    tmp_path: Path, bar: Callable[[], Callback], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(callbacks: list[Callback], **options: Any) -> Tensor:
+        module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+        trainer_for(None, tmp_path, callbacks=callbacks, **options).fit(module, toy_data())
+        return vector(module)
+
+    loop, throughput = FederatedLoop(seed=1), ThroughputMonitor(lambda batch: len(batch[0]), window_size=2)
+    before: list[Callback] = [LearningRateMonitor("step"), throughput]
+    after: list[Callback] = [ModelSummary(), bar(), LambdaCallback(on_train_batch_end=lambda *args: None)]
+    callbacks = [*before, loop, *after] if bar is RichProgressBar else [*after, loop, *before]
+    shown = {"enable_progress_bar": True, "enable_model_summary": True, "logger": CSVLogger(tmp_path)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*flops_per_batch")
+        looked = run(callbacks, **shown)
+    assert torch.equal(looked, run([FederatedLoop(seed=1)]))
+    rates = [float(row["lr-SGD"]) for row in logged(tmp_path) if row["lr-SGD"]]
+    assert rates == pytest.approx([0.1 * 0.9 ** (i // 13) for i in range(39)])
+
+
+class Adds(Callback):
+    """A module, as Lightning's fine-tuners for self-supervised networks."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self.add)
+
+    def add(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.head = nn.Linear(CLASSES, CLASSES)
+
+
+@pytest.mark.parametrize("performance", ["accuracy", "val_acc"])
+def test_a_callback_that_adds_a_module_goes_before_the_loop(tmp_path: Path, performance: str) -> None:
+    mode = "max" if performance == "val_acc" else None
+
+    def train(first: bool, hook: str = "on_fit_start") -> None:
+        loop = FederatedLoop(metrics={"game": CumulativeShapley(performance=performance, mode=mode)}, seed=1)
+        trainer_for(None, tmp_path / hook, 1, callbacks=in_order(first, Adds(hook), loop)).fit(Logs(), toy_data())
+
+    train(first=True)
+    with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"):
+        train(first=False)
+    with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come"):
+        train(first=True, hook="on_train_epoch_start")

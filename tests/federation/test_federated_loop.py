@@ -1,0 +1,180 @@
+"""FederatedLoop against federated averaging written by hand, and Lightning's options inside it."""
+
+import copy
+import gc
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from by_hand import ROUNDS, SEED, assert_same, sharing_by_hand, unequal_data
+from lightning.pytorch.callbacks import Callback
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
+from small_loops import KeepUpdates, shapfed
+from three_of_five import loop as of_three
+from torch import nn
+from toys import Plain, adam, fit, network, sgd, toy_data, vector
+
+from flsv import ClientEvaluation
+from flsv.aggregation import FedAvg
+from flsv.attacks import Scaling
+from flsv.federation import FederatedLoop
+from flsv.functional import class_specific_shapley
+from flsv.metrics import ClassSpecificShapley
+from flsv.personalization import Standalone
+from flsv.sampling import FixedCohort, UniformSampler
+from flsv.utilities.seeding import generator_for
+
+
+def with_optimizer(make: Any) -> Any:
+    def train(client: nn.Module, epochs: list[list[Any]]) -> None:
+        optimizer = make(client.parameters())
+        for x, y in (batch for epoch in epochs for batch in epoch):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(client(x), y).backward()
+            optimizer.step()
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "batch_norm", "weighting"),
+    [(sgd, True, "samples"), (adam, True, "uniform"), (adam, False, "samples")],
+)
+def test_same_global_model_as_by_hand(tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: Any) -> None:
+    net = network(batch_norm)
+    expected, _ = sharing_by_hand(net, (), with_optimizer(optimizer), uniform=weighting == "uniform")
+    loop = of_three(aggregator=FedAvg(weighting))
+    assert_same(fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer), unequal_data(), ROUNDS).net, expected)
+    assert loop.round_index == ROUNDS
+
+
+def test_server_lr_moves_parameters_part_of_the_way_and_buffers_all_of_it(tmp_path: Path) -> None:
+    net = network()
+    full = fit(FederatedLoop(seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
+    half = fit(FederatedLoop(FedAvg(server_lr=0.5), seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
+    for start, end, middle in zip(net.parameters(), full.parameters(), half.parameters()):
+        torch.testing.assert_close(middle, (start + end) / 2)
+    torch.testing.assert_close(half[1].running_var, full[1].running_var)
+
+
+def test_same_seed_same_bits_other_seed_other_model(tmp_path: Path) -> None:
+    first, second, other = (shapfed(seed=s, sampler=UniformSampler(2)) for s in (1, 1, 2))
+    a, b, c = (fit(loop, tmp_path, Plain(network(dropout=0.5))) for loop in (first, second, other))
+    assert torch.equal(vector(a), vector(b))
+    assert torch.equal(
+        first.contributions["cssv"].by_class.nan_to_num(9), second.contributions["cssv"].by_class.nan_to_num(9)
+    )
+    assert not torch.equal(vector(a), vector(c))
+
+
+def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
+    """Metrics and filters of a loop are its own, also where another made from it is fitted later."""
+    base = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, uploads=[Scaling(100.0, clients=[1])])
+    first, clean = base.replace(seed=0), base.replace(uploads=[])
+    fit(first, tmp_path / "a")
+    before, named = first.metrics["cssv"].compute(), dict(first.named)
+    assert named
+    fit(clean, tmp_path / "b")
+    assert torch.equal(first.metrics["cssv"].compute(), before)
+    assert not torch.equal(clean.metrics["cssv"].compute(), before)
+    assert (dict(first.named), dict(clean.named)) == (named, {})
+
+
+def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -> None:
+    everyone, alone = KeepUpdates(), KeepUpdates()
+    fit(FederatedLoop(everyone, seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
+    fit(FederatedLoop(alone, sampler=FixedCohort([1]), seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
+    assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
+
+
+# ---- metric to weight and back
+
+
+def test_source_weights_compares_weights(tmp_path: Path) -> None:
+    keep = KeepUpdates()
+    loop = FederatedLoop(keep, {"cssv": ClassSpecificShapley(momentum=0, source="weights")}, seed=1)
+    module = fit(loop, tmp_path)
+    last = torch.stack([keep.rounds[-1][i] for i in range(3)])
+    heads = loop.space.head.rows(last)
+    torch.testing.assert_close(
+        loop.contributions["cssv"].by_class,
+        class_specific_shapley(heads, loop.space.head.rows(loop.space.read(module))),
+    )
+
+
+# ---- personal models
+
+
+def test_standalone_is_each_client_training_alone(tmp_path: Path) -> None:
+    keep = KeepUpdates()
+    net = network()
+    loop = FederatedLoop(keep, personalizer=Standalone(), optimizer_state="persist", seed=SEED)
+    fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=3)
+    data = toy_data()
+    data.setup("fit")
+    for client in range(3):
+        model = copy.deepcopy(net).train()
+        optimizer = sgd(model.parameters())
+        for r in range(3):
+            for x, y in data.client_loader(client, generator=generator_for(SEED, "shuffle", r, client, 0)):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        state = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
+        own = loop.space.unflatten(loop.received()[client])
+        for name, value in state.items():
+            torch.testing.assert_close(own[f"net.{name}"], value, rtol=1e-5, atol=1e-6)
+
+
+def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path) -> None:
+    loop = FederatedLoop(personalizer=Standalone(), evaluation=ClientEvaluation(every=2), seed=1)
+    data = toy_data()
+    module = fit(loop, tmp_path, data=data, rounds=3)  # evaluated after round 2 and after the last
+    before = vector(module)
+    for client in range(3):
+        loop.space.write(module, loop.received()[client])
+        module.eval()
+        x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
+        logits = module(x).detach().double()
+        expected = {
+            "accuracy": accuracy_score(y, logits.argmax(1)),
+            "balanced_accuracy": balanced_accuracy_score(y, logits.argmax(1)),
+            "auroc": sum(roc_auc_score(y == c, logits.softmax(1)[:, c]) for c in y.unique()) / len(y.unique()),
+        }
+        assert {name: scores[client].item() for name, scores in loop.client_scores.items()} == pytest.approx(expected)
+    assert not torch.equal(before, vector(module))
+
+
+# ---- memory
+
+
+@pytest.mark.slow
+def test_nothing_of_the_size_of_a_model_grows_with_the_rounds(tmp_path: Path) -> None:
+    class Count(Callback):
+        """Floats held in tensors as large as the model's largest layer, at the end of every round."""
+
+        def __init__(self) -> None:
+            self.before = self.storages()  # what other tests have left
+            self.floats: list[int] = []
+
+        def storages(self) -> dict[int, int]:
+            gc.collect()
+            # Not what a compiler has left behind: its tensors have no memory.
+            real = (torch.Tensor, nn.Parameter)
+            held = [t.untyped_storage() for t in gc.get_objects() if type(t) in real]
+            return {s.data_ptr(): s.nbytes() // 4 for s in held}
+
+        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            new = {place: size for place, size in self.storages().items() if place not in self.before}
+            self.floats.append(sum(size for size in new.values() if size >= 20_000))
+
+    wide = nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3))
+    count, loop = Count(), shapfed()
+    small_steps = partial(torch.optim.SGD, lr=0.001)
+    fit(loop, tmp_path, Plain(wide, small_steps), rounds=5, callbacks=[count])
+    assert count.floats[0] == count.floats[-1]
+    # The module, its gradients and the round's global vector are what stays between two rounds.
+    assert count.floats[-1] <= 4 * loop.space.size

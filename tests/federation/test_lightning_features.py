@@ -1,0 +1,281 @@
+"""What Lightning's features and the reader see of a federation: schedules, validation, what is logged and printed."""
+
+import json
+import re
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from logging_module import logged
+from small_loops import KeepUpdates, shapfed
+from torch import Tensor
+from toys import Plain, fit, flat, network, sgd, toy_data, trainer_for, vector
+
+from flsv import ClientEvaluation, Reporting, read_run
+from flsv.cli.entry import main
+from flsv.federation import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, LeaveOneOut
+from flsv.report import open_run
+from flsv.report.facts import caveats_of
+from flsv.results.round_result import RoundResult, RunResult, Sink
+from flsv.sampling import ClientSampler
+from flsv.utilities.errors import ConfigurationError
+
+
+def test_plateau_scheduler_watches_the_global_model(tmp_path: Path) -> None:
+    class Plateau(Plain):
+        def configure_optimizers(self) -> Any:
+            optimizer = sgd(self.parameters())
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.1, patience=0, mode="max", threshold=1
+            )
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_acc"}}
+
+    module = Plateau()
+    fit(FederatedLoop(seed=1), tmp_path, module, rounds=3)
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**2)
+
+
+def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path: Path) -> None:
+    seen: list[Tensor] = []
+    watch = LambdaCallback(on_validation_start=lambda trainer, module: seen.append(vector(module)))
+    keep = KeepUpdates()
+    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_acc", mode="max", save_top_k=-1, filename="{epoch}")
+    stop = EarlyStopping("val_acc", mode="max", min_delta=2.0, patience=2)
+    loop = FederatedLoop(keep, seed=1)
+    module = fit(loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=[watch, checkpoint, stop])
+    assert loop.round_index == 3  # 1 + patience
+    data = toy_data()
+    data.setup("fit")
+    weights = data.num_samples.double() / data.num_samples.sum()
+    for r, global_model in enumerate(seen):
+        stacked = torch.stack([keep.rounds[r][i] for i in range(3)]).double()
+        torch.testing.assert_close(global_model, weights @ stacked, rtol=1e-5, atol=1e-6)
+        saved = torch.load(tmp_path / "c" / f"epoch={r}.ckpt", weights_only=False)["state_dict"]
+        assert torch.equal(flat(saved, [name for name, _ in module.named_parameters()]), global_model)
+    assert torch.equal(vector(module), seen[-1])
+
+
+def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> None:
+    loop = shapfed(evaluation=ClientEvaluation(every=1))
+    trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
+    trainer.fit(Plain(), toy_data())
+    assert loop.round_index == 1
+    assert trainer.num_training_batches == 3
+    assert loop.contributions["cssv"].isfinite().all()
+    assert not list(tmp_path.rglob("*.csv"))
+
+
+def test_the_trainer_is_given_back_as_it_was(tmp_path: Path) -> None:
+    loop = FederatedLoop(seed=1)
+    trainer = trainer_for(loop, tmp_path, rounds=1, limit_train_batches=0.5, accumulate_grad_batches=2)
+    data, module = toy_data(), Plain()
+    trainer.fit(module, data)
+    assert trainer.limit_train_batches == 0.5
+    assert trainer.reload_dataloaders_every_n_epochs == 0
+    assert data.round_loader is None
+    assert "optimizer_zero_grad" not in module.__dict__
+    assert "_accumulated_batches_reached" not in trainer.fit_loop.epoch_loop.__dict__
+    (result,) = trainer.validate(module, data, verbose=False)
+    assert 0 <= result["val_acc"] <= 1
+    assert "test_acc" in trainer.test(module, data, verbose=False)[0]
+
+
+def test_sanity_check_and_a_second_fit(tmp_path: Path) -> None:
+    loop = FederatedLoop(seed=1)
+    first = vector(fit(loop, tmp_path, num_sanity_val_steps=2))
+    again = vector(fit(loop, tmp_path))
+    assert torch.equal(first, again)  # a new trainer starts anew
+
+
+# ---- What callbacks may monitor: values of clients, weights, accuracies and the training loss
+
+
+class Record(Callback):
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
+        self.seen.append({n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)})
+
+
+def test_what_the_loggers_have_can_be_monitored(tmp_path: Path) -> None:
+    loss = LeaveOneOut(performance="negative_loss")
+    metrics: Any = {"cssv": ClassSpecificShapley(), "loo": loss, "cost": CommunicationCost()}
+    options: Any = {"evaluation": ClientEvaluation(every=1), "reporting": Reporting(per_class=False)}
+    loop, record = FederatedLoop(metrics=metrics, seed=1, **options), Record()
+    fit(loop, tmp_path, data=toy_data(server_val=0.3), callbacks=[record], logger=CSVLogger(tmp_path))
+    rows = logged(tmp_path)
+    for round_index, seen in enumerate(record.seen):
+        there = {k: float(v) for row in rows if row["step"] == str(round_index) for k, v in row.items() if v}
+        values = [f"{name}/client_{client}" for name in ("cssv", "loo", "cost") for client in range(3)]
+        for name in ["weight/client_0", "client_accuracy/mean", "client_accuracy/client_2", "cost/bytes_down", *values]:
+            assert seen[name] == pytest.approx(there[name])
+    expected = loop.contributions["cssv"]
+    assert [record.seen[-1][f"cssv/client_{i}"] for i in range(3)] == pytest.approx(expected.tolist())
+
+
+class Cohorts(ClientSampler):
+    def __init__(self, cohorts: list[list[int]]) -> None:
+        self.cohorts = cohorts
+
+    def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> Tensor:
+        return torch.tensor(self.cohorts[round_index])
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Any, round_index: int = 0) -> Tensor:
+        return torch.ones(num_clients)
+
+
+def test_a_value_stays_and_a_weight_is_its_rounds(tmp_path: Path) -> None:
+    """And what is known of absent clients is known after a resume, too."""
+    cohorts = [[0, 1], [1, 2], [1, 2], [0, 2]]
+
+    def run(record: Record, rounds: int, **kwargs: Any) -> None:
+        loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, sampler=Cohorts(cohorts), seed=1)
+        fit(loop, tmp_path, rounds=rounds, **kwargs)
+
+    whole, half, rest = Record(), Record(), Record()
+    run(whole, 4, callbacks=[whole])
+    for seen, cohort, known in zip(whole.seen, cohorts, ([0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2])):
+        assert {name for name in seen if name.startswith("weight/")} == {f"weight/client_{i}" for i in cohort}
+        assert {n for n in seen if n.startswith("cssv/")} == {f"cssv/client_{i}" for i in known}
+    saving = ModelCheckpoint(tmp_path / "c", "last")
+    run(half, 2, callbacks=[half, saving], enable_checkpointing=True)
+    run(rest, 4, callbacks=[rest], ckpt_path=tmp_path / "c/last.ckpt")
+    assert [*half.seen, *rest.seen] == whole.seen
+
+
+@pytest.mark.parametrize(("name", "validation"), [("cssv/client_1", True), ("client_accuracy/mean", False)])
+def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: str, validation: bool) -> None:
+    record = Record()
+    best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor=name, mode="max")
+    stop = EarlyStopping(name, mode="max", min_delta=5.0, patience=2)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, evaluation=ClientEvaluation(every=1))
+    options: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1.0 if validation else 0}
+    fit(loop, tmp_path, rounds=8, callbacks=[stop, best, record], **options)
+    assert loop.round_index == 3  # 1 + patience
+    values = [seen[name] for seen in record.seen]
+    assert best.best_model_score.item() == pytest.approx(max(values))
+    assert Path(best.best_model_path).stem == f"epoch={values.index(max(values))}"
+
+
+# ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables
+
+
+def test_a_fit_from_python_ends_as_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    with pytest.raises(ConfigurationError, match="has written no contributions"):
+        loop.history()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data(), rounds=3)
+    said = capsys.readouterr().out
+    assert "Results: " in said
+    assert "Report:  flsv report " in said
+    texts = [str(each.message) for each in caught]
+    assert not [text for text in texts if "LeafSpec" in text or "smaller than the logging interval" in text]
+    history = loop.history()
+    assert sorted(history["round"].unique()) == [0, 1, 2]
+    assert history.equals(read_run(loop.saver.csv))
+    assert set(loop.to_frame()["round"]) == {2}
+
+
+def test_the_end_of_a_fit_says_who_contributed_what_and_what_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--config", "quick start", "-q", "--ckpt_path", "last", "--trainer.max_epochs=2"]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/flsv", "fit", *given])
+    metrics = {"sv": CumulativeShapley(), "cssv": ClassSpecificShapley()}
+    loop = FederatedLoop(metrics=metrics, seed=1)
+    fit(loop, tmp_path / "run", Plain(network(batch_norm=False)), toy_data(server_val=0.3), rounds=3)
+    said = capsys.readouterr().out
+    values = loop.contributions["sv"]
+    shares = values.clamp_min(0) / values.clamp_min(0).sum()
+    assert [float(share) for share in re.findall(r"([\d.]+) %", said)[1:4]] == pytest.approx(100 * shares, abs=0.051)
+    assert said.count("share") == 1  # none by cssv, which says not to pay by it
+    most, least = int(values.argmax()), int(values.argmin())
+    assert f"By sv, client {most} contributed most, client {least} least." in said or "nobody can be told apart" in said
+    assert re.search(r"Accuracy on the validation set (rose|fell) from [\d.]+ % to [\d.]+ %; sv sums to", said)
+    assert "other seeds may differ more (flsv repeat)" in said
+    lines = [line for line in said.splitlines() if "flsv re" in line][-3:]
+    folder = tmp_path / "run"
+    assert lines[0] == f"Report:  flsv report {folder}"
+    again = "Repeat:  flsv repeat 5 --config 'quick start' --trainer.max_epochs=2  # this was one seed"
+    assert lines[1].startswith(again)
+    assert lines[2].startswith(f"Retrain: flsv retrain {folder}")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_who_stops_a_fit_sees_the_table_so_far(
+    number: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning's status after Ctrl-C is 1; after SIGTERM it would be 0."""
+
+    def stop(trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 1:
+            signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as stopped, pytest.warns(UserWarning, match="is discarded"):
+            fit(shapfed(), tmp_path, callbacks=[LambdaCallback(on_train_batch_end=stop)])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped.value.code == status
+    assert "cssv" in capsys.readouterr().out
+
+
+def test_without_a_metric_no_contributions_are_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(FederatedLoop(seed=1), tmp_path, rounds=1)
+    said = capsys.readouterr().out
+    assert "Contributions" not in said
+    assert "No contribution was measured" in said
+    assert main(["fit", "-q"]) == 2
+    assert "--config quickstart" in capsys.readouterr().err
+
+
+def test_that_nobody_is_told_apart_is_in_the_closing_lines_the_record_and_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metric = CumulativeShapley(performance="accuracy", estimator="permutation", estimator_args={"budget": 30})
+    fit(FederatedLoop(metrics={"sv": metric}, seed=1), tmp_path, data=toy_data((4,) * 8, server_val=0.2), rounds=2)
+    told = json.loads((tmp_path / "run.json").read_text())["undecided"]["sv"]
+    assert told["needed"] >= told["evaluations"] == int(metric.evaluations)  # type: ignore[arg-type]
+    line = f"sv: no pair of clients can be told apart at this budget ({told['evaluations']:,} evaluations); about "
+    assert line in capsys.readouterr().out
+    assert any(text.startswith(line) and text.endswith(".") for text in caveats_of(open_run(tmp_path)))
+
+
+class Remembers(Sink, L.Callback):
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        (loop,) = [each for each in trainer.callbacks if isinstance(each, FederatedLoop)]  # type: ignore[attr-defined]
+        loop._fit.reports.sinks.append(self)  # type: ignore[union-attr]
+
+    def write(self, result: RoundResult) -> None:
+        clients = {row.client for row in result.table if row.metric == "cssv" and not row.column}
+        self.calls.append((result.round_index, result.last, clients, result.events))
+
+    def finish(self, result: RunResult) -> None:
+        self.calls.append((result.rounds, result.columns, set(result.table["metric"])))
+
+    def close(self, failed: bool = False) -> None:
+        self.calls.append(failed)
+
+
+def test_a_sink_gets_every_result_and_is_closed(tmp_path: Path) -> None:
+    sink = Remembers()
+    fit(FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1), tmp_path, rounds=2, callbacks=[sink])
+    first, last, end, closed = sink.calls
+    assert (first, last) == ((0, False, {0, 1, 2}, []), (1, True, {0, 1, 2}, []))
+    assert (end[:2], closed) == ((2, {"cssv": "class"}), False)
+    assert {"cssv", "samples", "rounds", "weight"} <= end[2]

@@ -1,0 +1,50 @@
+"""Closed forms of gradient Shapley against enumeration."""
+
+import numpy as np
+import pytest
+import torch
+from functional.shapley.games import reference_shapley
+from torch import Tensor
+
+from flsv.functional import client_in_run_values, gradient_shapley
+from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.utilities.errors import ConfigurationError
+
+
+def products(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    factor = torch.randn(n, n, dtype=torch.float64, generator=generator)
+    hessian = factor @ factor.T - torch.eye(n, dtype=torch.float64)  # symmetric, indefinite
+    return torch.randn(n, dtype=torch.float64, generator=generator), hessian
+
+
+def taylor_value(mask: Tensor, first: Tensor, second: Tensor | None, weights: Tensor | None, lr: float) -> Tensor:
+    w = mask * (1 / mask.sum().clamp_min(1) if weights is None else weights)
+    return -lr * w @ first - (0 if second is None else lr**2 / 2 * w @ second @ w)
+
+
+@pytest.mark.parametrize("lr", [1.0, 0.3])
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_against_enumeration(n: int, fixed: bool, order: int, lr: float) -> None:
+    first, second = products(n)
+    hessian = second if order == 2 else None
+    weights = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) if fixed else None
+    table = torch.stack([taylor_value(mask, first, hessian, weights, lr) for mask in all_coalitions(n).double()])
+    found = gradient_shapley(first, hessian, weighting="uniform" if weights is None else weights, server_lr=lr)
+    np.testing.assert_allclose(found, reference_shapley(table), rtol=0, atol=1e-12)
+
+
+def test_wrong_arguments() -> None:
+    first, second = products(3)
+    with pytest.raises(ConfigurationError, match="weighting='samples'.*closed form"):
+        gradient_shapley(first, weighting="samples")
+    with pytest.raises(ValueError, match=r"gradient_products \[k\]"):
+        gradient_shapley(second)
+    with pytest.raises(ValueError, match=r"\[3, 3\]"):
+        gradient_shapley(first, second[:2])
+    with pytest.raises(ValueError, match=r"fixed weights \[3\]"):
+        gradient_shapley(first, weighting=torch.ones(2))
+    with pytest.raises(ValueError, match=r"\[1, 2\]: expected \[3, M\]"):
+        client_in_run_values(torch.ones(1, 2), first, torch.ones(3))

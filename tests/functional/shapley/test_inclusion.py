@@ -1,0 +1,59 @@
+"""Inclusion probabilities against theorem 5.1 by bisection."""
+
+import numpy as np
+import pytest
+import torch
+from functional.shapley.games import rng
+
+from flsv.functional import (
+    importance_probabilities,
+)
+from flsv.utilities.errors import ConfigurationError
+
+
+def by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
+    """KKT of eq. 8: p_i = min(1, w_i / tau) with sum p = m."""
+    low, high = 0.0, weights.sum() / m * 10
+    for _ in range(200):
+        tau = (low + high) / 2
+        if np.minimum(1, weights / max(tau, 1e-300)).sum() > m:
+            low = tau
+        else:
+            high = tau
+    return np.minimum(1, weights / tau)
+
+
+@pytest.mark.parametrize("m", [0.3, 1, 2, 3.5, 7, 11.9, 12])
+def test_importance_is_the_optimum(m: float) -> None:
+    for seed in range(20):
+        weights = torch.rand(12, generator=rng(seed), dtype=torch.float64) ** 4 + 1e-6
+        p = importance_probabilities(weights, m)
+        np.testing.assert_allclose(p.numpy(), by_bisection(weights.numpy(), m), atol=1e-6)
+        assert p.sum() == pytest.approx(m)
+        assert p.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "m", "expected"),
+    [
+        ([1, 1, 1, 1], 2, [0.5] * 4),
+        ([5, 5, 1, 1], 3, [1, 1, 0.5, 0.5]),
+        ([0, 0, 0, 0], 3, [0.75] * 4),
+        ([2, 0, 0, 2], 1, [0.5, 0, 0, 0.5]),
+        ([2, 0, 0, 0], 2, [1, 1 / 3, 1 / 3, 1 / 3]),
+        ([3, 1, 0], 2, [1, 1, 0]),
+        ([1e-30, 1e30, 1e-30], 2, [0.5, 1, 0.5]),
+        ([3, 2, 1, 0], 4, [1, 1, 1, 1]),
+    ],
+)
+def test_importance_of_ties_and_zeros(weights: list[float], m: float, expected: list[float]) -> None:
+    assert importance_probabilities(torch.tensor(weights), m).tolist() == pytest.approx(expected)
+
+
+def test_errors_of_importance() -> None:
+    with pytest.raises(ConfigurationError, match="expected_cohort"):
+        importance_probabilities(torch.ones(4), 4.5)
+    with pytest.raises(ValueError, match=r"weights of clients \[1, 2\]"):
+        importance_probabilities(torch.tensor([1.0, float("nan"), -1.0]), 1)
+    with pytest.raises(ValueError, match="expected \\[n\\]"):
+        importance_probabilities(torch.ones(2, 2), 1)

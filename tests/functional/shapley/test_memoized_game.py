@@ -1,0 +1,22 @@
+"""What a memoized game remembers and counts."""
+
+import pytest
+import torch
+from functional.shapley.games import Watched, rng
+
+from flsv.functional.shapley.memoized_game import MemoizedGame
+
+
+@pytest.mark.parametrize("n", [1, 8, 9, 64, 65])
+def test_remembers_and_counts(n: int) -> None:
+    weights = torch.arange(1, n + 1, dtype=torch.float64)
+    utility = Watched(lambda masks: masks.double() @ weights)
+    game = MemoizedGame(utility, n)
+    masks = torch.rand(6, 5, n, generator=rng()) < 0.5
+    distinct = len({tuple(row) for row in masks.view(-1, n).tolist()})
+    assert game.cost(masks)[-1] == distinct
+    for _ in range(2):
+        torch.testing.assert_close(game(masks), (masks.double() @ weights).unsqueeze(-1))
+        assert game.evaluations == distinct == len(utility.seen)
+    assert game.cost(masks).tolist() == [0] * 6
+    assert game(masks[:0]).shape == (0, 5, 1)

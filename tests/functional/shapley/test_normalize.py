@@ -1,0 +1,45 @@
+"""Normalized Shapley values, by cases and equation 12."""
+
+from typing import Any
+
+import pytest
+import torch
+from functional.shapley.games import rng
+
+from flsv.functional import (
+    normalize_shapley,
+)
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("values", "how", "expected"),
+    [
+        ([[1.0, 5.0], [2.0, 5.0], [NAN, 5.0], [5.0, NAN]], "min-max", [[0, 0.5], [0.25, 0.5], [NAN, 0.5], [1, NAN]]),
+        ([1e9, 1e9, 1e9], "min-max", [0.5] * 3),
+        ([-0.2, -0.2, -0.2 * (1 + 1e-15)], "min-max", [0.5] * 3),
+        ([NAN, 2.0], "min-max", [NAN, 0.5]),
+        ([], "min-max", []),
+        ([-1.0, 0.0, 2.0, 4.0, NAN], "positive", [0.0, 0.0, 0.5, 1.0, NAN]),
+        ([-2.0, -1.0], "positive", [0.0, 0.0]),
+        ([1e-16, 1.0], "positive", [0.0, 1.0]),  # what is left of a null player's 0
+    ],
+)
+def test_normalized(values: Any, how: Any, expected: Any) -> None:
+    found = normalize_shapley(torch.tensor(values, dtype=torch.float64), how)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+
+
+def test_infinite_values_are_not_normalized() -> None:
+    with pytest.raises(ValueError, match=r"players \[1\] are infinite"):
+        normalize_shapley(torch.tensor([1.0, float("inf")]))
+
+
+def test_eq_12() -> None:
+    values = torch.randn(7, generator=rng(), dtype=torch.float64)
+    for k in range(7):
+        differences = values[k] - values
+        literal = (differences.max() - differences) / (differences.max() - differences.min())
+        torch.testing.assert_close(normalize_shapley(-differences), literal)
+        torch.testing.assert_close(normalize_shapley(values), literal)

@@ -1,0 +1,38 @@
+"""Distances against NumPy, far from 1 and far from the origin."""
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional import distances as module
+from flsv.functional.distances import distances, squared_distances, weighted_mean
+
+
+@pytest.mark.parametrize("block", [1 << 20, 12])
+def test_distances_against_numpy(monkeypatch, block):
+    monkeypatch.setattr(module, "CPU_BLOCK", block)
+    torch.manual_seed(0)
+    points = torch.randn(5, 17)
+    for origin in (torch.randn(17), torch.randn(5, 17)):
+        expected = np.linalg.norm(points.double().numpy() - origin.double().numpy(), axis=1)
+        np.testing.assert_allclose(distances(points, origin), expected, rtol=1e-14)
+    weights = torch.rand(5)
+    expected = weights.double().numpy() @ points.double().numpy()
+    np.testing.assert_allclose(weighted_mean(points, weights), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1e300), (torch.float32, 1e-40)])
+def test_neither_overflow_nor_underflow(dtype, size):
+    points = torch.full((2, 17), size, dtype=dtype)
+    points[1] = 0
+    found = distances(points, -points)
+    assert found[0].item() == pytest.approx(2 * points[0, 0].item() * 17**0.5, rel=1e-9)
+    assert found[1] == 0
+
+
+def test_equal_rows_are_at_0_far_from_the_origin() -> None:
+    x = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) + 1e4
+    distances = squared_distances(x, x)
+    assert torch.equal(distances.diagonal(), torch.zeros(50, dtype=torch.float64))
+    expected = (x.double()[:, None] - x.double()[None]).square().sum(-1)
+    torch.testing.assert_close(distances, expected, rtol=1e-9, atol=0)

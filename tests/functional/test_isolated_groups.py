@@ -1,0 +1,44 @@
+"""Isolated groups against trying all groups."""
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional.copies import groups_of
+from flsv.functional.isolated_groups import standing_apart
+
+
+def by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
+    """Every subset of two to k / 2 clients."""
+    k = len(similar)
+    found = np.zeros((k, k), dtype=bool)
+    for mask in range(1, 2**k):
+        members = [i for i in range(k) if mask >> i & 1]
+        others = [i for i in range(k) if not mask >> i & 1]
+        if not 2 <= len(members) <= k / 2:
+            continue
+        within = min(similar[i, j] for i in members for j in members if i != j)
+        if within - max(similar[i, j] for i in members for j in others) >= gap:
+            for i in members:
+                for j in members:
+                    found[i, j] = i != j
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_stands_apart_equals_trying_all_groups(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    directions = generator.normal(size=(8, 30))
+    for copy in range(seed % 4):  # groups of up to four
+        directions[7 - copy] = directions[0] + 0.3 * generator.normal(size=30)
+    similar = np.corrcoef(directions)
+    for gap in (0.1, 0.3, 0.6):
+        found = standing_apart(torch.from_numpy(similar), gap).numpy()
+        np.testing.assert_array_equal(found, by_trying_all(similar, gap))
+
+
+def test_of_few_clients_nobody_stands_apart() -> None:
+    similar = torch.full((7, 7), -0.5)
+    similar[:3, :3] = 0.9
+    assert groups_of(standing_apart(similar.fill_diagonal_(1), 0.4)) == [[0, 1, 2]]
+    assert not standing_apart(similar[1:6, 1:6], 0.4).any()

@@ -1,0 +1,48 @@
+"""Updates that are too large for their cohort."""
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional.outliers import drowning_updates, large_updates
+
+
+def test_the_score_is_that_of_iglewicz_and_hoaglin():
+    rng = np.random.default_rng(0)
+    logs = np.append(rng.normal(0, 1, 200), np.linspace(2, 8, 25))
+    median = np.median(logs)
+    z = 0.6745 * (logs - median) / np.median(np.abs(logs - median))
+    assert 5 < (z > 3.5).sum() < 25
+    assert large_updates(torch.from_numpy(np.exp(logs)), factor=1.0).tolist() == (z > 3.5).tolist()
+
+
+@pytest.mark.parametrize("clients", [1, 2, 4, 101])
+@pytest.mark.parametrize("size", [1e20, 3e38, float("inf")])
+def test_what_overflows_is_found_in_any_cohort(clients, size):
+    norms = torch.rand(clients, dtype=torch.float64) + 1
+    norms[clients // 2] = size
+    assert large_updates(norms).nonzero().flatten().tolist() == [clients // 2]
+
+
+@pytest.mark.parametrize(
+    "norms",
+    [
+        [],
+        [1.0, 1000.0],  # who is wrong?
+        [0.0, 0.0, 0.0, 1.0, 1.1],  # free riders make nobody an outlier
+        [1.0, 1.0, 1.0, 4.0],  # MAD 0
+        [1.0, 1.0001, 1.0002, 1.05],
+        [2.0**i for i in range(12)],  # a cohort whose sizes differ
+    ],
+)
+def test_no_false_alarm(norms):
+    assert not large_updates(torch.tensor(norms)).any()
+
+
+@pytest.mark.parametrize("model_norm", [0.0, 1.0, 1e4])
+def test_what_drowns_is_what_a_sum_in_float32_has_nothing_else_beside(model_norm):
+    rest = torch.tensor([1.0, 2.0, 0.5, 0.0])
+    scale = max(1.0, model_norm)
+    for size, drowns in ((4e6 * scale, False), (2e7 * scale, True)):
+        norms = torch.cat([rest, torch.tensor([size])])
+        assert drowning_updates(norms, model_norm).tolist() == [False] * 4 + [drowns]

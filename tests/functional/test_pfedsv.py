@@ -1,0 +1,136 @@
+"""pFedSV's weights in NumPy, and its downloads."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional import (
+    leave_one_out_cosines,
+    personalized_weights,
+    relevance_auroc,
+    top_k_download,
+)
+
+POLICIES = ("mean", "exclude", "min", 0.7)
+
+
+def weights_reference(values, distances, own, self_weight):
+    values, distances = values.numpy(), distances.numpy().copy()
+    others = [d for j, d in enumerate(distances) if j != own]
+    positive = np.maximum(values, 0)
+    if self_weight == "exclude":
+        positive[own] = 0
+        distances[own] = 1
+    else:
+        distances[own] = {"mean": np.mean(others), "min": np.min(others)}.get(self_weight, self_weight)
+    w = positive / distances
+    return w / w.sum()
+
+
+@pytest.mark.parametrize("self_weight", POLICIES)
+@pytest.mark.parametrize("own", [0, 5])
+def test_weights_against_numpy(self_weight, own):
+    generator = torch.Generator().manual_seed(own)
+    for _ in range(20):
+        values = torch.randn(6, generator=generator, dtype=torch.float64)
+        distances = torch.rand(6, generator=generator, dtype=torch.float64) + 0.1
+        others = [v for j, v in enumerate(values.tolist()) if j != own]
+        if max(others) <= 0:
+            continue
+        weights = personalized_weights(values, distances, own, self_weight)
+        np.testing.assert_allclose(weights, weights_reference(values, distances, own, self_weight), rtol=1e-12)
+
+
+@pytest.mark.parametrize("self_weight", POLICIES)
+@pytest.mark.parametrize("values", [[-0.1, -0.2, -0.3], [0.0, 0.0, 0.0], [0.0, 0.5, -0.1]])
+def test_nobody_else_is_worth_anything_the_own_model_stays(values, self_weight):
+    weights = personalized_weights(torch.tensor(values), torch.tensor([1.0, 0.0, 2.0]), own=1, self_weight=self_weight)
+    assert weights.tolist() == [0, 1, 0]
+
+
+def test_identical_models_take_all_in_proportion_to_their_values():
+    values, distances = torch.tensor([0.2, 0.1, 0.3, 0.9, -0.5]), torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0])
+    torch.testing.assert_close(personalized_weights(values, distances, 0), torch.tensor([0, 0.25, 0.75, 0, 0]))
+    # The least distance is 0: the own model is one of them.
+    weights = personalized_weights(values, distances, 0, self_weight="min")
+    torch.testing.assert_close(weights, torch.tensor([2, 1, 3, 0, 0]) / 6)
+
+
+@pytest.mark.parametrize(
+    ("values", "distances", "own"),
+    [
+        ([0.1, 0.2], [0.0], 0),
+        ([0.1, 0.2], [0.0, 1.0], 2),
+        ([0.1, float("nan")], [0.0, 1.0], 0),
+        ([0.1, 0.2], [0.0, float("nan")], 0),
+        ([0.1, 0.2], [0.0, float("inf")], 0),
+    ],
+)
+def test_wrong_values_and_distances(values, distances, own):
+    with pytest.raises(ValueError, match="expected"):
+        personalized_weights(torch.tensor(values), torch.tensor(distances), own)
+
+
+nan = float("nan")
+
+
+def draw(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def choose(relevance, own=0, k=2, available=None, explore="score", seed=0):
+    relevance = torch.tensor(relevance)
+    there = torch.ones(len(relevance), dtype=torch.bool) if available is None else torch.tensor(available)
+    return top_k_download(relevance, there, own, k, explore, draw(seed)).tolist()
+
+
+def test_the_first_round_is_random_and_uniform():
+    counts = torch.zeros(6)
+    for seed in range(600):
+        chosen = choose([nan] * 6, own=2, k=2, seed=seed)
+        assert len(set(chosen)) == 2
+        counts[chosen] += 1
+    assert counts[2] == 0
+    # Each of five others 240 times of 600 on average, standard deviation 12.
+    assert (counts[[0, 1, 3, 4, 5]] - 240).abs().max() < 60
+
+
+def test_by_score_while_somebody_is_unvisited_then_as_many_as_are_positive():
+    assert choose([9.0, 0.1, 0.3, nan, -0.2], k=2) == [2, 1]
+    assert choose([9.0, 0.1, 0.3, nan, -0.2], k=3) == [2, 1, 3]
+    assert choose([9.0, 0.1, 0.3, nan, -0.2], k=2, explore="unvisited") == [3, 2]
+    assert choose([9.0, 0.1, 0.3, 0.2, -0.2], k=1) == [2, 3, 1]
+    assert choose([9.0, -0.1, 0.3, -0.2, -0.2], k=4) == [2]
+
+
+def test_who_is_not_available_is_not_downloaded():
+    # The only unvisited one cannot be had, so k is that of the positive scores.
+    assert choose([9.0, 0.1, nan, 0.5, -1.0], k=1, available=[True, True, False, True, True]) == [3, 1]
+    assert choose([nan] * 3, available=[True, False, False]) == []
+
+
+@pytest.mark.parametrize(("n", "m", "k"), [(10, 2, 5), (20, 2, 5), (20, 4, 5), (20, 12, 3), (10, 9, 20)])
+def test_unvisited_first_keeps_the_papers_bound(n, m, k):
+    """Section IV-B: ceil((n - m - 1) / k) to rule out the others, then ceil(m / k), at least 1, for the relevant."""
+    bound = math.ceil((n - m - 1) / k) + max(math.ceil(m / k), 1)
+    for seed in range(60):
+        scores, generator = torch.full((n,), nan), draw(seed)
+        for _ in range(bound):
+            ids = top_k_download(scores, torch.ones(n, dtype=torch.bool), 0, k, "unvisited", generator)
+            scores[ids] = torch.where(ids <= m, 0.3, -0.1)
+        assert not scores[1 : m + 1].isnan().any()
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="own"):
+        choose([nan, nan], own=2)
+
+
+def test_shapes_that_do_not_fit():
+    """Broadcasting would give numbers for them."""
+    with pytest.raises(ValueError, match=r"got \[1, 1\] and \[3\]"):
+        leave_one_out_cosines(torch.ones(1, 1), torch.ones(3))
+    with pytest.raises(ValueError, match=r"got \[2, 3\] and \[2, 3\]"):
+        relevance_auroc(torch.rand(2, 3), torch.ones(2, 3))

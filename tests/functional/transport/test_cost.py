@@ -1,0 +1,66 @@
+"""Ground costs and embeddings against stacked vectors in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from functional.transport.samples import labeled
+from torch import Tensor
+
+from flsv.functional import (
+    label_augmented_cost,
+    label_embedding,
+)
+from flsv.functional.transport import cost
+from flsv.utilities.errors import ConfigurationError
+
+
+def stacked(x: Tensor, y: Tensor, covariance: str, weight: float) -> np.ndarray:
+    """Section 4.1: [x; m_y; vec(Sigma^(1/2))], sample by sample."""
+    rows = []
+    for sample, label in zip(x.numpy(), y.numpy()):
+        members = x.numpy()[y.numpy() == label]
+        parts = [sample, weight**0.5 * members.mean(0)]
+        if covariance == "diag":
+            parts.append(weight**0.5 * members.std(0))
+        if covariance == "full":
+            values, vectors = np.linalg.eigh(np.cov(members.T, bias=True))
+            parts.append(weight**0.5 * ((vectors * np.sqrt(values.clip(0))) @ vectors.T).ravel())
+        rows.append(np.concatenate(parts))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("covariance", ["diag", "full", "none"])
+@pytest.mark.parametrize("rows", [100, 1, 7])
+def test_cost_and_embedding_are_the_stacked_vectors(
+    covariance: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "CHUNK_BYTES", 16 * 25 * rows)
+    (x, y), (x2, y2) = labeled(0), labeled(1, m=25)
+    left, right = stacked(x, y, covariance, 3.0), stacked(x2, y2, covariance, 3.0)
+    expected = ((left[:, None] - right[None]) ** 2).sum(-1)
+    found = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=3.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(label_embedding(x, y, covariance=covariance, label_weight=3.0), left, atol=1e-9)
+
+
+def test_an_unlabeled_side_leaves_the_features() -> None:
+    (x, y), (x2, y2) = labeled(0), labeled(1)
+    expected = torch.cdist(x, x2) ** 2
+    for labels, labels2 in [(None, y2), (y, None), (None, None)]:
+        torch.testing.assert_close(label_augmented_cost(x, labels, x2, labels2), expected)
+    torch.testing.assert_close(label_augmented_cost(x, y, x2, y2, label_weight=0.0), expected)
+
+
+def test_samples_and_labels_that_are_wrong_are_named() -> None:
+    (x, y), (x2, y2) = labeled(0), labeled(1)
+    broken = x.clone()
+    broken[[1, 4], 0] = torch.tensor([torch.nan, torch.inf], dtype=torch.float64)
+    for sides, message in (
+        ((broken, y, x2, y2), "2 of 40 rows"),
+        ((x, y, x2[:, :2], y2), "3 features and x2 has 2"),
+        ((x, y, x2[:0], y2[:0]), "x2 is empty"),
+        ((x, y[:5], x2, y2), "40 integer classes"),
+        ((x.long(), y, x2, y2), "Flatten"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            label_augmented_cost(*sides)

@@ -1,0 +1,83 @@
+"""The protocol: its distance, and what a server works out of a client's answers."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from flsv.functional import (
+    TransportClient,
+    TransportServer,
+    federated_wasserstein,
+    wasserstein_distance,
+)
+from flsv.functional.transport.checks import check_support, safe_support
+from flsv.utilities.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(("samples", "safe"), [(0, 0), (2, 0), (3, 1), (4, 1), (11, 5)])
+def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int, safe: int) -> None:
+    check_support(safe, samples)
+    with pytest.raises(ConfigurationError, match=f"support={safe + 1}: client 3 has {samples} samples"):
+        check_support(safe + 1, samples, "client 3")
+
+
+def gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(dim)
+    x, x2 = torch.randn(m, dim, generator=generator), 0.5 * torch.randn(m2, dim, generator=generator) + 1
+    return x.double(), x2.double()
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("dim", [1, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_s_of_m_is_exact_after_20_iterations(dim: int, dtype: torch.dtype) -> None:
+    x, x2 = (each.to(dtype) + 7 for each in gaussians(dim))
+    result = federated_wasserstein(x, x2, support=150, iterations=20, generator=seeded(), allow_reconstruction=True)
+    exact = wasserstein_distance(x, x2)
+    torch.testing.assert_close(result.distance, exact, rtol=1e-3, atol=0)
+    assert result.distance >= exact * (1 - 1e-5)
+
+
+@pytest.mark.parametrize(("support", "p"), [(1, 2), (10, 1), (40, 2)])
+def test_fewer_points_stay_above(support: int, p: int) -> None:
+    x, x2 = gaussians(5, m=100, m2=80)
+    result = federated_wasserstein(x, x2, support=support, iterations=8, p=p, generator=seeded())
+    assert result.gamma.shape == (support, 5)
+    assert (result.history > wasserstein_distance(x, x2, p=p)).all()
+
+
+def test_a_run_is_reproducible_and_the_roles_exchange_points_and_numbers() -> None:
+    x, x2 = gaussians(4, m=60, m2=50)
+    client, server = TransportClient(x), TransportServer(x2)
+    gamma = server.start(20, client.dim, seeded())
+    for _ in range(3):
+        eta, distance = client.answer(gamma)
+        torch.testing.assert_close(distance, wasserstein_distance(x, gamma))
+        before, gamma = gamma, server.step(eta, distance)
+        torch.testing.assert_close(server.distance, distance + wasserstein_distance(before, x2))
+    wired = federated_wasserstein(x, x2, support=20, iterations=3, generator=seeded())
+    assert torch.equal(wired.gamma, gamma)
+    assert torch.equal(wired.distance, server.distance)
+    assert torch.equal(wired.eta, server.eta)
+
+
+def found_samples(support: int) -> float:
+    """The share of 40 samples that a server which keeps to the protocol works out of two answers, to 1e-3: each row is
+    half of a point of its own, which it takes off, and half of a mean of samples. Where S = m its points are one."""
+    x = torch.rand(40, 5, generator=seeded())
+    server = TransportServer(torch.rand(60, 5, generator=torch.Generator().manual_seed(1)))
+    client, found = TransportClient(x, allow_reconstruction=True), []
+    gamma = server.start(support, generator=seeded())
+    for _ in range(2):
+        eta, distance = client.answer(gamma)
+        found.append(2 * eta - (gamma.mean(0) if support == len(x) else gamma))
+        gamma = server.step(eta, distance)
+    return float((torch.cdist(torch.cat(found).to(x), x).amin(0) < 1e-3).double().mean())
+
+
+def test_samples_are_found_with_as_many_points_as_samples_and_not_with_the_safe_support() -> None:
+    assert found_samples(40) == 1
+    assert found_samples(safe_support(40)) == 0

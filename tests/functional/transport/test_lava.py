@@ -1,0 +1,98 @@
+"""LAVA's values and distances of classes against POT."""
+
+from typing import Any
+
+import numpy as np
+import ot
+import pytest
+import torch
+from functional.transport.samples import blobs
+from scipy.special import logsumexp
+from torch import Tensor
+
+from flsv.functional import (
+    lava,
+)
+from flsv.functional.transport.lava import class_distances
+
+
+def flipped(y: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    bad = torch.rand(len(y), generator=generator) < share
+    return torch.where(bad, (y + torch.randint(1, classes, y.shape, generator=generator)) % classes, y), bad
+
+
+def reference_inner(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray) -> np.ndarray:
+    """Squared W_2 of the classes' samples."""
+    rows = [[ot.emd2([], [], ot.dist(x[y == a], x2[y2 == b])) for b in np.unique(y2)] for a in np.unique(y)]
+    return np.array(rows)
+
+
+def lava_dual(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, c: float, eps: float) -> np.ndarray:
+    """The dual on the first side, up to a constant; towards the same samples the symmetric one, by its fixed point."""
+    between = reference_inner(x, y, x2, y2)
+    rows, columns = np.unique(y, return_inverse=True)[1], np.unique(y2, return_inverse=True)[1]
+    cost = ot.dist(x, x2) / 2 + c * between[rows][:, columns] / 2
+    a, b = np.full(len(x), 1 / len(x)), np.full(len(x2), 1 / len(x2))
+    if x is x2:
+        f = np.zeros(len(x))
+        for _ in range(2000):
+            f = (f - eps * logsumexp((f - cost) / eps - np.log(len(x)), axis=1)) / 2
+        return f
+    log = ot.sinkhorn(a, b, cost, eps, method="sinkhorn_log", numItermax=5_000, stopThr=1e-9, log=True)[1]
+    return eps * log["log_u"]
+
+
+def lava_reference(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: float) -> np.ndarray:
+    """The calibrated gradient, sample by sample."""
+    sides = x.numpy(), y.numpy(), x2.numpy(), y2.numpy()
+    f = lava_dual(*sides, c, eps) - lava_dual(*sides[:2], *sides[:2], c, eps)
+    m = len(f)
+    return np.array([f[i] - sum(f[j] for j in range(m) if j != i) / (m - 1) for i in range(m)])
+
+
+@pytest.mark.parametrize("weight", [3.0, 0.0])
+def test_as_pots_duals(weight: float) -> None:
+    (x, y), (x2, y2) = blobs(40, 0), blobs(25, 1)
+    x, x2, eps = x.double(), x2.double(), 4.0
+    y, _ = flipped(y, 0.2, 4)
+    found = lava(x, y, x2, y2, label_weight=weight, eps=eps)
+    expected = lava_reference(x, y, x2, y2, weight, eps)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-3 * np.abs(expected).max())
+    assert float(found.sum()) == pytest.approx(0, abs=1e-9)
+
+
+def test_class_distances() -> None:
+    (x, y), (x2, y2) = blobs(60, 0), blobs(50, 1)
+    kept = y2 != 2
+    x2, y2 = x2[kept], y2[kept]
+    exact = class_distances(x, y, x2, y2)
+    assert exact.shape == (4, 3)
+    np.testing.assert_allclose(
+        exact, reference_inner(*(t.numpy() for t in (x.double(), y, x2.double(), y2))), rtol=1e-9
+    )
+    own = class_distances(x, y, x, y)
+    assert torch.equal(own, own.T)
+    torch.testing.assert_close(own, class_distances(x, y, x.clone(), y))
+    assert (own.diag() == 0).all()
+
+
+def test_gaussian_class_distances_are_bures() -> None:
+    (x, y), (x2, y2) = blobs(100, 0), blobs(80, 1)
+    x = x.double() @ torch.randn(8, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    found = class_distances(x, y, x2, y2, inner="gaussian")
+    for a in range(4):
+        for b in range(4):
+            one, two = x[y == a].numpy(), x2.double()[y2 == b].numpy()
+            moments = one.mean(0), two.mean(0), np.cov(one.T, bias=True), np.cov(two.T, bias=True)
+            assert float(found[a, b]) == pytest.approx(ot.gaussian.bures_wasserstein_distance(*moments) ** 2, rel=1e-6)
+    assert torch.allclose(class_distances(x, y, x, y, inner="gaussian").diag(), torch.zeros(4).double(), atol=1e-9)
+    single = class_distances(x[:1], y[:1], x2[:1], y2[:1], inner="gaussian")
+    assert float(single) == pytest.approx(float((x[0] - x2[0]).square().sum()))
+
+
+@pytest.mark.parametrize("inner", ["exact", "gaussian"])
+def test_the_numbers_of_classes_do_not_matter(inner: Any) -> None:
+    (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
+    noisy, _ = flipped(y, 0.15, 4)
+    torch.testing.assert_close(lava(x, noisy, x2, 7 - 2 * y2, inner=inner), lava(x, noisy, x2, y2, inner=inner))

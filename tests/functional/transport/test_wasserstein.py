@@ -1,0 +1,35 @@
+"""Exact distances against POT, and contribution shares."""
+
+import ot
+import pytest
+import torch
+from functional.transport.samples import labeled
+
+from flsv.functional import (
+    contribution_shares,
+    label_augmented_cost,
+    wasserstein_distance,
+)
+from flsv.utilities.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_distance_is_pots(p: int) -> None:
+    (x, y), (x2, y2) = labeled(0), labeled(1, m=25)
+    squared = label_augmented_cost(x, y, x2, y2, label_weight=2.0).numpy()
+    expected = ot.emd2([], [], squared ** (p / 2)) ** (1 / p)
+    found = wasserstein_distance(x, x2, y=y, y2=y2, p=p, label_weight=2.0)
+    assert float(found) == pytest.approx(expected, rel=1e-9)
+    assert wasserstein_distance(x, x.flip(0), y=y, y2=y.flip(0), p=p) == 0
+
+
+def test_shares_are_inverse_distances() -> None:
+    distances = torch.tensor([1.0, 2.0, 4.0])
+    torch.testing.assert_close(contribution_shares(distances), torch.tensor([4.0, 2.0, 1.0]) / 7)
+    shares = contribution_shares(torch.tensor([torch.nan, 0.0, 3.0, 0.0]))
+    torch.testing.assert_close(shares, torch.tensor([torch.nan, 0.5, 0, 0.5]), equal_nan=True)
+    assert contribution_shares(torch.tensor([2.0, torch.inf])).tolist() == [1.0, 0.0]
+    assert contribution_shares(torch.tensor([1e-300, 1e-300], dtype=torch.float64)).tolist() == [0.5, 0.5]
+    assert contribution_shares(torch.tensor([torch.nan, torch.nan])).isnan().all()
+    with pytest.raises(ConfigurationError, match="at least 0"):
+        contribution_shares(torch.tensor([-1.0, 1.0]))

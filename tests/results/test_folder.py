@@ -1,0 +1,95 @@
+"""Where a run writes, whether it does, and that one run at a time does."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+from toys import Plain, fit, network, toy_data, trainer_for
+
+from flsv import Reporting
+from flsv.federation import FederatedLoop
+from flsv.metrics import InRunShapley
+from flsv.results.folder import FolderLock, run_folder
+from flsv.training.algorithms import InRunValues
+from flsv.utilities.errors import ConfigurationError
+
+FILES = {".lock", "contributions.csv", "run.json", "clients"}
+
+
+def run(folder: Path | str | None, **options: Any) -> None:
+    reporting = Reporting(figures=1, table=False)
+    loop = FederatedLoop(metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), reporting=reporting)
+    trainer = trainer_for(loop, folder, rounds=1, **options)  # type: ignore[arg-type]
+    trainer.fit(Plain(network(batch_norm=False)), toy_data(server_val=0.2))
+
+
+def test_a_run_writes_where_it_was_told_to_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = FolderLock(tmp_path)  # nobody else is kept out of it either
+    run(None)
+    held.release()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    run(".")
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    run(None, logger=CSVLogger(".", name="", version="logged"))
+    assert {path.name for path in tmp_path.iterdir()} == {*FILES, "logged"}
+    assert {path.name for path in (tmp_path / "logged").iterdir()} > FILES
+
+
+def test_runs_of_a_logger_with_one_folder_for_all_have_one_each() -> None:
+    """As MLflow's: ``trainer.log_dir`` is the folder of all its runs."""
+    for version, name in (("a", "a"), (7, "version_7")):
+        logger = SimpleNamespace(save_dir="runs", name="experiment", version=version)
+        trainer: Any = SimpleNamespace(loggers=[logger], default_root_dir=".")
+        assert run_folder(trainer) == Path("runs/experiment", name)
+
+
+class Second(Callback):
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.error = folder, ""
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        with pytest.raises(ConfigurationError, match="another run is writing into") as error:
+            fit(FederatedLoop(), self.folder)
+        self.error = str(error.value)
+
+
+def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path: Path) -> None:
+    second = Second(tmp_path)
+    fit(FederatedLoop(), tmp_path, rounds=1, callbacks=[second])
+    assert str(tmp_path) in second.error
+    assert "--trainer.default_root_dir" in second.error
+    assert len({line.split(",")[0] for line in (tmp_path / "contributions.csv").read_text().splitlines()}) == 2
+
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from flsv.results.folder import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+if os.fork() == 0:  # as a data loader's worker, which outlives a killed parent for a while
+    time.sleep(60)
+    os._exit(0)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_killed_run_is_free(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        FolderLock(tmp_path).release()
+        os.killpg(process.pid, signal.SIGKILL)  # its child

@@ -1,0 +1,159 @@
+"""The table of a run: what is a row of it, what is new in a round, and its file, which survives crashes and resumes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from toys import fit, toy_data
+
+import flsv
+from flsv import ClientEvaluation, Reporting
+from flsv.aggregation import ShapFedWA
+from flsv.federation import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
+from flsv.personalization import PFedSV
+from flsv.results.round_result import Row
+from flsv.results.run_table import (
+    COLUMNS,
+    CSV,
+    SCHEMA,
+    Numbers,
+    changes,
+    columns_in,
+    csv_lines,
+    frame,
+    history,
+    last,
+    read_table,
+    rows_of,
+)
+from flsv.sampling import UniformSampler
+
+NAN = float("nan")
+NAMES = ("Boston", "Lyon", "Graz")
+
+
+def rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
+    return rows_of(0, [Numbers("sv", values, ends=[low, high])], NAMES)
+
+
+def test_every_column_has_its_type_whatever_the_rows_are() -> None:
+    numbers = [Numbers("sv", torch.tensor([0.5, NAN, 1.0])), Numbers("cost", [[1.0, 2.0]] * 3, {"up": "up", "7": "b"})]
+    known = rows_of(3, numbers, NAMES)
+    for table in (frame(known), frame(())):
+        # Texts are objects before pandas 3.
+        assert table.dtypes.to_dict() == {name: pandas.Series(dtype=kind).dtype for name, kind in SCHEMA.items()}
+    assert [row[:5] for row in known[:2]] == [(3, "sv", 0, "", 0.5), (3, "sv", 2, "", 1.0)]
+    assert [row[:5] for row in known[2:4]] == [(3, "cost", 0, "up", 1.0), (3, "cost", 1, "up", 1.0)]  # by column
+
+
+def test_what_is_new_is_another_value_or_another_interval() -> None:
+    before = rows([1.0, 2.0, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN])
+    for now, changed in (
+        (before, []),
+        (rows([1.0, 2.5, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN]), [1]),
+        (rows([1.0, 2.0, 3.0], [0.0, 1.0, NAN], [2.0, 3.0, NAN]), [2]),
+        (rows([1.0, 2.0, NAN], [0.5, 1.0, NAN], [2.0, 3.0, NAN]), [0]),
+        (rows([1.0, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),  # no longer known: the value is as it was
+        (rows([NAN, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),
+    ):
+        assert [row.client for row in changes(now, before)] == changed
+    assert changes(before, []) == before
+
+
+def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
+    values = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 40
+    table = rows_of(2, [Numbers("sv", values, {"0": "Shirt", "1": "Dress"})], NAMES)
+    path = tmp_path / "contributions.csv"
+    path.write_bytes((",".join(SCHEMA) + "\n").encode() + csv_lines(table))
+    again = read_table(path)
+    assert csv_lines(again.itertuples(index=False)) == csv_lines(table)
+    read = np.array([last(again, "sv", 3, column) for column in columns_in(again, "sv")]).T
+    assert torch.equal(torch.tensor(read), values)
+    assert history(again, "sv", 3, "1", [2]).to_numpy().tolist() == [values[:, 1].tolist()]
+
+
+def round_of(r: int) -> list[Row]:
+    return rows_of(r, [Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})], NAMES)
+
+
+def written(path: Path, rounds: Sequence[int], first: int = 0, earlier: Path | None = None) -> Path:
+    file = CSV(path, NAMES)
+    file.begin(first, earlier)
+    for r in rounds:
+        file.append(round_of(r))
+    return path
+
+
+@pytest.mark.parametrize("damage", ["", "2,cssv,0,", '2,"cs'])
+def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path: Path, damage: str) -> None:
+    whole = written(tmp_path / "whole.csv", range(4)).read_text()
+    path = written(tmp_path / "c.csv", range(3))
+    with path.open("a") as out:
+        out.write(damage)
+    elsewhere = written(tmp_path / "new" / "c.csv", [2, 3], 2, earlier=path)
+    assert len(path.read_text().splitlines()) == 7 + bool(damage)  # left alone
+    assert elsewhere.read_text() == written(path, [2, 3], 2).read_text() == whole
+
+
+def test_rounds_that_are_not_written_again_as_they_were_are_kept_and_named(tmp_path: Path) -> None:
+    """Those of another run, and those of this one where it goes back by more than one."""
+    path = written(tmp_path / "c.csv", range(4))
+    first = path.read_bytes()
+    for copy, begin in (("c_1.csv", 0), ("c_2.csv", 1)):
+        with pytest.warns(UserWarning, match=rf"c\.csv holds rounds of an earlier run: they are kept in .*{copy}"):
+            written(path, range(begin, 4), begin)
+        assert (tmp_path / copy).read_bytes() == path.read_bytes() == first
+
+
+def test_the_file_and_the_loops_frame_are_what_the_loop_has_measured(tmp_path: Path) -> None:
+    metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
+    loop = FederatedLoop(
+        ShapFedWA("cssv"),
+        metrics,
+        sampler=UniformSampler(2),
+        evaluation=ClientEvaluation(every=2),
+        reporting=Reporting(table=False),
+        seed=1,
+    )
+    fit(loop, tmp_path, rounds=4)  # without any logger, it lies in default_root_dir
+    run, now = flsv.read_run(tmp_path), loop.to_frame()
+    assert tuple(now.columns) == tuple(run.columns) == COLUMNS
+    keys = ["metric", "client", "class"]
+    assert not run.duplicated(["round", *keys]).any()
+    weights = run[run["metric"] == "weight"]
+    assert len(weights) == 4 * 2  # nobody outside the cohort has one
+    assert weights.groupby("round")["value"].sum().tolist() == pytest.approx([1] * 4)
+    assert set(run.loc[run["metric"] == "accuracy", "round"]) == {1, 3}
+    final = loop.contributions["cssv"].by_class
+    of_class = run[(run["metric"] == "cssv") & run["class"].notna()].groupby(["client", "class"])["value"].last()
+    assert len(of_class) == int(final.isfinite().sum())
+    assert all(value == pytest.approx(final[i, int(j)].item(), rel=1e-6) for (i, j), value in of_class.items())
+
+    assert set(now["round"]) == {3}
+    lasting = run[~run["metric"].isin(["update_norm", "weight"])]
+    known = lasting.fillna({"class": ""}).groupby(keys, as_index=False)["value"].last()
+    now = now[now["metric"] != "weight"].fillna({"class": ""})
+    both = now.merge(known, on=keys, how="outer", suffixes=("_now", "_run"), indicator=True)
+    assert set(both["_merge"]) == {"both"}
+    assert (both["value_now"] == both["value_run"]).all()
+    assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(now["metric"])
+
+
+def test_columns_that_are_no_classes(tmp_path: Path) -> None:
+    metrics = {"relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)), "cost": CommunicationCost()}
+    loop = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(table=False))
+    fit(loop, tmp_path, data=toy_data(client_val=0.2, drop_last=True), rounds=2)
+    found = flsv.read_run(tmp_path).dropna(subset="class").groupby(["metric", "client", "class"])["value"].last()
+    final = loop.contributions["relevance"].by_class
+    known = {(i, str(j)): final[i, j].item() for i in range(3) for j in range(3) if not final[i, j].isnan()}
+    assert len(known) > 3
+    assert found["relevance"].to_dict() == pytest.approx(known)
+    size = loop.space.size
+    # Whole numbers: two models up, and what every model is worth to it; the first model down, and the others'.
+    downloads = [int(found["cost", i, "down"]) // size - 1 for i in range(3)]
+    assert [found["cost", i, "up"] for i in range(3)] == [2 * size + 2 + downloads[i] for i in range(3)]
+    assert [found["cost", i, "down"] for i in range(3)] == [(1 + downloads[i]) * size for i in range(3)]

@@ -1,0 +1,214 @@
+"""What TensorBoard is given: runs of clients, its tabs, and that a killed run goes on in the same files."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams.metrics import run_tag_from_session_and_metric
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from toys import Plain, fit, network, toy_data
+
+from flsv import ClientEvaluation, Reporting
+from flsv.aggregation import ShapFedWA
+from flsv.data import FederatedDataModule
+from flsv.federation import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
+from flsv.results.round_result import RoundResult
+from flsv.results.run_table import Numbers, rows_of
+from flsv.results.tensorboard import TensorBoard
+
+NAMES = ("Boston", "St. Mary's/East", "2")
+#: Of the clients: names that begin with what differs.
+RUNS = ("Boston", "St. Mary's_East", "client 2")
+CLASSES = ["T-shirt/top", "Dress", "2"]
+
+
+class Named(FederatedDataModule):
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        return NAMES
+
+
+def named() -> FederatedDataModule:
+    data = toy_data(server_val=0.3)
+    data.source[0].classes = CLASSES  # type: ignore[index, union-attr]
+    data.__class__ = Named
+    return data
+
+
+def events(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
+
+
+def charts_of(folder: Path) -> dict[tuple[str, str], Any]:
+    (stored,) = events(folder).Tensors("custom_scalars__config__")
+    layout = Layout.FromString(stored.tensor_proto.string_val[0])
+    return {(category.title, chart.title): chart for category in layout.category for chart in category.chart}
+
+
+def logger(folder: Path) -> TensorBoardLogger:
+    return TensorBoardLogger(folder, name="", version="run")
+
+
+def scalars(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Of every run below: its path to tag to steps and values."""
+    found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(dict)
+    for place in sorted({file.parent for file in folder.rglob("events*")}):
+        seen = events(place)
+        for tag in seen.Tags()["scalars"]:
+            found[place.relative_to(folder).as_posix()][tag] = [(e.step, e.value) for e in seen.Scalars(tag)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Path]:
+    folder = tmp_path_factory.mktemp("named")
+    metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
+    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluation=ClientEvaluation(every=2))
+    fit(loop, folder, Plain(network(batch_norm=False)), named(), rounds=4, logger=logger(folder))
+    return loop, folder / "run"
+
+
+def test_every_client_has_a_run(fitted: tuple[FederatedLoop, Path]) -> None:
+    loop, folder = fitted
+    found = scalars(folder)
+    assert set(found) == {".", *RUNS}
+    tags = {"cssv/class_0_T-shirt_top", "cssv/class_1_Dress", "cssv/class_2", "weight", "train_loss", "update_norm"}
+    tags |= {f"client_{score}" for score in ("accuracy", "balanced_accuracy", "auroc")}
+    tags |= {f"Contributions/{name}" for name in ("cssv", "sv", "cost")}
+    ends = {f"{name}/{end}" for name in ("cssv", "sv") for end in ("value", "low", "high")}
+    groups = {tag.partition("/")[0] for numbers in found.values() for tag in numbers}
+    assert min(groups) == "Contributions"  # which TensorBoard shows first
+    for i, place in enumerate(RUNS):
+        assert {tag for tag in found[place] if not tag.endswith("/stderr")} == tags | ends
+        assert [step for step, _ in found[place]["Contributions/cssv"]] == [0, 1, 2, 3]
+        assert [step for step, _ in found[place]["client_accuracy"]] == [1, 3]
+        assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(
+            loop.contributions["cssv"].by_class[i, 1].item()
+        )
+        assert found[place]["weight"][-1][1] == pytest.approx(loop.weights[i].item())  # type: ignore[index]
+    # What is nobody's alone, and nothing else.
+    assert not [tag for tag in found["."] if "client_" in tag.split("/")[-1] or "class_" in tag]
+    assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= set(found["."])
+
+
+def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) -> None:
+    _, folder = fitted
+    found = scalars(folder)
+    charts = charts_of(folder)
+
+    def shown(chart: Any) -> list[str]:
+        wanted = chart.multiline.tag
+        return sorted(run for run, tags in found.items() for tag in tags for each in wanted if re.match(each, tag))
+
+    everybody = [("all clients", name) for name in ("cssv", "sv", "cost", "weight", "train_loss", "update_norm")]
+    everybody += [("all clients", f"client_{name}") for name in ("accuracy", "balanced_accuracy", "auroc")]
+    everybody += [("cssv by class", name) for name in ("T-shirt/top", "Dress", "class 2")]
+    assert {title: shown(chart) for title, chart in charts.items()} == {
+        **dict.fromkeys(everybody, sorted(RUNS)),
+        ("cssv by class", "all classes: choose a client on the left"): sorted(3 * RUNS),
+        **{("all clients, intervals of this run only", name): [] for name in ("cssv", "sv")},  # no lines: margins
+    }
+    margins = [chart.margin.series[0] for chart in charts.values() if not chart.multiline.tag]
+    assert len(margins) == 2
+    for place in RUNS:
+        for series in margins:
+            value, low, high = (found[place][tag] for tag in (series.value, series.lower, series.upper))
+            # There is none after the first round; else TensorBoard shows an error in place of the chart.
+            assert [step for step, _ in value] == [step for step, _ in low] == [step for step, _ in high] == [1, 2, 3]
+            assert value == found[place][f"Contributions/{series.value.removesuffix('/value')}"][1:]
+
+
+def test_many_clients_are_tags_of_one_run(tmp_path: Path) -> None:
+    data = toy_data((1,) * 31, client_test=0)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(figures=0))
+    fit(loop, tmp_path, data=data, rounds=1, logger=logger(tmp_path))
+    found = scalars(tmp_path / "run")
+    assert set(found) == {"."}
+    charts = charts_of(tmp_path / "run")
+    for place, tag in ((("cssv by class", "class 1"), "cssv/class_1"), (("all clients", "cssv"), "cssv")):
+        (wanted,) = charts[place].multiline.tag
+        assert {tag for tag in found["."] if re.match(wanted, tag)} == {f"{tag}/client_{i}" for i in range(31)}
+    assert ("cssv by client", "client 1") not in charts
+    assert events(tmp_path / "run").Tags()["images"] == ["data/partition"]
+
+
+def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
+    reporting = Reporting(per_class=False, figures=0, table=False)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=reporting)
+    fit(loop, tmp_path, rounds=2, logger=logger(tmp_path))
+    tags = {tag for client in range(3) for tag in scalars(tmp_path / "run")[f"client {client}"]}
+    ends = {"cssv/value", "cssv/low", "cssv/high"}
+    assert tags == {"Contributions/cssv", *ends, "weight", "train_loss", "update_norm"}
+
+
+def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
+    loop, folder = fitted
+    plugins = {tag: metadata.plugin_data.content for tag, metadata in events(folder).summary_metadata.items()}
+    experiment = HParamsPluginData.FromString(plugins["_hparams_/experiment"]).experiment
+    start = HParamsPluginData.FromString(plugins["_hparams_/session_start_info"]).session_start_info
+    chosen = {name: value.string_value or value.number_value for name, value in start.hparams.items()}
+    assert set(chosen) == {"algorithm", "aggregator", "partitioner", "clients", "learning rate", "seed", "rounds"}
+    assert (chosen["aggregator"], chosen["partitioner"]) == ("ShapFedWA", "Size")
+    assert (chosen["algorithm"], chosen["clients"], chosen["rounds"], chosen["seed"]) == ("ShapFedWA", 3, 4, 1)
+    assert not start.group_name  # so that it is the run's own, and no two runs are taken for one
+    assert [info.display_name or info.name.tag for info in experiment.metric_infos] == [
+        *("val_acc", "cssv Boston", "cssv St. Mary's/East", "cssv client 2"),
+        *(f"{name} {client}" for name in ("sv", "cost") for client in ("Boston", "St. Mary's/East", "client 2")),
+        *("client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"),
+        *("client_balanced_accuracy/mean", "client_auroc/mean"),
+    ]
+    found = scalars(folder.parent)
+    for info in experiment.metric_infos:  # where TensorBoard looks for each
+        place, tag = run_tag_from_session_and_metric("run", info.name)
+        assert found[place][tag][-1][0] == 3
+    seen = found["run"]
+    assert "hp_metric" not in seen
+    accuracy = loop.client_accuracy
+    assert accuracy is not None
+    numbers = accuracy.numpy().astype(float)
+    assert seen["client_accuracy/min"][-1] == (3, pytest.approx(numbers.min()))
+    assert seen["client_accuracy/std"][-1] == (3, pytest.approx(np.std(numbers)))
+
+
+def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
+    seen = events(fitted[1])
+    settings, text = (seen.Tensors(f"{tag}/text_summary")[-1] for tag in ("settings", "contributions"))
+    assert "| aggregator | ShapFedWA() |" in settings.tensor_proto.string_val[0].decode()
+    table = text.tensor_proto.string_val[0].decode().splitlines()
+    own = "own accuracy | own balanced accuracy | own AUROC"
+    assert table[0] == f"| client | samples | rounds | cssv | sv | share | cost | weight | {own} |"
+    assert [line.split(" | ")[0] for line in table[2:]] == ["| Boston", "| St. Mary's/East", "| client 2"]
+    assert "\\[" in table[3]
+    assert text.step == 3
+
+
+def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None:
+    def write(first: int, rounds: range, value: float) -> None:
+        own = logger(tmp_path)
+        trainer: Any = SimpleNamespace(callback_metrics={}, max_epochs=9)
+        board = TensorBoard(own, trainer, {"cssv": ClassSpecificShapley()}, ["Boston"], ["0"], Reporting(figures=0))
+        board.begin(first, {}, {}, Figure)
+        for index in rounds:
+            rows = rows_of(index, [Numbers("cssv", [[value + index]], {"0": "0"})], ["Boston"])
+            shared = {"all": value + index}
+            board.write(
+                RoundResult(index, False, {}, torch.ones(1), {}, {}, {}, table=rows, changes=rows, shared=shared)
+            )
+        board.flush()
+        board.close()
+        own.finalize("success")
+
+    write(0, range(4), 0.0)
+    write(2, range(2, 5), 10.0)
+    rows = [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)]
+    assert scalars(tmp_path / "run") == {".": {"all": rows}, "Boston": {"cssv/class_0": rows}}

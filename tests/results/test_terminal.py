@@ -1,0 +1,242 @@
+"""What a terminal shows: counts on the trainer's bar, whichever it is; and the last table, as wide as the terminal,
+never with a number cut, after the bar."""
+
+import io
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from rich.console import Console
+from toys import Plain, fit, network, toy_data
+
+from flsv import Reporting
+from flsv.federation import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, PartialFederatedShapley, ShadowShapley
+from flsv.results import terminal
+from flsv.results.round_result import RunResult
+from flsv.results.run_table import Numbers, frame, rows_of
+from flsv.results.terminal import chosen, client_columns, print_contributions, print_table
+from flsv.utilities import progress as counting
+
+
+class Told:
+    def __init__(self) -> None:
+        self.counts: list[tuple[str, int, int]] = []
+        self.hidden = 0
+
+    def show(self, what: str, done: int, total: int) -> None:
+        self.counts.append((what, done, total))
+
+    def hide(self) -> None:
+        self.hidden += 1
+
+
+@pytest.fixture
+def told() -> Any:
+    listener = Told()
+    counting.attach(listener)
+    yield listener
+    counting.detach(listener)
+
+
+def run(metric: Any, folder: Path, clients: int, **options: Any) -> None:
+    data = toy_data((1,) * clients, server_val=0.3, batch_size=4, client_test=0)
+    loop = FederatedLoop(metrics={"sv": metric}, seed=1, reporting=Reporting(table=False))
+    fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=1, **options)
+
+
+def test_every_coalition_is_counted_once(tmp_path: Path, told: Told) -> None:
+    run(CumulativeShapley(), tmp_path, 4)
+    assert told.counts == [("coalitions", done, 16) for done in range(17)]
+    assert told.hidden == 1
+
+
+def test_an_error_takes_the_line_away(tmp_path: Path, told: Told) -> None:
+    class Wrong(PartialFederatedShapley):
+        def update(self, client_ids: Any, utility: Any, generator: Any = None) -> None:
+            counting.more("coalitions", 5)
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError), pytest.warns(UserWarning, match="discarded"):
+        run(Wrong(), tmp_path, 3)
+    assert told.hidden == 1
+
+
+@pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
+def test_trainers_bars_show_it_and_let_go(make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
+    monkeypatch.setattr(terminal, "PAUSE", 0.0)
+    drawn: list[str | None] = []
+    before = terminal.Terminal._draw
+
+    def draw(self: terminal.Terminal) -> None:
+        before(self)
+        drawn.append(self._bar.get_metrics(self._trainer, self._trainer.lightning_module).get("coalitions"))  # type: ignore[union-attr]
+
+    monkeypatch.setattr(terminal.Terminal, "_draw", draw)
+    run(CumulativeShapley(), tmp_path, 3, enable_progress_bar=True, callbacks=[make_bar()])
+    assert drawn == [*(f"{done}/8" for done in range(9)), None]
+    assert not counting._listeners
+
+
+class Shows(Plain):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_acc", torch.tensor(0.5), prog_bar=True)
+
+
+@pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
+def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
+    make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rich erases what is printed under its live bar; the bar's teardown is what stops it."""
+    shown, events, described = [], [], []
+
+    class Bar(make_bar):  # type: ignore[misc]
+        def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+            super().teardown(trainer, pl_module, stage)
+            if isinstance(self, RichProgressBar):
+                assert not self.progress.live.is_started
+            events.append("bar stopped")
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            bar = trainer.progress_bar_callback
+            shown.append(bar.get_metrics(trainer, module))
+            described.append(
+                bar.train_progress_bar.desc if make_bar is TQDMProgressBar else bar.train_progress_bar.description
+            )
+
+    monkeypatch.setattr("flsv.results.terminal.print_contributions", lambda *_: events.append("table"))
+    bar, loop = Bar(), FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    fit(loop, tmp_path, Shows(), rounds=2, enable_progress_bar=True, callbacks=[bar, Look()])
+    assert events == ["bar stopped", "table"]
+    assert not {"teardown", *terminal._REPLACED} & vars(bar).keys()
+    assert list(dict.fromkeys(row["client"] for row in shown)) == ["1/3", "2/3", "3/3"]
+    assert not any("round" in row for row in shown)  # it is where Lightning has the epoch
+    for place, text in enumerate(described):
+        assert re.search(rf"\bround {1 + 2 * place // len(described)}/2\b", text)
+    assert shown[-1]["val_acc"] == 0.5
+    fit(loop, tmp_path / "none", rounds=1)  # without a bar
+    assert events == ["bar stopped", "table", "table"]
+
+
+def printed(columns_wide: int, names: list[str], columns: dict[str, list[str]], **options: Any) -> str:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setenv("COLUMNS", str(columns_wide))
+        print_table("Contributions", names, columns, **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("wide", [40, 80, 10_000])
+def test_every_cell_is_whole_at_any_width(wide: int) -> None:
+    draw, names = torch.Generator().manual_seed(0), [f"Hospital {i}" for i in range(7)]
+    metrics = ("cssv", "fedsv", "leave_one_out", "relevance")
+    known = {name: torch.rand(7, generator=draw) for name in (*metrics, "weight", "accuracy")}
+    known |= dict.fromkeys(("samples", "rounds"), torch.arange(7) + 100)
+    table = frame(rows_of(0, [Numbers(name, values) for name, values in known.items()], names))
+    columns = client_columns(table, metrics, 7)
+    text = printed(wide, names, columns)
+    assert max(map(len, text.splitlines())) <= wide
+    for header, cells in columns.items():
+        assert header in text
+        for cell in cells:
+            assert re.search(rf"(?<![\d.]){re.escape(cell)}(?![\d.])", text), (header, cell)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    parts = text.count("client")
+    assert parts == 1 if wide == 10_000 else parts > 1
+    assert all(text.count(name) == parts for name in names)  # every part says whose rows they are
+
+
+@pytest.mark.parametrize(
+    ("metrics", "head", "classes"),
+    [
+        ({"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}, "client samples sv share", False),
+        ({"cssv": ClassSpecificShapley()}, "client samples cssv", True),
+        ({}, "client samples rounds", False),
+    ],
+)
+def test_the_last_table_has_what_a_stranger_reads(
+    metrics: Any, head: str, classes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(FederatedLoop(metrics=metrics, seed=1), tmp_path, Plain(), toy_data(server_val=0.3), rounds=1)
+    text = capsys.readouterr().out
+    table = text[text.index("Contributions" if metrics else "Clients") :]
+    assert table.splitlines()[1].split() == head.split()
+    assert ("cssv by class" in table) == classes
+
+
+def test_of_many_clients_the_highest_and_the_lowest_ten() -> None:
+    values = torch.arange(100.0).roll(13)
+    values[40] = float("nan")
+    rows = chosen(values, 100)
+    highest = values.nan_to_num(-1).argsort(descending=True)
+    assert rows[:10] == highest[:10].tolist()
+    assert rows[10:] == [i for i in values.nan_to_num(1e9).argsort().tolist() if values[i] == values[i]][:10][::-1]
+    text = printed(80, [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows=rows)
+    assert len(re.findall(r"v\d+", text)) == 20
+    assert len([line for line in text.splitlines() if "\N{HORIZONTAL ELLIPSIS}" in line]) == 1
+    assert chosen(values[:20], 20) == list(range(20))
+    assert chosen(None, 50) == [*range(10), *range(40, 50)]
+
+
+class LogsByGroup(Plain):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
+
+
+def test_who_contributed_most_is_said_by_the_metric_nearest_to_retraining_and_all_that_is_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = {"val": CumulativeShapley(), "value": ShadowShapley()}
+    loop = FederatedLoop(metrics=metrics, seed=1)  # type: ignore[arg-type]
+    fit(loop, tmp_path, LogsByGroup(network(batch_norm=False)), rounds=2)
+    said = capsys.readouterr().out
+    assert "By val, " not in said
+    assert "By value, " in said
+    assert "Model:   val/f1 0.5, lr 0.1" in said
+
+
+class LogsMuch(Plain):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        values = {f"val_{name}": torch.tensor(0.123456) for name in ("accuracy", "balanced_accuracy", "loss")}
+        self.log_dict(values, prog_bar=True)
+
+
+def test_richs_bar_stays_on_one_line_of_100_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    drawn: list[str] = []
+
+    class Bar(RichProgressBar):
+        def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            super().on_validation_end(trainer, pl_module)
+            console = Console(file=io.StringIO(), width=100)
+            console.print(self.progress.get_renderable())  # type: ignore[union-attr]
+            drawn.append(console.file.getvalue())  # type: ignore[attr-defined]
+
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, reporting=Reporting(table=False), seed=1)
+    fit(loop, tmp_path, LogsMuch(), rounds=2, enable_progress_bar=True, callbacks=[Bar()])
+    for index, text in enumerate(drawn):
+        (line,) = [line for line in text.splitlines() if "round" in line]
+        assert line.startswith(f"round {index + 1}/2")
+        assert len(text.splitlines()) == 1 + text.count("Validation")
+    assert "val_accuracy: 0.123" in drawn[-1]
+
+
+def test_at_100_columns_the_table_is_in_one_piece() -> None:
+    names, values = [str(client) for client in range(5)], torch.tensor([0.193, 0.204, 0.126, 0.112, 0.191])
+    known = [Numbers(name, values) for name in ("value", "weight", "accuracy", "balanced_accuracy", "auroc")]
+    known += [Numbers("cssv", values, ends=[values - 0.04, values + 0.04])]
+    known += [Numbers(name, torch.full((5,), 20.0)) for name in ("samples", "rounds")]
+    columns = dict.fromkeys(("value", "cssv"), "class")
+    result = RunResult(19, 20, frame(rows_of(19, known, names)), columns, ["value"], {}, {}, {})
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setenv("COLUMNS", "100")
+        print_contributions(result, names, [])
+    text = out.getvalue()
+    assert text.splitlines()[1].split() == ["client", "samples", "value", "share"]
+    assert text.count("\nclient ") == 1

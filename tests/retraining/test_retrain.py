@@ -1,0 +1,69 @@
+"""flsv.retrain: the values of flsv retrain, of a Trainer, a module and data in Python."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop.fit_kinds import KINDS, Manual, Plateau
+from loop.kinds_by_hand import SEED, data
+from sifted import slow_except
+from toys import trainer_for, vector
+
+import flsv
+from flsv import FederatedLoop, Reporting
+from flsv.cli import main
+from flsv.functional import few_coalitions_shapley
+from flsv.metrics.shadow import coalition_masks
+from flsv.utilities.errors import ConfigurationError
+
+LOSS: dict[str, Any] = {"metric": "negative_loss"}
+
+
+@pytest.mark.parametrize("name", slow_except(["`ReduceLROnPlateau`"], ["a plain MLP", "`ReduceLROnPlateau`", "a GRU"]))
+def test_one_seed_is_what_plain_loops_come_to(tmp_path: Path, name: str) -> None:
+    kind = KINDS[name]
+    module, loop = kind.module(), FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+    before, drawn = vector(module), torch.get_rng_state()
+    trainer = trainer_for(loop, tmp_path, 2)
+    rows = flsv.retrain(trainer, module, data(), "all", seeds=1, **LOSS)
+    assert torch.equal(vector(module), before)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert (trainer.current_epoch, loop.round_index, list(tmp_path.iterdir())) == (0, 0, [])
+    masks = coalition_masks("all", 3)
+    by_hand = [kind.hand(kind.module().net, module.optimizer).utility(m.nonzero()[:, 0].tolist()) for m in masks]
+    expected = few_coalitions_shapley(masks, torch.tensor(by_hand)).values
+    torch.testing.assert_close(torch.tensor(rows["value"]), expected, rtol=0, atol=1e-5)
+
+
+def test_seeds_have_weights_of_their_own_where_the_module_is_made(tmp_path: Path) -> None:
+    made: list[torch.Tensor] = []
+
+    def module() -> Any:
+        weight = torch.randn(8, 6)
+        found = Manual()  # which sets a seed of its own
+        found.net[0].weight.data = weight
+        made.append(vector(found))
+        return found
+
+    def rows(module: Any) -> Any:
+        trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1)
+        return flsv.retrain(trainer, module, data(), "singles", seeds=2, **LOSS)
+
+    found = rows(module)
+    assert not torch.equal(*made)
+    assert (found["low"] < found["value"]).all()
+    assert found["share"].isna().all()  # each alone only ranks
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1)
+    trainer.fit(Plateau(), data())
+    with pytest.raises(ConfigurationError, match="has been fitted for 1 rounds"):
+        flsv.retrain(trainer, Plateau, data())
+    with pytest.raises(ConfigurationError, match="no FederatedLoop"):
+        flsv.retrain(trainer_for(None, tmp_path), partial(Plateau), data())
+    assert main(["retrain", str(tmp_path)]) != 0
+    assert "started from Python" in (said := " ".join(capsys.readouterr().err.split()))
+    assert "flsv.retrain(trainer, module, data)" in said

@@ -1,0 +1,162 @@
+"""ShadowShapley on ordinary kinds of modules: every coalition against a plain loop that trains it alone, by hand."""
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from loop.fit_kinds import KINDS, Clamps, Kind, Manual
+from loop.kinds_by_hand import ROUNDS, SEED, data
+from sifted import slow_except
+from torch import Tensor
+from toys import trainer_for, vector
+
+from flsv import FederatedLoop, Reporting
+from flsv.functional import few_coalitions_shapley
+from flsv.metrics import ShadowShapley
+from flsv.metrics.shadow import coalition_masks, design_within, fits_of
+from flsv.retraining.whole_fits import WholeFits
+from flsv.utilities.errors import ConfigurationError
+
+QUIET = Reporting(table=False)
+
+
+class Recorded(ShadowShapley):
+    """Keeps the utilities after the last round."""
+
+    game: Tensor
+    way: str
+
+    def update(self, client_ids: Any, coalitions: Any, utility: Any, round_index: int = 0) -> None:
+        def played(masks: Tensor) -> Tensor:
+            vars(self)["game"], vars(self)["way"] = utility(masks), "rows"
+            return self.game
+
+        super().update(client_ids, coalitions, played, round_index)
+
+    def complete(self, masks: Tensor, utilities: Tensor) -> Any:
+        vars(self)["game"], vars(self)["way"] = torch.cat([self.game, utilities[-1]]), "fits"
+        return super().complete(masks, utilities)
+
+
+def fitted(kind: Kind, folder: Path, metrics: dict[str, Any], **options: Any) -> tuple[FederatedLoop, Any]:
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=QUIET, **kind.loop)
+    callbacks = [] if kind.callback is None else [kind.callback()]
+    trainer = trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **{**kind.trainer, **options})
+    module = kind.module()
+    trainer.fit(module, data())
+    return loop, module
+
+
+#: One of each reason.
+FAST = ("a plain MLP", "manual optimization", "`ReduceLROnPlateau`")
+
+
+@pytest.mark.parametrize("name", slow_except(FAST, KINDS))
+def test_every_coalition_is_what_a_plain_loop_makes_of_it(tmp_path: Path, name: str) -> None:
+    kind, metric = KINDS[name], Recorded(coalitions="all", performance="negative_loss")
+    start = kind.module()
+    loop, module = fitted(kind, tmp_path, {"shadow": metric})
+    masks = coalition_masks("all", 3)
+    by_hand = [
+        kind.hand(copy.deepcopy(start.net), start.optimizer).utility(mask.nonzero()[:, 0].tolist()) for mask in masks
+    ]
+    expected = torch.tensor(by_hand, dtype=torch.float64)
+    found = loop.metrics["shadow"]
+    assert isinstance(found, Recorded)
+    torch.testing.assert_close(found.game, expected, rtol=0, atol=1e-5)
+    assert found.way == kind.way
+    values = few_coalitions_shapley(masks, expected).values
+    torch.testing.assert_close(loop.contributions["shadow"].double(), values, rtol=0, atol=1e-5)
+    _, without = fitted(kind, tmp_path, {})
+    assert torch.equal(vector(module), vector(without))
+
+
+def test_a_kill_among_the_coalitions_loses_one_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, train, trained = KINDS["manual optimization"], WholeFits._train, list[Any]()
+
+    def counted(fits: WholeFits, members: Any) -> Any:
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append(members)
+        return train(fits, members)
+
+    def loop() -> FederatedLoop:
+        return FederatedLoop(metrics={"shadow": ShadowShapley(performance="negative_loss")}, seed=SEED, reporting=QUIET)
+
+    def fit(federation: FederatedLoop, folder: Path, path: Path | None = None) -> list[float]:
+        saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
+        trainer = trainer_for(federation, folder, ROUNDS, callbacks=[saves], enable_checkpointing=True)
+        trainer.fit(kind.module(), data(), ckpt_path=path)
+        return federation.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
+
+    whole = fit(loop(), tmp_path / "whole")
+    monkeypatch.setattr(WholeFits, "_train", counted)
+    stopped = loop()
+    with pytest.raises(SystemExit):
+        fit(stopped, tmp_path / "killed")
+    assert stopped.contributions["shadow"].isnan().all()
+    assert "values stand after training" in repr(stopped.contributions["shadow"])
+    monkeypatch.setattr(WholeFits, "_train", lambda fits, members: trained.append(members) or train(fits, members))
+    again = loop()
+    assert fit(again, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt") == whole
+    assert len(whole) == 3 * ROUNDS
+    assert len(trained) == len(set(trained)) == 6
+
+
+@pytest.mark.parametrize(
+    ("max_fits", "clients", "costs"), [(10, 4, 7.0), (10, 5, 9.0), (15, 5, 15.0), (10, 6, 6.0), (10, 12, 1.0)]
+)
+def test_the_design_is_the_truest_within_the_limit(max_fits: float, clients: int, costs: float) -> None:
+    assert fits_of(coalition_masks(design_within(max_fits, clients), clients)) == costs
+
+
+class Diverges(Manual):
+    """Of client 1 alone, in the second round, nothing finite comes."""
+
+    def loss(self, batch: Any) -> Tensor:
+        loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        broken = (
+            self.training and loop.round_index == 1 and loop.sampler.sample(3, {}, torch.Generator()).tolist() == [1]
+        )
+        return super().loss(batch) * (float("nan") if broken else 1.0)
+
+
+def test_a_coalition_that_diverges_keeps_its_model(tmp_path: Path) -> None:
+    kind, found = Kind("fits", Diverges), list[Tensor]()
+    for module in (Diverges, Manual):
+        kind.module = module
+        loop, _ = fitted(kind, tmp_path, {"shadow": Recorded(coalitions="all", performance="negative_loss")})
+        metric: Any = loop.metrics["shadow"]
+        found.append(metric.game)
+    differ = (found[0] != found[1]).tolist()
+    assert differ == (coalition_masks("all", 3) == torch.tensor([False, True, False])).all(1).tolist()
+
+
+class Locked(L.Callback):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Fails(Clamps):
+    """Where client 0 is not there."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        loop: Any = next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        if loop.current_client == 1 and 0 not in loop.state.cohort:
+            raise ZeroDivisionError("nobody there")
+
+
+def test_what_cannot_be_copied_is_refused_and_what_fails_costs_the_values_only(tmp_path: Path) -> None:
+    shadow: dict[str, Any] = {"shadow": ShadowShapley()}
+    with pytest.raises(ConfigurationError, match="copied before it, and one of them cannot be .*lock"):
+        fitted(Kind("fits", KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
+    fitted(Kind("rows", callback=Locked), tmp_path, shadow)
+    with pytest.warns(UserWarning, match=r"no values. The federation of clients \[1\] alone: ZeroDivisionError"):
+        loop, _ = fitted(Kind("fits", callback=Fails), tmp_path, shadow)
+    assert loop.contributions["shadow"].isnan().all()
+    assert loop.round_index == ROUNDS

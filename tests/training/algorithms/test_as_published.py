@@ -1,0 +1,354 @@
+"""Clients' algorithms against their papers' Algorithms 1 in plain PyTorch: models, and what is kept beside them."""
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import in_run_by_hand as in_run
+import pytest
+import torch
+from by_hand import (
+    PROPORTIONS,
+    ROUNDS,
+    SEED,
+    Diverges,
+    Train,
+    assert_kept,
+    assert_same,
+    batches,
+    buffers_of,
+    cohort,
+    copies,
+    put,
+    sharing_by_hand,
+    unequal_data,
+)
+from small_loops import client_tensors
+from torch import Tensor, nn
+from toys import Plain, fit, network
+
+from flsv import ClientEvaluation
+from flsv.aggregation import FedAvg
+from flsv.attacks import Scaling
+from flsv.federation import FederatedLoop
+from flsv.filters import OutlierFilter
+from flsv.personalization import FedAMP
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import UniformSampler
+from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, FedRep, PerFedAvg
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+
+LR, ALPHA = 0.1, 0.1
+#: Trains client i of round r in place, from the server's model, on its batches.
+Visit = Callable[[nn.Module, int, int, Iterator[Any]], None]
+Failing = set[tuple[int, int]]
+
+sgd = partial(torch.optim.SGD, lr=LR)
+both_nets = pytest.mark.parametrize("batch_norm", [False, True])
+
+
+def federation(**options: Any) -> FederatedLoop:
+    options = {"aggregator": FedAvg("uniform"), "sampler": UniformSampler(3), "local_epochs": 2, **options}
+    return FederatedLoop(seed=SEED, **options)
+
+
+def by_hand(net: nn.Module, visit: Visit, merge: Any = None, failing: Failing = frozenset()) -> nn.Module:
+    """Rounds of ``visit``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
+    data, server = unequal_data(), copy.deepcopy(net)
+    for r in range(ROUNDS):
+        models, buffers = [], []
+        for i in cohort(r):
+            if (r, i) not in failing:
+                client = copy.deepcopy(server).train()
+                visit(client, r, i, batches(data, r, i))
+                models.append(copies(client))
+                buffers.append(buffers_of(client))
+        mean = [sum(parts) / len(parts) for parts in zip(*models)]
+        new = mean if merge is None else merge(copies(server), models, mean)
+        put(server, new, buffers, [1.0] * len(models))
+    return server
+
+
+def slopes(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(nn.functional.cross_entropy(net(batch[0]), batch[1]), list(net.parameters()))
+
+
+@torch.no_grad()
+def descend(net: nn.Module, gradients: Any, lr: float = LR) -> None:
+    for p, g in zip(net.parameters(), gradients):
+        p -= lr * g
+
+
+def flat(tensors: Any) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def ditto(**kwargs: Any) -> FederatedLoop:
+    return federation(**{"client_algorithm": Ditto(0.3, 0.05), **kwargs})
+
+
+@both_nets
+def test_ditto(tmp_path: Path, batch_norm: bool) -> None:
+    net, personal, data = network(batch_norm), {}, unequal_data()
+
+    def visit(client: nn.Module, r: int, i: int, given: Iterator[Any]) -> None:
+        w, v = copies(client), personal.setdefault(i, copy.deepcopy(client))
+        for batch in given:
+            descend(v, [g + 0.3 * (p - a) for g, p, a in zip(slopes(v, batch), v.parameters(), w)], 0.05)
+            descend(client, slopes(client, batch))
+
+    expected = by_hand(net, visit)
+    loop, module = ditto(evaluation=ClientEvaluation(every=ROUNDS)), Plain(copy.deepcopy(net), sgd)
+    fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
+    assert_same(module.net, expected)
+    kept = {client: state["ditto_model"] for client, state in client_tensors(loop).items()}
+    assert kept.keys() == personal.keys()
+    for client, v in personal.items():
+        whole = flat([*v.parameters(), *(buffer for buffer in v.buffers() if buffer.is_floating_point())])
+        torch.testing.assert_close(kept[client], whole, rtol=1e-5, atol=1e-5)
+    # A client is tested with its own model; who was never drawn has the global one.
+    for client in range(len(PROPORTIONS)):
+        model = personal.get(client, expected).eval()
+        hits = torch.cat([(model(x).argmax(1) == y).double() for x, y in data.client_loader(client, "test")])
+        assert loop.client_accuracy[client].item() == pytest.approx(hits.mean().item(), abs=1e-6)
+
+
+def test_dittos_global_model_is_trained_as_without_to_the_bit(tmp_path: Path) -> None:
+    models = []
+    for name, algorithm in (("with", Ditto()), ("without", None)):
+        module = Plain(network(dropout=0.5))
+        module.spare = nn.Parameter(torch.ones(2))  # without a gradient
+        fit(ditto(client_algorithm=algorithm), tmp_path / name, module, unequal_data(), rounds=2)
+        models.append(module.state_dict())
+    assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+
+
+def fedrep(**kwargs: Any) -> FederatedLoop:
+    return federation(**{"client_algorithm": FedRep(head_epochs=1), "share": ["!head"], **kwargs})
+
+
+@pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
+@both_nets
+def test_fedrep(tmp_path: Path, batch_norm: bool) -> None:
+    """One epoch for the head, then one for the body, as the authors' code has it: by requires_grad."""
+    net, head = network(batch_norm), ["4.weight", "4.bias"]
+    decaying = partial(torch.optim.SGD, lr=0.1, momentum=0.5, weight_decay=0.01)
+
+    def in_turn(client: nn.Module, epochs: list[list[Any]]) -> None:
+        optimizer = decaying(client.parameters())
+        for number, epoch in enumerate(epochs):
+            for name, parameter in client.named_parameters():
+                parameter.requires_grad_((name in head) == (number == 0))
+            for features, labels in epoch:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(client(features), labels).backward()
+                optimizer.step()
+        client.requires_grad_(True)
+
+    train: Train = in_turn
+    expected, own = sharing_by_hand(net, head, train, uniform=True)
+    loop, module = fedrep(), Plain(copy.deepcopy(net), decaying)
+    fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
+    assert_same(module.net, expected)
+    assert_kept(loop, own)
+
+
+def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
+    """With the true Hessian, or without."""
+    data, alpha = unequal_data(), 0.05
+
+    def others(r: int, i: int) -> Iterator[Any]:
+        for epoch in range(100):
+            yield from data.client_loader(i, "train", generator=generator_for(SEED, "per_fedavg", r, i, epoch))
+
+    def loss_at(net: nn.Module, parameters: list[Tensor], batch: Any) -> Tensor:
+        names = [name for name, _ in net.named_parameters()]
+        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        logits = torch.func.functional_call(net, {**dict(zip(names, parameters)), **buffers}, batch[0])
+        return nn.functional.cross_entropy(logits, batch[1])
+
+    def visit(client: nn.Module, r: int, i: int, given: Iterator[Any]) -> None:
+        more, w = others(r, i), list(client.parameters())
+        for batch in given:
+            adapted = [(p.detach() - alpha * g).requires_grad_() for p, g in zip(w, slopes(client, batch))]
+            step = torch.autograd.grad(loss_at(client, adapted, next(more)), adapted)
+            if second_order:
+                slope = torch.autograd.grad(loss_at(client, w, next(more)), w, create_graph=True)
+                products = torch.autograd.grad(slope, w, grad_outputs=step)
+                step = [g - alpha * product for g, product in zip(step, products)]
+            descend(client, step)
+
+    return by_hand(net, visit)
+
+
+@both_nets
+def test_per_fedavg_of_first_order(tmp_path: Path, batch_norm: bool) -> None:
+    net = network(batch_norm)
+    module = Plain(copy.deepcopy(net), sgd)
+    fit(federation(client_algorithm=PerFedAvg(0.05)), tmp_path, module, unequal_data(), rounds=ROUNDS)
+    assert_same(module.net, per_fedavg_by_hand(net, second_order=False))
+
+
+def test_per_fedavg_without_a_hessian_is_close_to_the_hessian(tmp_path: Path) -> None:
+    net = nn.Sequential(*(nn.Tanh() if isinstance(each, nn.ReLU) else each for each in network(batch_norm=False)))
+    module = Plain(copy.deepcopy(net), sgd)
+    fit(federation(client_algorithm=PerFedAvg(0.05, "free")), tmp_path, module, unequal_data(), rounds=ROUNDS)
+    exact, first = (flat(per_fedavg_by_hand(net, second).parameters()) for second in (True, False))
+    assert (flat(module.net.parameters()) - exact).abs().max() < 0.02 * (first - exact).abs().max()
+
+
+def scaffold_by_hand(net: nn.Module, failing: Failing = frozenset()) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
+    """Option II. The next x, c and c_i."""
+    zeros = [torch.zeros_like(p) for p in net.parameters()]
+    c, c_i, moved = list(zeros), {i: list(zeros) for i in range(len(PROPORTIONS))}, []
+
+    def visit(client: nn.Module, r: int, i: int, given: Iterator[Any]) -> None:
+        x, own, steps = copies(client), c_i[i], 0
+        for batch in given:
+            steps += 1
+            descend(client, [g - mine + all_ for g, mine, all_ in zip(slopes(client, batch), own, c)])
+        c_i[i] = [mine - all_ + (a - b) / (steps * LR) for mine, all_, a, b in zip(own, c, x, copies(client))]
+        moved.append([new - old for new, old in zip(c_i[i], own)])
+
+    def merge(start: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
+        c[:] = [all_ + sum(parts) / len(PROPORTIONS) for all_, *parts in zip(c, *moved)]
+        moved.clear()
+        return mean
+
+    return by_hand(net, visit, merge, failing), flat(c), {i: flat(own) for i, own in c_i.items()}
+
+
+slow_sgd = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
+
+
+def feddyn_by_hand(net: nn.Module, failing: Failing = frozenset()) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
+    """With the local problem left to autograd. The next theta, h and the clients' gradients."""
+    zeros = [torch.zeros_like(p) for p in net.parameters()]
+    h, gradients = list(zeros), {k: list(zeros) for k in range(len(PROPORTIONS))}
+
+    def visit(client: nn.Module, t: int, k: int, given: Iterator[Any]) -> None:
+        optimizer, start = slow_sgd(client.parameters()), copies(client)
+        for features, labels in given:
+            optimizer.zero_grad()
+            risk = nn.functional.cross_entropy(client(features), labels)
+            for theta, linear, center in zip(client.parameters(), gradients[k], start):
+                risk = risk - (linear * theta).sum() + ALPHA / 2 * ((theta - center) ** 2).sum()
+            risk.backward()
+            optimizer.step()
+        gradients[k] = [g - ALPHA * (a - b) for g, a, b in zip(gradients[k], copies(client), start)]
+
+    def merge(start: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
+        share = ALPHA / len(PROPORTIONS)
+        h[:] = [old - share * sum(theta - center for theta in parts) for old, center, *parts in zip(h, start, *models)]
+        return [a - b / ALPHA for a, b in zip(mean, h)]
+
+    return by_hand(net, visit, merge, failing), flat(h), {k: flat(each) for k, each in gradients.items()}
+
+
+def scaffold(**kwargs: Any) -> FederatedLoop:
+    return federation(client_algorithm=SCAFFOLD(), **kwargs)
+
+
+def feddyn() -> FederatedLoop:
+    return federation(aggregator=FedDynServer(), client_algorithm=FedDyn(ALPHA))
+
+
+def variate(loop: FederatedLoop) -> Tensor:
+    return loop.state_dict()["strategies"]["client_algorithm"]["variate"]
+
+
+def shift(loop: FederatedLoop) -> Tensor:
+    return ALPHA * loop.state_dict()["strategies"]["aggregator"]["shift"]
+
+
+#: The loop, the same by hand, the clients' optimizer, and where the server's state and a client's are.
+CASES: dict[str, Any] = {
+    "scaffold": (scaffold, scaffold_by_hand, sgd, variate, "control_variate"),
+    "feddyn": (feddyn, feddyn_by_hand, slow_sgd, shift, "feddyn_gradient"),
+}
+NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
+
+
+@pytest.mark.filterwarnings("ignore:.*returned a model with NaN or infinite entries")
+@pytest.mark.parametrize(("batch_norm", "failing"), [(False, NOBODY), (True, NOBODY), (True, SOME)])
+@pytest.mark.parametrize("case", CASES)
+def test_models_and_variates(tmp_path: Path, case: str, batch_norm: bool, failing: Failing) -> None:
+    make, hand, optimizer, of_server, of_client = CASES[case]
+    assert all(client in cohort(r) for r, client in failing)
+    net = network(batch_norm)
+    expected, server, clients = hand(net, failing)
+    loop, module = make(), Diverges(net, optimizer, failing)
+    fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
+    assert_same(module.net, expected)
+    # Of parameters: a BatchNorm's statistics would make them longer.
+    torch.testing.assert_close(of_server(loop), server, rtol=1e-6, atol=1e-6)
+    states = client_tensors(loop)
+    for client, own in clients.items():
+        found = states.get(client, {}).get(of_client, torch.zeros_like(own))
+        torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(server, sum(clients.values()) / len(PROPORTIONS), rtol=1e-5, atol=1e-6)
+    assert server.abs().max() > 1e-3
+
+
+def test_a_client_whose_update_is_excluded_leaves_no_trace(tmp_path: Path) -> None:
+    """The server has not taken in what it sent, so its own variate must not have moved either."""
+    net = network(batch_norm=False)
+    expected, c, c_i = scaffold_by_hand(net, failing={(r, 0) for r in range(ROUNDS)})
+    loop = scaffold(uploads=[Scaling(1e6, clients=[0])], filters=[OutlierFilter(exclude=True)])
+    module = Plain(copy.deepcopy(net), sgd)
+    with pytest.warns(UserWarning, match="client 0 .* left out of the round"):
+        fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
+    assert_same(module.net, expected)
+    torch.testing.assert_close(variate(loop), c, rtol=1e-6, atol=1e-6)
+    for client, state in client_tensors(loop).items():
+        torch.testing.assert_close(state["control_variate"], c_i[client], rtol=1e-6, atol=1e-6)
+
+
+def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(tmp_path: Path) -> None:
+    """Clipped to next to nothing, the upload is the start point, and the change -c; likewise at a rate of 0."""
+    still = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.0)
+    clipped = {"uploads": [GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)]}
+    for options, schedule, most in ((clipped, None, 1e-6), ({}, still, 0)):
+        loop, module = scaffold(**options), Plain(network(batch_norm=False), sgd, schedule)
+        fit(loop, tmp_path, module, unequal_data(), rounds=2)
+        assert variate(loop).abs().max() <= most
+
+
+# ---- in-run values; of every step: tests/metrics/test_in_run_shapley.py
+
+
+def test_in_run_values_of_every_fourth_step_count_for_all(tmp_path: Path) -> None:
+    dealt = in_run.data()
+    _, kept, rounds = in_run.run(in_run.federation(every=4), tmp_path, Plain(in_run.small(), sgd), dealt, rounds=4)
+    for client in range(3):
+        expected = sum(in_run.by_hand(dealt, round, client, LR, 0.0, 1, 1, every=4)[0] for round in rounds)
+        torch.testing.assert_close(kept[client], expected, atol=1e-6, rtol=1e-4)
+
+
+def two_rates(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(parameters)], lr=0.1)
+
+
+ONE_SGD = r"one torch.optim.SGD with momentum=0 and a single learning rate"
+TWO_SIDES = r"FedDyn has two sides, and found client_algorithm="
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer", "message"),
+    [
+        (lambda: ditto(personalizer=FedAMP()), sgd, "Leave the personalizer out"),
+        (lambda: fedrep(share="all"), sgd, r"FedRep\(\) trains the part that a client keeps, and all"),
+        (lambda: fedrep(local_epochs=1), sgd, r"no epoch for the shared part: local_epochs=1\. Set .*=2\) or more"),
+        (scaffold, partial(torch.optim.SGD, lr=0.1, momentum=0.9), ONE_SGD),
+        (scaffold, partial(torch.optim.Adam, lr=0.1), ONE_SGD),
+        (scaffold, two_rates, ONE_SGD),
+        (lambda: FederatedLoop(client_algorithm=FedDyn()), sgd, TWO_SIDES),
+        (lambda: FederatedLoop(FedDynServer(), client_algorithm=FedProx()), sgd, TWO_SIDES),
+    ],
+)
+def test_what_cannot_work_is_refused_before_training(tmp_path: Path, make: Any, optimizer: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        fit(make(), tmp_path, Plain(optimizer=optimizer), unequal_data())

@@ -1,0 +1,126 @@
+"""A client whose own code fails is named, and nothing that was learnt before is lost."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from by_hand import loop_of
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from task_kinds import Items
+from torch import Tensor
+from toys import Plain, fit, toy_sets, vector
+
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
+from flsv.federation import FederatedLoop
+from flsv.federation.lightning_fit import LightningFit
+
+ROUND, CLIENT, BATCH = 1, 2, 1
+PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
+
+
+class Failing(Plain):
+    def __init__(self, failure: BaseException, where: str) -> None:
+        super().__init__()
+        self.failure, self.where, self.seen = failure, where, 0
+
+    def maybe_fail(self, where: str) -> None:
+        if where == self.where:
+            loop = loop_of(self)
+            if loop.round_index == ROUND and loop.current_client == CLIENT and self.seen >= BATCH:
+                raise self.failure
+            self.seen += loop.round_index == ROUND and loop.current_client == CLIENT
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.maybe_fail("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        self.maybe_fail("on_train_batch_start")
+        if self.where == "skip" and self.trainer.current_epoch == ROUND:
+            return -1
+        return None
+
+
+def federation() -> FederatedLoop:
+    return FederatedLoop(seed=1)
+
+
+def after(rounds: int, folder: Path) -> Tensor:
+    return vector(fit(federation(), folder, rounds=rounds))
+
+
+@pytest.mark.parametrize(
+    ("where", "failure"),
+    [
+        ("training_step", torch.cuda.OutOfMemoryError("CUDA out of memory.")),
+        ("on_train_batch_start", ZeroDivisionError("mine")),
+    ],
+)
+def test_the_error_names_client_and_round_and_the_global_model_is_there(
+    tmp_path: Path, where: str, failure: BaseException
+) -> None:
+    loop, module = federation(), Failing(failure, where)
+    last = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
+    savers = [last, OnExceptionCheckpoint(tmp_path, "exception")]
+    with (
+        pytest.warns(UserWarning, match=f"round {ROUND + 1} is discarded: .* {PLACE}"),
+        pytest.raises(type(failure), match=str(failure)) as error,
+    ):
+        fit(loop, tmp_path, module, enable_checkpointing=True, callbacks=savers)
+    assert PLACE in "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
+    assert loop.round_index == ROUND
+    assert torch.equal(vector(module), after(ROUND, tmp_path))
+    whole = after(3, tmp_path)
+    for checkpoint in ("last.ckpt", "exception.ckpt"):
+        resumed = fit(federation(), tmp_path, Plain(), ckpt_path=tmp_path / checkpoint)
+        assert torch.equal(vector(resumed), whole), checkpoint
+
+
+@pytest.mark.parametrize(
+    ("where", "match"),
+    [
+        ("training_step", f"last batch {PLACE}: a hook raised"),
+        ("skip", f"last batch while client 0 trained in round {ROUND + 1}: .* on_train_batch_start returned -1"),
+    ],
+)
+def test_stop_iteration_does_not_end_the_training(tmp_path: Path, where: str, match: str) -> None:
+    loop, module = federation(), Failing(StopIteration("mine"), where)
+    with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=match):
+        fit(loop, tmp_path, module)
+    assert loop.round_index == ROUND
+    assert torch.equal(vector(module), after(ROUND, tmp_path))
+
+
+def test_a_sample_that_cannot_be_read(tmp_path: Path) -> None:
+    samples, bad, loop, module = toy_sets()[0], [-1], federation(), Plain()
+
+    def item(index: int) -> Any:
+        if index == bad[0] and loop.round_index == ROUND:
+            raise StopIteration("bad sample")
+        return samples[index]
+
+    read = Items(item, range(len(samples)))
+    read.targets = samples.tensors[1]
+    data = FederatedDataModule(read, SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
+    data.prepare_data()
+    data.setup("fit")
+    bad[0] = int(data.client_indices(CLIENT)[0])
+    expected = rf"client {CLIENT} gave .* batches in round {ROUND + 1}: its data set raised StopIteration"
+    with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=expected):
+        fit(loop, tmp_path, module, data)
+    assert loop.round_index == ROUND
+    assert vector(module).isfinite().all()
+
+
+def test_a_fit_that_cannot_be_put_back_leaves_its_folder_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("half a model")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LightningFit, "discard", broken)
+        with pytest.raises(ZeroDivisionError, match="half a model"):
+            fit(federation(), tmp_path, Failing(ValueError("mine"), "training_step"))
+    assert fit(federation(), tmp_path, rounds=1).trainer.current_epoch == 1

@@ -1,0 +1,156 @@
+"""Ghost dot products against gradients of single samples by torch.func."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from flsv.training.ghost import GhostProducts
+from flsv.utilities.errors import ConfigurationError
+
+B = 5
+
+
+class Last(nn.Module):
+    """Logits of three classes from whatever comes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :3].sin()
+
+
+class Twice(nn.Module):
+    """One layer's weights in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(self.one(x)).relu())
+
+
+def floats(*shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.randn(B, *shape, dtype=torch.float64)
+
+
+def words() -> Tensor:
+    return torch.randint(0, 6, (B, 4))
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3, bias=False)), floats(4)),
+    "linear on tokens": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), floats(7, 4)),
+    "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1, groups=2), floats(2, 6)),
+    "conv2d": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2, dilation=2), nn.ReLU(), nn.Conv2d(4, 3, 2, padding=1, padding_mode="circular")
+        ),
+        floats(2, 9, 9),
+    ),
+    "conv3d": (lambda: nn.Conv3d(1, 2, 2), floats(1, 3, 3, 3)),
+    "transposed": (lambda: nn.ConvTranspose2d(2, 3, 2, stride=2), floats(2, 3, 3)),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(6, 3, padding_idx=0), nn.Flatten(), nn.Linear(12, 3)), words),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)), floats(4)),
+    "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4)), floats(2, 4, 4)),
+    "rms norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6)), floats(4)),
+    "instance norm": (lambda: nn.InstanceNorm2d(2, affine=True), floats(2, 3, 3)),
+    "batch norm that rests": (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6).eval()), floats(4)),
+    "tied": (Twice, floats(4)),
+}
+
+
+def setting(name: str) -> tuple[nn.Module, Tensor, Tensor, dict[str, Tensor]]:
+    torch.manual_seed(1)
+    make, inputs = MODULES[name]
+    module = nn.Sequential(make(), Last()).double()
+    g = {name: torch.randn_like(p) for name, p in module.named_parameters()}
+    return module, inputs(), torch.arange(B) % 3, g
+
+
+def one_by_one(module: nn.Module, x: Tensor, y: Tensor, g: dict[str, Tensor]) -> Tensor:
+    """<g, gradient of sample z's own loss>."""
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(module, parameters, (x[None],)), y[None])
+
+    slopes = [grad(loss)(parameters, x[i], y[i]) for i in range(len(x))]
+    return torch.stack([sum((slope[n] * g[n]).sum() for n in slope if n in g) for slope in slopes])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_layer(name: str) -> None:
+    module, x, y, g = setting(name)
+    expected = one_by_one(module, x, y, g) / B
+    ghost = GhostProducts(module, g)
+    ghost.samples = B
+    F.cross_entropy(module(x), y).backward()
+    found = ghost.take()
+    torch.testing.assert_close(found, expected)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(found.sum(), sum((p.grad * g[n]).sum() for n, p in module.named_parameters()))
+    ghost.remove()  # nothing is watched any more
+    F.cross_entropy(module(x), y).backward()
+    assert len(ghost.take()) == 0
+
+
+def test_what_is_frozen_or_not_in_g_has_no_part() -> None:
+    module, x, y, g = setting("linear")
+    frozen, left = "0.0.weight", "0.2.weight"
+    module.get_parameter(frozen).requires_grad_(False)
+    del g[left]
+    expected = one_by_one(module, x, y, {"0.0.bias": g["0.0.bias"]})
+    ghost = GhostProducts(module, g)
+    ghost.samples = B
+    F.cross_entropy(module(x), y, reduction="sum").backward()
+    torch.testing.assert_close(ghost.take(), expected)
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "'1', BatchNorm1d, mixes the samples"),
+        (nn.MultiheadAttention(4, 2), "'in_proj_weight' is MultiheadAttention's, for which there is no ghost"),
+        (nn.Embedding(4, 4, sparse=True), "sparse"),
+        (nn.InstanceNorm1d(4, affine=True, track_running_stats=True), "track_running_stats"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), "parametrizations.weight.original0"),
+    ],
+)
+def test_layers_without_a_ghost_product_are_named(module: nn.Module, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
+
+
+def test_rows_that_are_no_samples() -> None:
+    """Tokens one by one, without a dimension of the batch."""
+    module = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
+    ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
+    ghost.samples = B
+    with pytest.raises(ConfigurationError, match="'1' gives 35 rows for a batch of 5 samples"):
+        module(torch.randn(B, 7, 4))
+
+
+@pytest.mark.parametrize("name", ["tied", "conv2d", "embedding"])
+def test_several_batches(name: str) -> None:
+    """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
+    module, x, y, g = setting(name)
+    ghost = GhostProducts(module, g)
+    expected, buffer = [], torch.empty_like(x)
+    for size, watched in ((B, True), (B, False), (3, True), (2, None), (B, True)):
+        ghost.samples = None
+        if watched is None:
+            ghost.samples = size
+            expected.append(torch.zeros(size, dtype=torch.float64))
+            continue
+        buffer.copy_(x.roll(len(expected), 0))
+        targets = y[:size]
+        if watched:
+            expected.append(one_by_one(module, buffer[:size].clone(), targets, g))
+            ghost.samples = size
+        F.cross_entropy(module(buffer[:size]), targets, reduction="sum").backward()
+    torch.testing.assert_close(ghost.take(), torch.cat(expected))
+    assert len(ghost.take()) == 0

@@ -1,0 +1,82 @@
+"""A client's round depends on the round and on the client, not on who trained before it."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from by_hand import loop_of
+from resuming import assert_resumes
+from small_loops import KeepUpdates
+from task_kinds import Items
+from torch import Tensor, nn
+from toys import Plain, fit, toy_sets
+
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
+from flsv.federation import FederatedLoop
+from flsv.sampling import FixedCohort
+
+
+class Remembers(Plain):
+    """Remembers batches in buffers that no checkpoint holds, as MoCo does, and in plain attributes, some made by the
+    first batch; and draws noise from the global random state after the transfer, as Kornia's users do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(6), persistent=False)
+        self.register_buffer("grown", None, persistent=False)
+        self.mean = torch.zeros(6)
+        self.constant = torch.ones(6)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return (x + torch.randn_like(x), y) if self.trainer.training else batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        if not hasattr(self, "first"):
+            self.first = x[0]
+            self.register_buffer("queue", x[:2], persistent=False)
+        loss = nn.functional.cross_entropy(self(x + self.bank + self.mean + self.first + self.queue.mean(0)), y)
+        self.bank = 0.9 * self.bank + 0.1 * x.mean(0)
+        self.mean += 0.1 * x.mean(0)
+        self.grown = x[:1] if self.grown is None else torch.cat([self.grown, x[:1]])
+        self.queue = torch.cat([self.queue[-4:], x[:1]])
+        return loss + 0.01 * self.grown.sum()
+
+
+def augmented() -> FederatedDataModule:
+    """Noise from the global random state, drawn sample by sample in this process."""
+    train, test = toy_sets()
+    x, y = train.tensors
+    noisy = Items(lambda i: (x[i] + torch.randn(6), y[i]), range(len(y)))
+    noisy.targets = y
+    return FederatedDataModule((noisy, test), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
+
+
+def test_the_same_alone_and_after_another(tmp_path: Path) -> None:
+    models = []
+    for cohort in ([2], [0, 2], [0, 1, 2]):
+        kept = KeepUpdates()
+        loop = FederatedLoop(kept, sampler=FixedCohort(cohort), local_epochs=2, seed=4)
+        fit(loop, tmp_path / str(len(cohort)), Remembers(), augmented(), rounds=1)
+        models.append(kept.rounds[0][2])
+    assert torch.equal(models[0], models[1])
+    assert torch.equal(models[0], models[2])
+
+
+def test_what_no_checkpoint_of_a_module_holds_is_resumed(tmp_path: Path) -> None:
+    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=Remembers)
+
+
+def test_a_checkpoint_between_two_clients_holds_the_rounds_own(tmp_path: Path) -> None:
+    seen = []
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
+            buffers = loop_of(module).state_dict()["buffers"]["buffers"]  # before the loop's own hook: between clients
+            seen.append(buffers["bank"].clone())
+
+    fit(FederatedLoop(seed=1), tmp_path, Remembers(), rounds=1, callbacks=[Watch()])
+    assert len(seen) > 5
+    assert all(torch.equal(each, torch.zeros(6)) for each in seen)

@@ -1,0 +1,186 @@
+"""Models trained side by side against the same models trained one after the other."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv.training.rows.kernel import ELEMENTWISE, GivenBatches, RowTraining, clip
+
+#: Steps of every model, and the size of its last batch.
+STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
+
+
+class Step(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return (self.net(batch) - 1).square().mean()
+
+
+class Decayed(Step):
+    """The first weight is in the loss twice, once by itself."""
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return super().training_step(batch) + self.net[0].weight.square().sum()  # type: ignore[union-attr, operator]
+
+
+class Penalized(Step):
+    """A gradient by the inputs is in the loss."""
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        slope = torch.func.grad(lambda x: self.net(x).square().mean())(batch)
+        return super().training_step(batch) + slope.square().sum()
+
+
+def mlp(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), *between, nn.Tanh(), nn.Linear(8, 3))
+
+
+class Tied(nn.Module):
+    """One weight in two layers, and once as a bare tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x @ self.other.weight.T, weight=self.one.weight) + self.other(self.one(x))
+
+
+class Recurrent(nn.LSTM):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0][:, -1]
+
+
+class OneVector(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[0])
+
+
+class Counting(nn.Module):
+    """Puts a new tensor in its buffer's place, and writes into the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.seen + x.sum(0)
+        self.steps += 1
+        return x * self.weight + self.seen
+
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def sgd(**options: Any) -> Make:
+    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
+
+
+def groups(parameters: Any) -> torch.optim.Optimizer:
+    first, *rest = parameters
+    return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": rest, "momentum": 0.9}], lr=0.1)
+
+
+def named(name: str) -> Make:
+    return lambda parameters: getattr(torch.optim, name)(parameters)
+
+
+slow = sgd(lr=0.001)
+#: The module, a sample's shape, the optimizer, and the largest norm of a gradient.
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Make, float | None]] = {
+    **{name: (mlp, (4,), named(name), None) for name in ELEMENTWISE},
+    "nesterov": (mlp, (4,), sgd(momentum=0.9, nesterov=True, weight_decay=0.01), None),
+    "AMSGrad": (mlp, (4,), lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01), None),
+    "foreach": (mlp, (4,), lambda p: torch.optim.AdamW(p, foreach=True), None),
+    "groups": (mlp, (4,), groups, None),
+    "norms that are clipped": (mlp, (4,), sgd(), 0.2),
+    "norms that are small": (mlp, (4,), sgd(), 100.0),
+    "batch norm": (lambda: mlp(nn.BatchNorm1d(8)), (4,), sgd(), None),
+    "a weight in the loss": (lambda: Decayed(mlp()), (4,), sgd(), None),
+    "a gradient in the loss": (lambda: Penalized(mlp()), (4,), sgd(), None),
+    "linear of sequences": (lambda: nn.Linear(4, 3), (6, 4), sgd(), None),
+    "linear of one vector": (lambda: OneVector(4, 3, bias=False), (4,), sgd(), None),
+    "tied": (Tied, (4,), sgd(), None),
+    "convolution": (lambda: nn.Conv2d(2, 3, 3), (2, 4, 4), sgd(), None),
+    "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), (3, 4), sgd(), None),
+    "recurrent": (lambda: Recurrent(4, 3, batch_first=True), (3, 4), sgd(), None),
+    "buffers": (Counting, (4,), slow, None),
+}
+
+
+def setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]]:
+    """The module, other states of it for every model, and their batches."""
+    torch.manual_seed(0)
+    make, shape, *_ = CASES[name]
+    net = make()
+    module = net if isinstance(net, Step) else Step(net)
+
+    def differ(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return torch.arange(len(STEPS)) + tensor
+        return tensor + 0.1 * torch.rand(len(STEPS), *tensor.shape)
+
+    states = {n: differ(t.detach()) for n, t in (*module.named_parameters(), *module.named_buffers())}
+    return module, states, [[torch.randn(n, *shape) for n in [8] * (steps - 1) + [last]] for steps, last in STEPS]
+
+
+def one_by_one(module: nn.Module, states: dict[str, Tensor], given: list[list[Tensor]], make: Make, limit: Any) -> Any:
+    for i, batches in enumerate(given):
+        own = copy.deepcopy(module)
+        own.load_state_dict({name: tensor[i] for name, tensor in states.items()}, strict=False)
+        optimizer, total = make(own.parameters()), 0.0
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = own.training_step(batch)
+            loss.backward()
+            if limit is not None:
+                torch.nn.utils.clip_grad_norm_(own.parameters(), limit)
+            optimizer.step()
+            total += loss.item()
+        yield own.state_dict(), total / len(batches)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_model_is_trained_as_alone(name: str) -> None:
+    module, states, given = setting(name)
+    _, _, make, limit = CASES[name]
+    shortened = None if limit is None else partial(clip, limit=limit)
+    before = copy.deepcopy(module.state_dict())
+    optimizer, untouched = make(module.parameters()), make(module.parameters()).state_dict()
+    begun = {key: tensor.clone() for key, tensor in states.items()}
+    trained, losses = RowTraining(module, optimizer, shortened).train(begun, GivenBatches(given))
+    for i, (model, loss) in enumerate(one_by_one(module, states, given, make, limit)):
+        for key, tensor in trained.items():
+            torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
+        assert losses[i].item() == pytest.approx(loss, rel=1e-5)
+    assert str(optimizer.state_dict()) == str(untouched)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+def test_what_requires_no_gradient_has_none_or_is_not_stacked_stays_to_the_bit() -> None:
+    module, states, given = setting("SGD")
+    module.spare = nn.Parameter(torch.ones(3))
+    module.net[0].requires_grad_(False)
+    fixed = {name: states.pop(f"net.0.{name}")[0] for name in ("weight", "bias")}
+    module.net[0].load_state_dict(fixed)
+    spare = torch.ones(len(STEPS), 3)
+    training = RowTraining(module, sgd(weight_decay=0.1)(module.parameters()), apart={"spare"})
+    begun = {name: tensor.clone() for name, tensor in states.items()}
+    trained, _ = training.train({**begun, "spare": spare.clone()}, GivenBatches(given))
+    assert torch.equal(trained.pop("spare"), spare)
+    states |= {f"net.0.{name}": tensor.expand(len(STEPS), *tensor.shape) for name, tensor in fixed.items()}
+    del module.spare
+    for i, (model, _) in enumerate(one_by_one(module, states, given, sgd(weight_decay=0.1), None)):
+        for key, tensor in trained.items():
+            torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)

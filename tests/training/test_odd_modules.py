@@ -1,0 +1,219 @@
+"""Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelPruning
+from torch import Tensor, nn
+from toys import FEATURES, Plain, fit, network, toy_data, vector
+
+from flsv import ClientEvaluation
+from flsv.aggregation import FedAdam
+from flsv.federation import FederatedLoop
+from flsv.metrics import LeaveOneOut, PartialFederatedShapley
+from flsv.personalization import FedAMP
+from flsv.sampling import UniformSampler
+from flsv.utilities.errors import ConfigurationError
+
+
+class Masked(Plain):
+    """Adds -inf to what it must not look at, from buffers and from a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((FEATURES, FEATURES), -torch.inf).triu(1))
+        self.frozen = nn.Parameter(torch.tensor([0.0, -torch.inf]), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attention = (x[:, :, None] * x[:, None, :] + self.mask).softmax(-1)
+        return self.net((attention @ x[:, :, None])[..., 0] + self.frozen.exp().sum() - 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx).reshape(1)  # a loss of one element is a loss
+
+
+class MaskedByHand(Masked):
+    """The same without anything infinite in its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.frozen
+        self.frozen = torch.tensor([0.0, -torch.inf])
+        self.register_buffer("mask", self.mask, persistent=False)
+
+    training_step = Plain.training_step
+
+
+def game() -> FederatedLoop:
+    return FederatedLoop(metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1)
+
+
+def test_infinite_constants_are_kept_exactly(tmp_path: Path) -> None:
+    loops, modules = [game(), game()], [Masked(), MaskedByHand()]
+    for each, module in zip(loops, modules):
+        fit(each, tmp_path, module, toy_data(server_val=0.2))
+    assert torch.equal(modules[0].mask, Masked().mask)
+    assert torch.equal(modules[0].frozen, Masked().frozen)
+    assert all(torch.equal(a, b) for a, b in zip(modules[0].net.parameters(), modules[1].net.parameters()))
+    torch.testing.assert_close(loops[0].contributions["sv"], loops[1].contributions["sv"], rtol=0, atol=0)
+    assert modules[0].net[0].weight.isfinite().all()
+
+
+class Observer(Plain):
+    """Its buffer starts at -inf and does not stay there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.tensor([-torch.inf, 0.0]))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.largest[0] = torch.maximum(self.largest[0], batch[0].max())
+        return super().training_step(batch, batch_idx)
+
+
+def broken() -> Plain:
+    module = Plain()
+    with torch.no_grad():
+        module.net[0].weight[0, 0] = torch.nan
+    return module
+
+
+class Grows(Plain):
+    def on_train_epoch_end(self) -> None:
+        if not hasattr(self, "more"):
+            self.more = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "kwargs", "message"),
+    [
+        (Observer, {}, r"\['largest'\] held infinite values or NaN when training started, and training has changed"),
+        (broken, {}, r"the parameters \['net.0.weight'\] hold NaN or infinite values before training starts"),
+        (Grows, {}, r"have changed since the fit began: \['more.bias', 'more.weight'\] have come"),
+        (Plain, {"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]}, "ModelPruning changes the module's para"),
+    ],
+)
+def test_state_that_cannot_be_averaged_is_refused(tmp_path: Path, module: Any, kwargs: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        fit(FederatedLoop(seed=1), tmp_path, module(), **kwargs)
+
+
+class Frozen(Plain):
+    """A trained head on a frozen body, with constants."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.net[0].requires_grad_(False)
+        self.register_buffer("mean", torch.linspace(0.1, 0.7, FEATURES))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x - self.mean)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen.fill_(0.1 * (1 + self.trainer.current_epoch))  # the same at everybody
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("arguments", [{"aggregator": FedAdam()}, {"personalizer": FedAMP()}])
+def test_what_nobody_changes_stays_as_it_is(tmp_path: Path, arguments: Any) -> None:
+    module = Frozen()
+    before = copy.deepcopy(module.state_dict())
+    loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
+    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)))
+    for name in ("net.0.weight", "net.0.bias", "mean"):
+        assert torch.equal(module.state_dict()[name], before[name]), name
+    assert torch.equal(module.seen, torch.full((1,), 0.1 * 3))
+    assert not torch.equal(module.net[4].weight, before["net.4.weight"])
+
+
+class OneLogit(Plain):
+    """A binary classifier as many are written: one logit, [B] or [B, 1]."""
+
+    def __init__(self, squeeze: bool) -> None:
+        super().__init__(nn.Linear(FEATURES, 1))
+        self.squeeze = squeeze
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).squeeze(1) if self.squeeze else self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise AssertionError("training had started")
+
+
+EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
+
+
+@pytest.mark.parametrize(
+    ("loop", "asking", "squeeze"),
+    [
+        (EVERY, r"ClientEvaluation\(every=1\)", True),
+        ({"metrics": {"mine": LeaveOneOut()}}, r"metrics \['mine'\]", False),
+    ],
+)
+def test_one_logit_is_no_classifier(tmp_path: Path, loop: dict[str, Any], asking: str, squeeze: bool) -> None:
+    shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
+    match = rf"{asking}: the module's forward gives torch.float32 {shape} for \d+ samples of 3 classes; expected logits"
+    with pytest.raises(ConfigurationError, match=match):
+        fit(FederatedLoop(**loop), tmp_path, OneLogit(squeeze), toy_data(server_val=0.2))
+
+
+def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
+
+    class Restless(Plain):
+        def __init__(self) -> None:
+            super().__init__(network(dropout=0.5))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def on_train_start(self) -> None:
+            self.net[1].eval()  # a frozen BatchNorm
+            self.seen = [layer.training for layer in self.modules()], float(self.calls), torch.get_rng_state()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.net(x) + 1e-3 * torch.rand(1)
+
+    runs = []
+    for tried in (True, False):
+        with monkeypatch.context() as patch:
+            if not tried:
+                patch.setattr("flsv.engines.one_process.try_forward", lambda *_: None)
+            module = Restless()
+            torch.manual_seed(5)
+            fit(FederatedLoop(**EVERY, seed=1), tmp_path, module, toy_data())
+            runs.append((module, vector(module)))
+    (tried, one), (untried, other) = runs
+    assert tried.seen[:2] == untried.seen[:2]
+    assert torch.equal(tried.seen[2], untried.seen[2])
+    assert torch.equal(one, other)
+
+
+class Replays(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: list[Tensor] = []
+        self.losses: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.memory.append(batch[0])
+        self.losses.append(loss.detach())
+        return loss
+
+
+class Forgets(Replays):
+    def on_train_epoch_end(self) -> None:
+        self.memory.clear()
+
+
+def test_samples_in_a_list_that_pass_from_client_to_client_are_warned_of_once(tmp_path: Path) -> None:
+    for module, times in ((Replays(), 1), (Forgets(), 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(FederatedLoop(seed=1), tmp_path, module, rounds=3)
+        assert sum("keeps tensors in ['memory'] from one round" in str(each.message) for each in caught) == times

@@ -1,0 +1,112 @@
+"""What steps hang on beside parameters, buffers and the batch: rows come to what models come to one after the other, or
+are refused before training."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from shadow_cases import SEED, Kept, data
+from sifted import slow_except
+from step_cases import CASES, Hooks, Stepped, clamp
+from toys import fit, trainer_for, vector
+
+from flsv import FederatedLoop, Reporting
+from flsv.core.parameter_space import ParameterSpace
+from flsv.games.retrained_utility import RetrainedUtility
+from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.sampling import FixedCohort
+from flsv.utilities.errors import ConfigurationError
+
+#: Clients 0 and 2; all.
+MASKS = torch.tensor([[True, False, True], [True, True, True]])
+#: One of each way in which a step could be another.
+FAST = (
+    "annealed per batch by a callback",
+    "annealed by current_epoch",
+    "a generator of NumPy",
+    "NumPy's own generator",
+    "a masked loss",
+    "torchmetrics",
+    "accumulated",
+    "a timer that clamps weights",
+    "a layer under two names",
+)
+NAMES = slow_except(FAST, CASES)
+
+
+def loop(**options: Any) -> FederatedLoop:
+    return FederatedLoop(seed=SEED, reporting=Reporting(table=False, files=False), **options)
+
+
+def alone(name: str, folder: Path) -> RetrainedUtility:
+    make, callbacks, *_ = CASES[name]
+    torch.manual_seed(SEED)
+
+    def trainer(cohort: FixedCohort) -> L.Trainer:
+        return trainer_for(loop(sampler=cohort), folder, rounds=2, callbacks=callbacks())
+
+    return RetrainedUtility(trainer, make(), data(), "negative_loss")
+
+
+def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | None) -> Any:
+    """The module after a fit of two rounds; None where it was refused before the first."""
+    make, callbacks, *_ = CASES[name]
+    torch.manual_seed(SEED)
+    module = make()
+    before = vector(module)
+    if refused is None:
+        return fit(federation, folder, module, data(), rounds=2, callbacks=callbacks())
+    with pytest.raises(ConfigurationError, match=refused):
+        fit(federation, folder, module, data(), rounds=2, callbacks=callbacks())
+    assert federation.round_index == 0
+    assert torch.equal(vector(module), before)
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_coalitions_beside_the_run(tmp_path: Path, name: str) -> None:
+    refused = CASES[name][2]
+    federation = loop(metrics={"shadow": Kept(coalitions=[[0, 2]], performance="negative_loss")})
+    module = trained(name, tmp_path, federation, None)
+    game = alone(name, tmp_path)
+    for mask in MASKS:
+        game(mask[None])
+        if refused is None:
+            assert game.model is not None
+            model = federation.metrics["shadow"].models[tuple(mask.tolist())]
+            torch.testing.assert_close(model, game.model[0], rtol=1e-5, atol=1e-5)
+    assert game.model is not None
+    assert torch.equal(ParameterSpace(module).read(module), game.model[0])  # of all: a metric changes no training
+    way = federation._plan.why  # else each coalition was trained by a fit of its own
+    assert way is None if refused is None else re.search(refused, way)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_coalitions_side_by_side(tmp_path: Path, name: str) -> None:
+    refused, side_by_side = CASES[name][3], SideBySideUtility(alone(name, tmp_path), SEED)
+    if refused is None:
+        torch.testing.assert_close(side_by_side(MASKS), alone(name, tmp_path)(MASKS), rtol=1e-4, atol=1e-5)
+        return
+    with pytest.raises(NotSideBySide, match=refused):
+        side_by_side(MASKS)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_clients_at_once(tmp_path: Path, name: str) -> None:
+    many = trained(name, tmp_path, loop(engine="vmap"), CASES[name][4])
+    if many is not None:
+        one = trained(name, tmp_path, loop(), None)
+        torch.testing.assert_close(vector(many), vector(one), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_change_between_rounds_end_the_run(tmp_path: Path) -> None:
+    federation = loop(metrics={"shadow": Kept(coalitions="singles")})
+    with pytest.raises(ConfigurationError, match="weights or buffers have changed between rounds 1 and 2"):
+        fit(federation, tmp_path, Stepped(), data(), rounds=2, callbacks=[Hooks("on_train_epoch_end", clamp)])

@@ -1,0 +1,278 @@
+"""Learning-rate schedules: a client's is that of the same module trained alone on the client's data."""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from one_client import Batches
+from resume_run import Stop
+from torch import Tensor
+from torch.optim import lr_scheduler
+from toys import Plain, fit, network, toy_data, trainer_for, vector
+
+from flsv.federation import FederatedLoop
+from flsv.sampling import FixedCohort, UniformSampler
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+
+SEED, ROUNDS, CLIENTS = 4, 3, 3
+
+
+def linear(optimizer: Any, steps: int) -> Any:
+    return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
+
+
+def one_cycle(optimizer: Any, steps: int) -> Any:
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
+
+
+def warm_then_cosine(optimizer: Any, steps: int) -> Any:
+    warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)
+    return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
+
+
+def stairs(optimizer: Any, steps: int) -> Any:
+    return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+
+class Scheduled(Plain):
+    """Its schedule is as long as the fit, and its learning rates are written down, by whose they are."""
+
+    def __init__(self, make: Callable[[Any, int], Any], frequency: int = 1, manual: str = "") -> None:
+        super().__init__(network(batch_norm=False))
+        self.make, self.frequency, self.manual = make, frequency, manual
+        self.automatic_optimization = not manual
+        self.rates: dict[int, list[tuple[float, float]]] = defaultdict(list)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        scheduler = self.make(optimizer, self.trainer.estimated_stepping_batches)
+        config = {"scheduler": scheduler, "interval": "step", "frequency": self.frequency}
+        return [optimizer], [scheduler if self.manual == "epoch" else config]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if self.manual:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            if self.manual == "batch" or (self.manual == "last batch" and self.trainer.is_last_batch):
+                self.lr_schedulers().step()
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        loops = [each for each in self.trainer.callbacks if isinstance(each, FederatedLoop)]
+        (group,) = optimizer.param_groups
+        self.rates[loops[0].current_client if loops else -1].append((group["lr"], group["momentum"]))
+
+    def on_train_epoch_end(self) -> None:
+        if self.manual == "epoch":
+            self.lr_schedulers().step()
+
+
+class OneClient(L.LightningDataModule):
+    def __init__(self, client: int) -> None:
+        super().__init__()
+        self.data, self.client = toy_data(), client
+
+    def setup(self, stage: str) -> None:
+        self.data.setup("fit")
+
+    def train_dataloader(self) -> Any:
+        assert self.trainer is not None
+        stream = generator_for(SEED, "shuffle", self.trainer.current_epoch, self.client, 0)
+        return Batches(list(self.data.client_loader(self.client, "train", generator=stream)))
+
+
+def alone(module: Scheduled, client: int, folder: Path, **kwargs: Any) -> list[tuple[float, float]]:
+    trainer_for(None, folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs).fit(module, OneClient(client))
+    return module.rates[-1]
+
+
+KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
+    "linear": (lambda: Scheduled(linear), {}),
+    "one cycle": (lambda: Scheduled(one_cycle), {}),
+    "warm, then cosine": (lambda: Scheduled(warm_then_cosine), {}),
+    "every second step": (lambda: Scheduled(linear, frequency=2), {}),
+    "accumulation": (lambda: Scheduled(linear), {"accumulate_grad_batches": 2}),
+    "limited": (lambda: Scheduled(one_cycle), {"limit_train_batches": 0.5}),
+    "by hand": (lambda: Scheduled(linear, manual="batch"), {}),
+    "by hand, once an epoch": (lambda: Scheduled(stairs, manual="last batch"), {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: str) -> None:
+    """And the model of a client that trains alone is that of a plain fit."""
+    make, kwargs = KINDS[kind]
+    module, alones = make(), [make() for _ in range(CLIENTS)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*lr_scheduler.step\\(\\)")
+        fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **kwargs)
+    assert len({len(module.rates[client]) for client in range(CLIENTS)}) == CLIENTS  # they differ in steps
+    for client in range(CLIENTS):
+        assert module.rates[client] == alone(alones[client], client, tmp_path, **kwargs)
+    # Others, who never take part, keep the first one's data the same.
+    loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=FixedCohort([0]))
+    federated = fit(loop, tmp_path, make(), rounds=ROUNDS, **kwargs)
+    assert torch.equal(vector(federated), vector(alones[0]))
+
+
+def test_a_linear_decay_ends_at_zero_whoever_is_drawn_how_often(tmp_path: Path) -> None:
+    loop = FederatedLoop(sampler=UniformSampler(2), seed=SEED, local_epochs=2)
+    ends_at_zero(fit(loop, tmp_path, Scheduled(linear), rounds=5))
+
+
+def ends_at_zero(module: Scheduled) -> None:
+    for rates in module.rates.values():
+        assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - i / len(rates)) for i in range(len(rates))])
+    assert len({len(rates) for rates in module.rates.values()}) > 1
+
+
+class Opinionated(FixedCohort):
+    """Goes by what rounds were: whom it draws in later ones is not known."""
+
+    def end_round(self, round: Any) -> None:
+        self.last = round
+
+
+def test_a_sampler_that_cannot_be_foreseen_counts_all_rounds(tmp_path: Path) -> None:
+    module = fit(FederatedLoop(sampler=Opinionated([0]), seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
+    assert list(module.rates) == [0]
+    mine = module.rates[0]
+    assert module.trainer.estimated_stepping_batches != 2 * len(mine)  # ours again, after the fit
+    again = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
+    assert again.rates[0] == mine
+
+
+def test_a_schedule_of_the_rounds_is_stepped_between_them(tmp_path: Path) -> None:
+    module = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(stairs, manual="epoch"), rounds=5)
+    expected = (0.1, 0.1, 0.05, 0.05, 0.025)
+    for rates in module.rates.values():
+        steps = len(rates) // 5
+        assert [rate for rate, _ in rates] == pytest.approx([rate for rate in expected for _ in range(steps)])
+
+
+class OfRounds(Scheduled):
+    """Its scheduler is said to be stepped between rounds."""
+
+    def configure_optimizers(self) -> Any:
+        optimizers, (config,) = super().configure_optimizers()
+        return optimizers, [config["scheduler"]]
+
+
+class Hidden(Scheduled):
+    def configure_optimizers(self) -> Any:
+        (optimizer,), (config,) = super().configure_optimizers()
+        self.kept = config["scheduler"]
+        return optimizer
+
+
+class Foreign(Plain):
+    def configure_optimizers(self) -> Any:
+        self.temperature = torch.ones(2, requires_grad=True)
+        return torch.optim.SGD([*self.parameters(), self.temperature], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: OfRounds(stairs, manual="batch"), "StepLR is stepped while a client trains"),
+        (lambda: Hidden(stairs, manual="batch"), "kept is a learning-rate scheduler that configure_opti"),
+        (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
+    ],
+)
+def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module: Any, message: str) -> None:
+    names = ("is_last_batch", "estimated_stepping_batches", "num_training_batches", "train_dataloader")
+    before = [getattr(L.Trainer, name) for name in names]
+    with pytest.raises(ConfigurationError, match=message):
+        fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
+    assert [getattr(L.Trainer, name) for name in names] == before
+
+
+WAYS: list[Callable[[Any], float]] = [
+    lambda trainer: trainer.estimated_stepping_batches / trainer.max_epochs,
+    lambda trainer: trainer.num_training_batches,
+    lambda trainer: len(trainer.train_dataloader),
+    lambda trainer: len(trainer.datamodule.train_dataloader()),
+]
+
+
+class Asking(Scheduled):
+    """Its schedule follows from the batches of a round, however it learns of them."""
+
+    def __init__(self, ways: list[Callable[[Any], float]]) -> None:
+        super().__init__(lambda optimizer, _: linear(optimizer, self.length() * self.trainer.max_epochs))
+        self.ways = ways
+
+    def length(self) -> float:
+        (length,) = {way(self.trainer) for way in self.ways}
+        return length
+
+
+@pytest.mark.parametrize("ways", [*([way] for way in WAYS), WAYS[::-1]])
+def test_every_length_is_one_clients(tmp_path: Path, ways: list[Callable[[Any], float]]) -> None:
+    ends_at_zero(fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2))
+
+
+def test_lengths_in_setup_are_the_largest_and_are_warned_of(tmp_path: Path) -> None:
+    class AsksInSetup(Asking):
+        def setup(self, stage: str) -> None:
+            self.asked = self.length()
+
+    with pytest.warns(UserWarning, match="read in setup, where no client trains: it is that of the client with the"):
+        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(WAYS), rounds=2)
+    assert 2 * module.asked == max(len(rates) for rates in module.rates.values())
+
+
+class CountsInItsGroups(torch.optim.SGD):
+    """Keeps its number of steps where schedule-free optimizers keep theirs."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.counts: list[int] = []
+        for group in self.param_groups:
+            group["k"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        for group in self.param_groups:
+            group["k"] += 1
+            group["weight_sum"] = group.get("weight_sum", 0.0) + 0.5
+            assert group["weight_sum"] == group["k"] / 2
+        self.counts.append(group["k"])
+        return result
+
+
+@pytest.mark.parametrize("policy", ["reset", "persist"])
+def test_what_an_optimizer_keeps_in_its_groups_goes_with_its_state(tmp_path: Path, policy: Any) -> None:
+    module = fit(FederatedLoop(seed=SEED, optimizer_state=policy), tmp_path, Plain(optimizer=CountsInItsGroups))
+    (optimizer,) = module.trainer.optimizers
+    starts = [index for index, count in enumerate(optimizer.counts) if count == 1]
+    assert len(starts) == CLIENTS * (3 if policy == "reset" else 1)
+    assert optimizer.param_groups[0]["k"] == 0
+    assert "weight_sum" not in optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize(("kind", "within"), [("one cycle", False), ("by hand", True)])
+def test_schedules_are_resumed(tmp_path: Path, kind: str, within: bool) -> None:
+    make, _ = KINDS[kind]
+    whole = fit(FederatedLoop(seed=SEED), tmp_path / "whole", make(), rounds=4)
+    saver = OnExceptionCheckpoint(tmp_path) if within else ModelCheckpoint(tmp_path, "on_exception")
+    stopped = {"callbacks": [Stop(2, 9, RuntimeError), saver], "enable_checkpointing": True}
+    with pytest.raises(RuntimeError, match="stopped by the test"):
+        fit(FederatedLoop(seed=SEED), tmp_path / "half", make(), rounds=4, **stopped)
+    half = make()
+    rest = fit(FederatedLoop(seed=SEED), tmp_path / "half", half, rounds=4, ckpt_path=tmp_path / "on_exception.ckpt")
+    assert torch.equal(vector(rest), vector(whole))
+    for client, rates in half.rates.items():
+        assert rates == whole.rates[client][-len(rates) :]
+        assert len(rates) == len(whole.rates[client]) // 2

@@ -1,0 +1,29 @@
+"""Modules that were documented under another name in 1.0."""
+
+from importlib import import_module
+
+import pytest
+
+import flsv
+from flsv.utilities.moved import MOVED
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_old_name_of_a_module_gives_the_module_itself(old: str, new: str) -> None:
+    module = import_module(new)
+    assert import_module(old) is module
+    assert module.__name__ == module.__spec__.name == new
+
+
+def test_module_below_an_old_package_is_not_loaded_twice() -> None:
+    from flsv.clients.algorithms import ClientAlgorithm
+    from flsv.clients.algorithms.base import ClientAlgorithm as also
+    from flsv.training.algorithms import ClientAlgorithm as today
+
+    assert ClientAlgorithm is today is also
+    assert flsv.errors.ConfigurationError is flsv.ConfigurationError
+
+
+def test_unknown_module_below_an_old_name_is_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        import_module("flsv.loop.never_was")

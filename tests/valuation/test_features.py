@@ -1,0 +1,134 @@
+"""Features against scikit-learn's, timm's and the network cut by hand."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from sklearn.decomposition import PCA as SklearnPCA
+from torch import nn
+from torchvision.models import squeezenet1_0
+
+from flsv.models import build_network
+from flsv.utilities.errors import ConfigurationError
+from flsv.valuation import clients_of
+from flsv.valuation.features import PCA, Backbone, Penultimate
+from flsv.valuation.features.base import BATCH
+
+# Backbones
+
+
+def images(channels: int = 1, side: int = 28) -> torch.Tensor:
+    return torch.randn(3, channels, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_timm_network_gives_what_timm_calls_its_features(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    trained = timm.create_model("resnet10t", num_classes=4, in_chans=1).eval()
+    torch.save(trained.state_dict(), tmp_path / "weights.pt")
+    features = Backbone("resnet10t", weights=str(tmp_path / "weights.pt"))(images(side=32))
+    bare = timm.create_model("resnet10t", num_classes=0, in_chans=1)
+    bare.load_state_dict({k: v for k, v in trained.state_dict().items() if not k.startswith("fc.")})
+    torch.testing.assert_close(features, bare.eval()(images(side=32)).detach())
+
+
+def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    features = [Backbone("lenet5", seed=seed)(images()) for seed in (0, 0, 1)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(features[0], features[1])
+    assert not torch.equal(features[0], features[2])
+
+
+def test_grey_images_in_a_torchvision_network_of_another_size() -> None:
+    features = Backbone("torchvision:resnet18", image_size=40)(images(side=16))
+    assert features.shape == (3, 512)
+    assert features.isfinite().all()
+
+
+def test_weights_that_do_not_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="not both"):
+        Backbone("lenet5", pretrained=True, weights="x.pt")
+    (tmp_path / "noise.pt").write_text("no weights")
+    torch.save(build_network("mlp", 10, (1, 28, 28)).state_dict(), tmp_path / "mlp.pt")
+    for name, message in (("x", "there is no file"), ("noise", "no state_dict that can"), ("mlp", "does not fit")):
+        with pytest.raises(ConfigurationError, match=message):
+            Backbone("lenet5", weights=str(tmp_path / f"{name}.pt"))(images())
+    assert not any(isinstance(m, nn.Linear) for m in squeezenet1_0().modules())
+    with pytest.raises(ConfigurationError, match="no linear layer"):
+        Backbone("torchvision:squeezenet1_0", image_size=64)(images(3))
+
+
+# Principal components
+
+
+def draw(samples: int, seed: int = 0) -> torch.Tensor:
+    x = torch.randn(samples, 1, 4, 5, generator=torch.Generator().manual_seed(seed))
+    return x * torch.linspace(0.1, 3, 20).view(1, 1, 4, 5) + 2
+
+
+def sets(x: torch.Tensor, *sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(part, torch.zeros(len(part), dtype=torch.long)) for part in x.split(sizes)]
+
+
+@pytest.mark.parametrize("by_moments", [False, True])
+def test_components_are_scikit_learns(by_moments: bool) -> None:
+    pca, x, other = PCA(4), draw(90), draw(30, 1)
+    pca.fit(None if by_moments else x, clients_of(sets(x, 50, 0, 39, 1)) if by_moments else [])
+    fitted = SklearnPCA(4, svd_solver="full").fit(x.flatten(1).double().numpy())
+    theirs, mine = torch.from_numpy(fitted.transform(other.flatten(1).double().numpy())), pca(other).double()
+    torch.testing.assert_close(mine.abs(), theirs.abs(), atol=1e-4, rtol=1e-4)
+    # One sign per component.
+    torch.testing.assert_close((mine * theirs).sign().mean(0).abs(), torch.ones(4).double())
+
+
+def test_rows_that_are_not_finite_are_left_out_of_the_fit_and_stay_apart() -> None:
+    x = draw(60)
+    broken = x.clone()
+    broken[7, 0, 0, 0] = float("nan")
+    keep = torch.arange(60) != 7
+    for fit in (lambda pca: pca.fit(broken, []), lambda pca: pca.fit(None, clients_of(sets(broken, 60)))):
+        pca, clean = PCA(3), PCA(3)
+        fit(pca)
+        clean.fit(x[keep], [])
+        torch.testing.assert_close(pca(broken)[keep], clean(x)[keep], atol=1e-3, rtol=1e-3)
+        assert pca(broken)[7].isnan().all()
+
+
+def test_wrong_use_of_components() -> None:
+    with pytest.raises(ConfigurationError, match="nothing to be fitted on"):
+        PCA().fit(None, clients_of(sets(draw(0), 0)))
+    with pytest.raises(ConfigurationError, match="with 20 and with 6 numbers"):
+        PCA().fit(None, clients_of([*sets(draw(3), 3), (torch.zeros(2, 6), torch.zeros(2).long())]))
+    pca = PCA(2)
+    pca.fit(draw(20), [])
+    with pytest.raises(ConfigurationError, match="of 20 numbers, and got 6"):
+        pca(torch.zeros(3, 6))
+
+
+# The model's own
+
+
+def test_it_is_the_network_without_its_last_layer() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3)).eval()
+    x = torch.randn(BATCH + 5, 3, 2, 2)
+    torch.testing.assert_close(Penultimate()(x, module), module[:3](x).detach())
+    torch.testing.assert_close(Penultimate(head="1")(x, module), x.flatten(1))
+    assert not module[3]._forward_pre_hooks
+    with pytest.raises(ConfigurationError, match="not a layer"):
+        Penultimate(head="nope")(x, module)
+
+
+def test_a_head_that_is_called_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.head(x.flatten(1)) + self.head(x.flatten(1))
+
+    module = Twice()
+    with pytest.raises(ConfigurationError, match="given 8 rows for 4 samples"):
+        Penultimate()(torch.randn(4, 3, 2, 2), module)
+    assert not module.head._forward_pre_hooks  # taken off whatever happens
