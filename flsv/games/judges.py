@@ -62,8 +62,12 @@ def judge(
     if performance is not None:
         return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))
     scores: Any = local.evaluate(models)
-    found = torch.cat([scores.support[None], scores.values["correct"]])
-    rare = found * (scores.support < LEAST)
+    return _pooled(torch.cat([scores.support[None], scores.values["correct"]]))
+
+
+def _pooled(found: Tensor) -> Tensor:
+    """Counts ``[R, M]``, the first row of samples, to ``[R, M + 1]``, the last column of all classes that are rare."""
+    rare = found * (found[0] < LEAST)
     pooled = rare.sum(1, keepdim=True)
     return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)
 
@@ -118,6 +122,32 @@ def unlike_others(opinions: Tensor) -> list[int]:
     ]
 
 
+def check_judges(data: FederatedDataModule, measure: ModelScore) -> None:
+    """Before clients train whose data are in this process: can they judge?
+
+    Raises:
+        ConfigurationError: there is nothing that they hold out, or a class that nobody can judge.
+    """
+    labels = [data.client_labels(client, "val") for client in range(data.num_clients)]
+    if max(map(len, labels)) < LEAST:
+        raise ConfigurationError(
+            f'judges="clients": no client holds out {LEAST} samples. Set '
+            "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
+        )
+    if measure.by_class:
+        told = [_pooled(own.bincount(minlength=data.num_classes)[None]) for own in labels]
+        _check_classes(hits_by_class(told, data.num_samples)[1], data)
+
+
+def _check_classes(held_out: Tensor, data: FederatedDataModule) -> None:
+    if nobody := [data.class_names[place] for place in (held_out == 0).nonzero().flatten().tolist()]:
+        raise ConfigurationError(
+            f'judges="clients": nobody can judge the classes {nobody}: no client holds out {LEAST} samples of one of '
+            f"them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
+            "FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
+        )
+
+
 class ClientJudges(VectorEvaluator):
     """Evaluates models by asking all clients.
 
@@ -145,7 +175,7 @@ class ClientJudges(VectorEvaluator):
         note: Callable[[int, str], None] = lambda client, what: None,
     ) -> None:
         self.space, self._measure, self._device, self._note = space, measure, device, note
-        self._samples, self._classes, self._names = data.num_samples, data.num_classes, data.class_names
+        self._data = data
         self._held_out = torch.tensor([len(data.client_indices(client.id, "val")) for client in clients])
         self._clients = [client for client in clients if self._held_out[client.id] >= LEAST]
         self.answers: dict[int, Tensor] = {}
@@ -168,13 +198,8 @@ class ClientJudges(VectorEvaluator):
         if missing := [client.id for client in self._clients if client.id not in self.answers]:
             why = " ".join(str(each.message) for each in said)
             raise ConfigurationError(f'judges="clients": clients {missing} do not judge models. {why}')
-        if scores.support is not None and not scores.support.all():
-            nobody = [self._names[place] for place in (scores.support == 0).nonzero().flatten().tolist()]
-            raise ConfigurationError(
-                f'judges="clients": nobody can judge the classes {nobody}: no client holds out {LEAST} samples of one '
-                f"of them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
-                "FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
-            )
+        if scores.support is not None:
+            _check_classes(scores.support, self._data)
 
     def evaluate(self, build: Build, count: int) -> Scores:
         """The scores of ``count`` models. A client that does not answer is left out, with a warning.
@@ -211,7 +236,7 @@ class ClientJudges(VectorEvaluator):
 
     def _checked(self, client: Client, answer: Any, count: int) -> Tensor:
         """Take an answer, if it can be one."""
-        shape = (1 + count, self._classes + 1) if self._measure.by_class else (count,)
+        shape = (1 + count, self._data.num_classes + 1) if self._measure.by_class else (count,)
         fits = isinstance(answer, Tensor) and answer.shape == shape
         if fits and self._measure.by_class:
             fits = bool(
@@ -224,13 +249,13 @@ class ClientJudges(VectorEvaluator):
     def _scores(self) -> Scores:
         judges, answers = list(self.answers), list(self.answers.values())
         if self._measure.by_class:
-            hits, held_out = hits_by_class(answers, self._samples[judges])
+            hits, held_out = hits_by_class(answers, self._data.num_samples[judges])
             shares = torch.stack(answers).double()
             opinions = (shares[:, 1:] / shares[:, :1]).nanmean(-1)
             scores = Scores({"correct": hits}, held_out)
         else:
             opinions = torch.stack(answers)
-            weights = torch.minimum(self._held_out, self._samples)[judges].double()
+            weights = torch.minimum(self._held_out, self._data.num_samples)[judges].double()
             mean = (weights / weights.sum()) @ opinions
             scores = Scores({self._measure.name: self._measure.utility(mean)})  # as it was before: its own inverse
         for place in unlike_others(opinions):

@@ -42,6 +42,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.games.class_scores import CLASS_SCORES, ClassScore
+from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
 Mode = Literal["min", "max"]
@@ -51,8 +52,6 @@ Judges = Literal["server", "clients"]
 CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
 #: What clients judge class by class.
 BY_CLASS = ("balanced_accuracy", "per_class_accuracy")
-#: In the title of a performance.
-JUDGED = ", judged by the clients"
 _NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
 
@@ -85,7 +84,7 @@ class ModelScore:
     def title(self) -> str:
         """What people call it."""
         name = self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
-        return f"{name}{JUDGED}" if self.judged else name
+        return f"{CLIENTS}{name}" if self.judged else name
 
     @property
     def by_class(self) -> bool:
@@ -133,7 +132,7 @@ def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore
 
     Example:
         >>> judged_by("server", "accuracy"), judged_by("clients", "accuracy").title
-        ('accuracy', 'balanced_accuracy, judged by the clients')
+        ('accuracy', "clients' balanced_accuracy")
     """
     if judges == "server":
         return performance
@@ -149,7 +148,7 @@ def is_logged(measure: Any) -> bool:
 
 
 def performance_of(
-    owner: Any, performance: str | Metric, mode: Mode | None, argument: str = "performance"
+    owner: Any, performance: str | Metric | ModelScore, mode: Mode | None, argument: str = "performance"
 ) -> str | ModelScore:
     """Check what a metric is given.
 
