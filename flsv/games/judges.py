@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -129,14 +130,18 @@ def check_judges(data: FederatedDataModule, measure: ModelScore) -> None:
         ConfigurationError: there is nothing that they hold out, or a class that nobody can judge.
     """
     labels = [data.client_labels(client, "val") for client in range(data.num_clients)]
-    if max(map(len, labels)) < LEAST:
+    _check_sizes(list(map(len, labels)))
+    if measure.by_class:
+        told = [_pooled(own.bincount(minlength=data.num_classes)[None]) for own in labels]
+        _check_classes(hits_by_class(told, data.num_samples)[1], data)
+
+
+def _check_sizes(held_out: Sequence[int]) -> None:
+    if max(held_out) < LEAST:
         raise ConfigurationError(
             f'judges="clients": no client holds out {LEAST} samples. Set '
             "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
         )
-    if measure.by_class:
-        told = [_pooled(own.bincount(minlength=data.num_classes)[None]) for own in labels]
-        _check_classes(hits_by_class(told, data.num_samples)[1], data)
 
 
 def _check_classes(held_out: Tensor, data: FederatedDataModule) -> None:
@@ -176,7 +181,9 @@ class ClientJudges(VectorEvaluator):
     ) -> None:
         self.space, self._measure, self._device, self._note = space, measure, device, note
         self._data = data
-        self._held_out = torch.tensor([len(data.client_indices(client.id, "val")) for client in clients])
+        sizes = [len(data.client_indices(client.id, "val")) for client in clients]
+        _check_sizes(sizes)
+        self._held_out = torch.tensor(sizes)
         self._clients = [client for client in clients if self._held_out[client.id] >= LEAST]
         self.answers: dict[int, Tensor] = {}
         self._how: dict[str, Any] = {}
@@ -192,14 +199,15 @@ class ClientJudges(VectorEvaluator):
         Raises:
             ConfigurationError: one does not, or nobody can judge a class.
         """
-        with warnings.catch_warnings(record=True) as said:
+        support = None
+        with warnings.catch_warnings(record=True) as said, suppress(NoAnswer):
             warnings.simplefilter("always")
-            scores = self(model[None])
+            support = self(model[None]).support
         if missing := [client.id for client in self._clients if client.id not in self.answers]:
             why = " ".join(str(each.message) for each in said)
             raise ConfigurationError(f'judges="clients": clients {missing} do not judge models. {why}')
-        if scores.support is not None:
-            _check_classes(scores.support, self._data)
+        if support is not None:
+            _check_classes(support, self._data)
 
     def evaluate(self, build: Build, count: int) -> Scores:
         """The scores of ``count`` models. A client that does not answer is left out, with a warning.

@@ -157,7 +157,7 @@ def _measured(run: Run, metric: str) -> Basis:
     run = over_seeds(run)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
     about, ends = run.about(metric), run.ends(metric)
-    said = about["to_pay_by"], run.seeds, about["class"] == "ShadowShapley", about.get("judges") == "clients"
+    said: Any = about["to_pay_by"], run.seeds, about["class"] == "ShadowShapley", about.get("judges") == "clients"
     return Basis(metric, title, _of(run.runs), run.final(metric), *ends, *said)
 
 
