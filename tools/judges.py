@@ -144,13 +144,12 @@ def measure(where: Federation, seed: int) -> tuple[list[dict[str, Any]], list[di
         return scores, []  # no classes, or coalitions were trained one by one
     samples = here.datamodule().num_samples
     honest = shares(values_of(answers, samples, masks))
-    lies = [
-        about | {"lie": kind, "liar": liar, "gain": 100 * float(shares(values_of(said, samples, masks))[liar] - honest[liar])}
-        | {"named": named(said, liar)}
-        for kind in ("", "itself", "spite", "spite, inflated")
-        for liar in answers
-        for said in [told(kind, liar, answers, masks) if kind else answers]
-    ]  # fmt: skip
+    lies = []
+    for kind in ("", "itself", "spite", "spite, inflated"):
+        for liar in answers:
+            said = told(kind, liar, answers, masks) if kind else answers
+            gain = 100 * float(shares(values_of(said, samples, masks))[liar] - honest[liar])
+            lies.append(about | {"lie": kind, "liar": liar, "gain": gain, "named": named(said, liar)})
     return scores, lies
 
 

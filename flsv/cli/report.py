@@ -48,12 +48,11 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     terms.add_argument(
         "--judged-by-partners",
         action="store_true",
-        default=None,
         help="consent to values for which the partners judged models themselves: whoever lies takes others' shares",
     )
     options = parser.parse_args(list(args))
     names = ("by", "rule", "currency", "judged_by_partners")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    given = {name: value for name in names if (value := getattr(options, name))}
     if given and options.budget is None:
         parser.error(f"--{' and --'.join(given).replace('_', '-')}: say what is shared out, too: --budget 10000")
     from flsv.report import Budget, open_run, write_report  # now: what is wrong above is said without waiting for torch

@@ -12,7 +12,6 @@ import torch
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of
-from flsv.core import Client
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure
@@ -94,10 +93,7 @@ class GlobalModelScoring(L.Callback):
                 )
         start = time.perf_counter()
         self._space = ParameterSpace(pl_module)
-        loops: list[Any] = [each for each in callbacks_of(trainer) if hasattr(each, "without_files")]
-        clients = [client for loop in loops for client in loop.clients]
-        given = trainer, self._space, self._data
-        self._evaluators = [make_evaluator(*given, each, clients) for each in self._measures]
+        self._evaluators = [make_evaluator(trainer, self._space, self._data, each) for each in self._measures]
         self.models = self._space.read(pl_module).expand(2, -1).clone()
         self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
         self.seconds += time.perf_counter() - start
@@ -123,11 +119,7 @@ class GlobalModelScoring(L.Callback):
 
 
 def make_evaluator(
-    trainer: L.Trainer,
-    space: ParameterSpace,
-    data: FederatedDataModule,
-    measure: Measure,
-    clients: Sequence[Client] = (),
+    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
 ) -> VectorEvaluator:
     """Evaluates models ``[K, P]`` on the server's validation set, or lets the clients judge them.
 
@@ -136,10 +128,12 @@ def make_evaluator(
         space: the map between models and vectors.
         data: with a validation set.
         measure: what a model is worth, see :class:`RetrainedUtility`.
-        clients: all of the federation, where they judge.
     """
     if isinstance(measure, ModelScore) and measure.judged:
-        return ClientJudges(space, clients, data, measure, trainer.lightning_module.device)
+        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))
+        judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)
+        judges.check(space.read(trainer.lightning_module))
+        return judges
     if isinstance(measure, ModelScore):
         return make_evaluators(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
     return ModelEvaluator(

@@ -63,11 +63,7 @@ def judge(
     if performance is not None:
         return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))
     scores: Any = local.evaluate(models)
-    return _pooled(torch.cat([scores.support[None], scores.values["correct"]]))
-
-
-def _pooled(found: Tensor) -> Tensor:
-    """Counts ``[R, M]``, the first row of samples, to ``[R, M + 1]``, the last column of all classes that are rare."""
+    found = torch.cat([scores.support[None], scores.values["correct"]])
     rare = found * (found[0] < LEAST)
     pooled = rare.sum(1, keepdim=True)
     return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)
@@ -123,36 +119,6 @@ def unlike_others(opinions: Tensor) -> list[int]:
     ]
 
 
-def check_judges(data: FederatedDataModule, measure: ModelScore) -> None:
-    """Before clients train whose data are in this process: can they judge?
-
-    Raises:
-        ConfigurationError: there is nothing that they hold out, or a class that nobody can judge.
-    """
-    labels = [data.client_labels(client, "val") for client in range(data.num_clients)]
-    _check_sizes(list(map(len, labels)))
-    if measure.by_class:
-        told = [_pooled(own.bincount(minlength=data.num_classes)[None]) for own in labels]
-        _check_classes(hits_by_class(told, data.num_samples)[1], data)
-
-
-def _check_sizes(held_out: Sequence[int]) -> None:
-    if max(held_out) < LEAST:
-        raise ConfigurationError(
-            f'judges="clients": no client holds out {LEAST} samples. Set '
-            "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
-        )
-
-
-def _check_classes(held_out: Tensor, data: FederatedDataModule) -> None:
-    if nobody := [data.class_names[place] for place in (held_out == 0).nonzero().flatten().tolist()]:
-        raise ConfigurationError(
-            f'judges="clients": nobody can judge the classes {nobody}: no client holds out {LEAST} samples of one of '
-            f"them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
-            "FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
-        )
-
-
 class ClientJudges(VectorEvaluator):
     """Evaluates models by asking all clients.
 
@@ -182,7 +148,11 @@ class ClientJudges(VectorEvaluator):
         self.space, self._measure, self._device, self._note = space, measure, device, note
         self._data = data
         sizes = [len(data.client_indices(client.id, "val")) for client in clients]
-        _check_sizes(sizes)
+        if max(sizes) < LEAST:
+            raise ConfigurationError(
+                f'judges="clients": no client holds out {LEAST} samples. Set '
+                "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
+            )
         self._held_out = torch.tensor(sizes)
         self._clients = [client for client in clients if self._held_out[client.id] >= LEAST]
         self.answers: dict[int, Tensor] = {}
@@ -206,8 +176,13 @@ class ClientJudges(VectorEvaluator):
         if missing := [client.id for client in self._clients if client.id not in self.answers]:
             why = " ".join(str(each.message) for each in said)
             raise ConfigurationError(f'judges="clients": clients {missing} do not judge models. {why}')
-        if support is not None:
-            _check_classes(support, self._data)
+        if support is not None and not support.all():
+            nobody = [self._data.class_names[place] for place in (support == 0).nonzero().flatten().tolist()]
+            raise ConfigurationError(
+                f'judges="clients": nobody can judge the classes {nobody}: no client holds out {LEAST} samples of one '
+                f"of them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
+                "FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
+            )
 
     def evaluate(self, build: Build, count: int) -> Scores:
         """The scores of ``count`` models. A client that does not answer is left out, with a warning.

@@ -21,7 +21,6 @@ from flsv.data import FederatedDataModule
 from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
-from flsv.games.judges import check_judges
 from flsv.games.members import Members, members_of
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.games.scores import METRICS, Scores, UtilityMetric
@@ -103,8 +102,6 @@ class RetrainedUtility:
                 f"the limit is max_clients={max_clients}. Raise it, or value the clients without retraining, as "
                 "flsv.metrics does."
             )
-        if isinstance(measure, ModelScore) and measure.judged:
-            check_judges(data, measure)
         self.trainer, self.module, self.data, self.metric = trainer, copy_module(module), data, measure
         self.num_players = data.num_clients
         self.ranks = ranks

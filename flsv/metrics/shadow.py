@@ -204,6 +204,7 @@ class ShadowShapley(MeasuredMetric):
         self.every = every
         self._last: int | None = None
         self._pending: str | None = None
+        self._judged: Tensor | None = None
         self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
@@ -255,12 +256,15 @@ class ShadowShapley(MeasuredMetric):
         self.seen[client_ids] += 1
         if (round_index + 1) % self.every and round_index != self._last:
             return
+        utilities = utility(masks)
+        if self.judges == "clients":
+            self._judged = utilities[masks.all(1)].mean()
         if self._pending is not None:
-            ends = utility(masks).detach().to(self.ends).reshape(1, 2, -1)
+            ends = utilities.detach().to(self.ends).reshape(1, 2, -1)
             self.ends = torch.cat([self.ends, ends])
             self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
             return
-        self._share_out(masks, utility(masks))
+        self._share_out(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
 
     def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
@@ -326,5 +330,6 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The models evaluated in all rounds."""
-        return {"evaluations": self.evaluations.clone()}
+        """The models evaluated in all rounds; and what clients have judged the federation's model to be worth last."""
+        found = {"evaluations": self.evaluations.clone()}
+        return found if self._judged is None else found | {"judged": self._judged}

@@ -194,13 +194,10 @@ def budget(shares: Shares) -> list[Markup | str]:
     return found if basis.to_pay_by else [*found, warning(SAY["not_to_pay_by"].format(basis.key))]
 
 
-def _judges(by: str) -> str:
-    return SAY["judges"]["clients" if by_partners(by) else "server"]  # type: ignore[index]
-
-
 def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
     """What the clients are worth by retraining, of which this is a row."""
-    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"], _judges(row["by"]))
+    samples = SAY["judged_by_partners" if by_partners(row["by"]) else "judged_by_server"]
+    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"], samples)
     return section("Retrained with some clients only", intro, *parts)
 
 

@@ -125,9 +125,7 @@ class SideBySideUtility:
         return training
 
     def _scores(self, trainer: L.Trainer, space: ParameterSpace, models: Tensor) -> Any:
-        data, metric = self._alone.data, self._alone.metric
-        clients = ClientManager(trainer, data, space, ClientStore()).clients
-        return make_evaluator(trainer, space, data, metric, clients)(models)
+        return make_evaluator(trainer, space, self._alone.data, self._alone.metric)(models)
 
 
 def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None:
@@ -245,6 +243,7 @@ class CoalitionTraining(L.Callback):
         facts = config.facts(models[0], space, data, self._seed, trainer.optimizers, board.metrics)
         servers = servers_of(facts, masks, models)
         manager = ClientManager(trainer, data, space, self._store)
+        self.clients = manager.clients
         self._kept: dict[tuple[int, int], State] = {}
         for index in range(trainer.max_epochs or 0):
             trainer.fit_loop.epoch_progress.current.completed = index  # what current_epoch tells a step

@@ -58,6 +58,11 @@ class MeasuredMetric(ContributionMetric):
         return self.judges == "clients"
 
     @property
+    def needs_classes(self) -> bool:
+        """Whether values are per class, or clients judge class by class."""
+        return self.per_class or getattr(self.measured_by, "by_class", False)
+
+    @property
     def unit(self) -> str:  # type: ignore[override]
         """Of a game's value."""
         if self.per_class:
