@@ -141,10 +141,9 @@ def compared(case: str, engines: list[str], rounds: int, repeats: int) -> str:
 
 def flower(resident: bool, rounds: int) -> list[float]:
     """Of every round the server's seconds for the exchange."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engines"))
-    from flower_deployment import SECONDS, deployment
-
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from flsv.cli import main as flsv
+    from helpers.sites import SECONDS, deployment
 
     line = re.compile(r"flsv: round \d+: \d of 3 sites in ([\d.]+) s\.")
     with tempfile.TemporaryDirectory() as place:

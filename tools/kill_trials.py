@@ -31,8 +31,8 @@ import pandas
 from flsv import read_run
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests/engines"))
-from same_runs import differences  # noqa: E402
+sys.path.insert(0, str(ROOT / "tests"))
+from helpers.runs import differences  # noqa: E402
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 BATCHES = ("--trainer.limit_train_batches", "8", "--trainer.enable_progress_bar", "false")

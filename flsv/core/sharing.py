@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from flsv.core.parameter_space import ParameterSpace, head_name, named_state
+from flsv.core.parameter_space import ParameterSpace, named_state
+from flsv.utilities.classifier_head import head_name
 from flsv.utilities.errors import ConfigurationError, listed
 
 Share = str | list[str] | Callable[[str, Tensor], bool]

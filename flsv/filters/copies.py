@@ -35,8 +35,8 @@ class CopyFilter(UpdateFilter):
             judged.
         gap: a group stands apart where its members are by so much more alike than any of them is to others, in (0, 2],
             in the first three rounds that they spend together; for cohorts of six or more. None: not judged.
-        echo: a client sends the server's last step back from this mean of :func:`flsv.functional.free_riders.echoes` on, in
-            (0, 1]. None: not judged.
+        echo: a client sends the server's last step back from this mean of
+            :func:`flsv.functional.free_riders.echoes` on, in (0, 1]. None: not judged.
 
     Raises:
         ConfigurationError: a number out of range; neither rule.

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flsv.core.parameter_space import ParameterSpace, plain_tensors
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.plain_tensors import plain_tensors
 from flsv.games.check_copies import check_copies
 from flsv.games.copy_module import copy_module
 from flsv.games.vector_evaluator import Build, rows_of

@@ -44,7 +44,7 @@ def _shares(weights: Tensor) -> Tensor:
 
 
 class ContributionEstimation(ContributionMetric):
-    r"""FedCE's contribution estimates, see :mod:`flsv.functional.peers`.
+    r"""FedCE's contribution estimates, see :mod:`flsv.functional.fedce`.
 
     .. math::
         c_i \propto \Bigl(1 - \overline{\cos}\bigl(d_i, \textstyle\sum_{j \ne i} c_j d_j\bigr)\Bigr) \cdot

@@ -83,7 +83,7 @@ class DomainRelevance(ContributionMetric):
         return self._truth
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        # A row per pair, of flsv.functional.over_rounds.
+        # A row per pair, of flsv.functional.moving_average.
         reduction = partial(momentum_merge, momentum=self.alpha)
         self.add_state("history", torch.zeros(num_clients**2, 3), dist_reduce_fx=reduction)
 

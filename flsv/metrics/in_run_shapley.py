@@ -28,11 +28,11 @@ class InRunShapley(ContributionMetric):
         -\langle g, d_i \rangle = \sum_{z} f_{t(z)} \langle g, \nabla l_z \rangle + \text{rest}
 
     The first order is the first term of each. The server works :math:`\phi_i` out from the update alone, so that a
-    client cannot raise it by what it reports; the report (:class:`flsv.training.algorithms.InRunValues`) says from which
-    classes it comes. ``"rest"`` is what no sample has moved: weight decay, clipping, momentum of an earlier round, what
-    uploads or attacks have changed, steps that were not looked at. ``"curvature"`` is the second term of the second
-    order: how far the moves of all go too far together. It is a client's and no class's, since it follows from the
-    whole round's move, which nobody knows while the samples are trained on.
+    client cannot raise it by what it reports; the report (:class:`flsv.training.algorithms.InRunValues`) says from
+    which classes it comes. ``"rest"`` is what no sample has moved: weight decay, clipping, momentum of an earlier
+    round, what uploads or attacks have changed, steps that were not looked at. ``"curvature"`` is the second term of
+    the second order: how far the moves of all go too far together. It is a client's and no class's, since it follows
+    from the whole round's move, which nobody knows while the samples are trained on.
 
     Values are summed over rounds, as the paper sums them over steps; who is absent gets 0. Without the columns it is
     :func:`flsv.functional.gradient_shapley` with fixed weights. Good while updates are small.

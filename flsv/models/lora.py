@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flsv.core.parameter_space import head_name
 from flsv.models.classifier import ClassifierClient
+from flsv.utilities.classifier_head import head_name
 from flsv.utilities.declared import Count, Positive, check_arguments
 from flsv.utilities.errors import ConfigurationError
 

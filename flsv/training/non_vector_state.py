@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
-from flsv.core.parameter_space import LIGHTNINGS, plain_state
+from flsv.core.plain_tensors import LIGHTNINGS, plain_state
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{"buffers": ..., "attributes": ...}``, both by name.
@@ -154,7 +154,7 @@ def _collections(module: nn.Module) -> dict[str, int]:
 
 
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """``function`` of the tensors in a value of :func:`flsv.core.parameter_space.plain_state`."""
+    """``function`` of the tensors in a value of :func:`flsv.core.plain_tensors.plain_state`."""
     if value is None or isinstance(value, Tensor):
         return None if value is None else function(value.detach())
     return tuple(_each(part, function) for part in value)

@@ -10,12 +10,14 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging
 from torch import Tensor
-from toys import Plain, fit, toy_data, trainer_for, vector
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit, trainer_for, vector
+from helpers.models import Plain
 
 averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6")
 WeightAveraging, EMAWeightAveraging = averaging.WeightAveraging, averaging.EMAWeightAveraging

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from toys import Plain, fit, toy_data, trainer_for
 
 from flsv._lightning.round_boundary import DurableCheckpointIO
 from flsv.federation import FederatedLoop
 from flsv.utilities.atomic_files import append
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain
 
 
 def test_a_checkpoint_is_written_beside_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

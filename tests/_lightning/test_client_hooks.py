@@ -9,11 +9,13 @@ import torch
 from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor
 from torchmetrics import PearsonCorrCoef
-from toys import Plain, fit, toy_data
 
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import _merge_states, _state
 from flsv.federation import FederatedLoop
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.models import Plain
 
 LOCAL_EPOCHS = 2
 

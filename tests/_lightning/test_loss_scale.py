@@ -5,12 +5,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from resume_run import checkpoints
-from small_loops import KeepUpdates
-from toys import fit, vector
 
 from flsv.federation import FederatedLoop
 from flsv.sampling import FixedCohort
+from helpers.fits import KeepUpdates, checkpoints, fit, vector
 
 
 def half() -> dict[str, Any]:

@@ -10,10 +10,12 @@ import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
 from torch.utils.data import DataLoader, TensorDataset
-from toys import FEATURES, Plain, network, vector
 
 from flsv import FederatedDataModule
 from flsv.cli.parser import make_cli
+from helpers.data import FEATURES
+from helpers.fits import vector
+from helpers.models import Plain, network
 
 
 class Module(Plain):

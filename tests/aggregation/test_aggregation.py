@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import assert_same
 from scipy.optimize import minimize
 from torch import Tensor, nn
-from toys import Plain, fit, network, toy_data
 
 from flsv.aggregation import (
     Aggregator,
@@ -41,6 +39,10 @@ from flsv.metrics import DecayedShapley
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedDynServer, FedProx
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.loops_by_hand import assert_same
+from helpers.models import Plain, network
 
 
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy.stats import norm
 from torch import Tensor, nn
-from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -34,6 +33,9 @@ from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.uploads import TopK, UploadContext
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit, vector
+from helpers.models import Plain, network
 
 SIZE = 100_000
 

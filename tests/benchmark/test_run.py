@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_federation import SIZES, small
-from task_kinds import Data, Glue
 from torch import Tensor
 
 from flsv.benchmark import make_truth, truth_table
@@ -16,6 +14,8 @@ from flsv.benchmark.scores import Results, spearman
 from flsv.benchmark.summary import by_set, costs, covered, summarize
 from flsv.metrics import ContributionMetric
 from flsv.utilities.errors import ConfigurationError
+from helpers.runs import SIZES, small_federation
+from helpers.tasks import Data, Glue
 
 
 class Last(ContributionMetric):
@@ -41,7 +41,7 @@ class Broken(Last):
 
 
 def test_all_metrics_of_the_registry_in_one_fit() -> None:
-    found = run(small(), METRICS, seed=0)
+    found = run(small_federation(), METRICS, seed=0)
     assert not found.refused
     assert found.values.keys() == METRICS.keys()
     for name, values in found.values.items():
@@ -50,13 +50,13 @@ def test_all_metrics_of_the_registry_in_one_fit() -> None:
     assert len(METRICS) >= 18
     assert {need for each in METRICS.values() for need in each.needed} <= set(NEEDS)
     assert found.evaluations["fedsv"] == 2 * 8
-    assert found.values["size"].tolist() == small().datamodule().num_samples.tolist()
+    assert found.values["size"].tolist() == small_federation().datamodule().num_samples.tolist()
 
 
 def test_games_of_many_clients_have_a_budget_a_client() -> None:
     """Else Banzhaf values would be of all 2^12 coalitions, and 24 evaluations too few for some."""
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 12}}
-    mine = small(data={**small().data, "partitioner": partitioner})
+    mine = small_federation(data={**small_federation().data, "partitioner": partitioner})
     games = [name for name, each in METRICS.items() if each.per_client is not None]
     assert {"banzhaf", "gtg", "beta_16_1", "beta_1_4", "permutation_24", "surrogate_24"} <= set(games)
     found = run(mine, {name: METRICS[name] for name in ["fedsv", *games]}, seed=0)
@@ -69,7 +69,7 @@ def test_of_a_regression_what_needs_no_classes() -> None:
     model = {"class_path": "flsv.models.RegressorClient", "init_args": {}}
     source = {"class_path": "flsv.benchmark.built_in.BuiltInData", "init_args": {"name": "diabetes"}}
     data = {"source": source, "partitioner": SIZES, "batch_size": 64}
-    mine = small(data=data, attacks=[], bad={}, model=model, performance="val_loss", mode="min")
+    mine = small_federation(data=data, attacks=[], bad={}, model=model, performance="val_loss", mode="min")
     names = ("fedsv", "gradient_agreement", "cssv", "one_round", "decayed", "knn_shapley")
     found = run(mine, {name: METRICS[name] for name in names}, seed=0)
     assert found.values.keys() == {"fedsv", "gradient_agreement", "one_round", "decayed"}
@@ -84,8 +84,8 @@ class Dictionaries(Data):
 def test_batches_are_dictionaries() -> None:
     """What the module logs is measured; whatever asks for pairs or logits says so."""
     data = {"source": {"class_path": "test_run.Dictionaries"}, "partitioner": SIZES, "batch_size": 6}
-    model = {"class_path": "task_kinds.Glue"}
-    mine = small(data=data, model=model, performance="accuracy_all", mode="max", attacks=[], bad={})
+    model = {"class_path": "helpers.tasks.Glue"}
+    mine = small_federation(data=data, model=model, performance="accuracy_all", mode="max", attacks=[], bad={})
     names = ("fedsv", "one_round", "cgsv", "gradient_agreement", "knn_shapley", "lava")
     found = run(mine, {name: METRICS[name] for name in names}, seed=0)
     assert found.values.keys() == {"fedsv", "one_round", "cgsv"}
@@ -97,7 +97,7 @@ def test_batches_are_dictionaries() -> None:
 
 
 def test_a_metric_that_fails_fails_alone() -> None:
-    found = run(small(), {"mine": Entry("mine", Last), "broken": Entry("broken", Broken)}, seed=0)
+    found = run(small_federation(), {"mine": Entry("mine", Last), "broken": Entry("broken", Broken)}, seed=0)
     assert found.values["mine"].tolist() == [0, 1, 2]
     assert not found.refused
     assert list(found.failed) == ["broken"]
@@ -109,11 +109,11 @@ def test_the_clients_side_of_a_metric_comes_along() -> None:
     name, mine = entry("flsv.metrics.InRunShapley(order=2)")
     assert mine.needed == METRICS["in_run_2"].needed
     entries = {name: mine, "first": METRICS["in_run"], "size": METRICS["size"]}
-    found = run(small(), entries, seed=0)
+    found = run(small_federation(), entries, seed=0)
     assert not found.refused
     assert not torch.equal(found.values[name], found.values["first"])
     # The training is the same with it and without.
-    alone = run(small(), {"in_run_2": METRICS["in_run_2"]}, seed=0)
+    alone = run(small_federation(), {"in_run_2": METRICS["in_run_2"]}, seed=0)
     assert torch.equal(alone.values["in_run_2"], found.values[name])
 
 
@@ -132,7 +132,7 @@ def test_names_that_mean_nothing(name: str, message: str) -> None:
 
 @pytest.mark.slow
 def test_what_is_known_is_not_run_again_and_is_summed_up(tmp_path: Path) -> None:
-    mine = small()
+    mine = small_federation()
     make_truth(mine, tmp_path, seeds=[1, 2])
     known = {"small": (mine, truth_table(mine, tmp_path))}
     said: list[str] = []
@@ -176,7 +176,7 @@ def test_a_metric_of_which_the_last_client_was_being_written_is_run_again(tmp_pa
     (tmp_path / "values.csv").write_text(f"{first}small,0,cgsv,0,1,,,\nsmall,0,")
     results = Results(tmp_path)
     assert [key[2] for key in results.values] == ["size"]
-    found = run(small(), {"fedsv": METRICS["fedsv"]}, seed=1)
+    found = run(small_federation(), {"fedsv": METRICS["fedsv"]}, seed=1)
     results.add("small", 1, found)
     read = Results(tmp_path)
     assert read.values["small", 0, "size"].tolist() == [1]

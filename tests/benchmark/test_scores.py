@@ -6,12 +6,12 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
-from small_federation import small
 
 from flsv.benchmark.scores import Results, Values, auroc, pearson, share_error, shares, spearman
 from flsv.benchmark.summary import Known, covered
 from flsv.benchmark.truth import exact_truth
 from flsv.functional.shapley.enumeration import all_coalitions
+from helpers.runs import small_federation
 
 NAN = float("nan")
 
@@ -52,7 +52,7 @@ def known() -> Known:
     """A federation whose truth is an additive game: clients have 0.5, 0.3 and 0.2 of it."""
     worth = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     utilities = (all_coalitions(3).double() @ worth).expand(2, 8)
-    return {"small": (small(), exact_truth((1, 2), utilities.contiguous()))}
+    return {"small": (small_federation(), exact_truth((1, 2), utilities.contiguous()))}
 
 
 def told(values: list[float], low: list[float], high: list[float]) -> Results:

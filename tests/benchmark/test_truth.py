@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from small_federation import small
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
@@ -24,10 +23,11 @@ from flsv.games.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
+from helpers.runs import small_federation
 
 
 def test_made_in_parts_is_made_whole(tmp_path: Path) -> None:
-    mine, path = small(), tmp_path / "small.csv"
+    mine, path = small_federation(), tmp_path / "small.csv"
     assert make_truth(mine, tmp_path, seeds=[1, 2]) == 16
     whole, lines = truth_table(mine, tmp_path).utilities, path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:7]) + "1,0+2")  # killed while it wrote
@@ -88,15 +88,15 @@ def test_shipped_tables_are_what_is_trained(name: str, members: Sequence[int]) -
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no truth of small"):
-        truth_table(small(), tmp_path)
+        truth_table(small_federation(), tmp_path)
     many = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 11}}
     with pytest.raises(ConfigurationError, match="2,048 coalitions.*Say `circles: 3`"):
-        make_truth(small(data={**small().data, "partitioner": many}), tmp_path)
+        make_truth(small_federation(data={**small_federation().data, "partitioner": many}), tmp_path)
 
 
 def test_of_circles_made_in_parts_is_made_whole(tmp_path: Path) -> None:
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 5}}
-    mine = small(circles=1, data={**small().data, "partitioner": partitioner})
+    mine = small_federation(circles=1, data={**small_federation().data, "partitioner": partitioner})
     assert make_truth(mine, tmp_path, seeds=[1, 2]) == 2 * (5 * 4 + 2)
     path, truth = tmp_path / "small.csv", truth_table(mine, tmp_path)
     assert truth.utilities is None
@@ -133,8 +133,11 @@ def test_the_interval_of_circles_holds_the_exact_values() -> None:
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_the_same_as_one_coalition_after_the_other(optimizer: str) -> None:
     options = {"class_path": f"torch.optim.{optimizer}", "init_args": {"lr": 0.02}}
-    model = {"class_path": "flsv.ClassifierClient", "init_args": {**small().model["init_args"], "optimizer": options}}
-    mine, masks = small(model=model, performance="negative_loss"), all_coalitions(3)
+    model = {
+        "class_path": "flsv.ClassifierClient",
+        "init_args": {**small_federation().model["init_args"], "optimizer": options},
+    }
+    mine, masks = small_federation(model=model, performance="negative_loss"), all_coalitions(3)
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
         quiet = Reporting(table=False)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas
 import pytest
 import yaml
-from cli_runs import rows
 
 from flsv.benchmark.federation import FOLDER
 from flsv.cli import main
 from flsv.cli.bench import QUICK
 from flsv.utilities.errors import ConfigurationError
+from helpers.runs import rows
 
 
 @pytest.fixture

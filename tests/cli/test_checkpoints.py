@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from cli_runs import QUIET, rows, written
-from toys import Plain, fit, trainer_for
 
 from flsv.cli import main
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain
+from helpers.runs import QUIET, rows, written
 
 
 def run(command: str, folder: Path, *arguments: str) -> int:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from cli_runs import CONFIGS, QUIET, rows
 from pandas import DataFrame
 from sklearn.metrics import roc_auc_score
-from toys import Plain, fit, toy_data
 
 import flsv
 from flsv import ClientEvaluation
@@ -22,6 +20,10 @@ from flsv.federation import FederatedLoop
 from flsv.personalization import Standalone
 from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import CONFIGS, toy_data
+from helpers.fits import fit
+from helpers.models import Plain
+from helpers.runs import QUIET, rows
 
 
 @pytest.fixture(autouse=True)

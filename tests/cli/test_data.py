@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import snippets
 
 from flsv.cli import main
 from flsv.cli.data import notes
 from flsv.data import FederatedDataModule
+from helpers import pages
 
 COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged": "admitted"}}
 
@@ -18,7 +18,7 @@ COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged"
 def clinics(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parents[2] / "docs/tutorials/hospitals.md"
-    (script,) = (block for block in snippets.blocks(page.read_text()) if block.title == "clinics.py")
+    (script,) = (block for block in pages.blocks(page.read_text()) if block.title == "clinics.py")
     exec(script.text)
     return tmp_path
 

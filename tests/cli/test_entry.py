@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import QUIET, written
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.cli import main
 from flsv.cli.entry import OWN
 from flsv.results.folder import FolderLock
+from helpers.runs import QUIET, written
 
 
 def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_what_is_refused_before_the_first_round_leaves_no_folder(tmp_path: Path)
 
 def test_the_configuration_is_where_the_trackers_run_is(tmp_path: Path) -> None:
     config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
-    assert main(["fit", *config, "--trainer.logger=cli_runs.Tracker"]) == 0
+    assert main(["fit", *config, "--trainer.logger=helpers.runs.Tracker"]) == 0
     assert {"config.yaml", "run.json", "contributions.csv"} <= {p.name for p in (tmp_path / "7" / "of_run").iterdir()}
 
 

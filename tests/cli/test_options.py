@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_runs import CONFIGS, QUIET
 
 from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.cli import main
@@ -23,6 +22,8 @@ from flsv.data import (
     SizePartitioner,
     Splits,
 )
+from helpers.data import CONFIGS
+from helpers.runs import QUIET
 
 #: What plain parsers say.
 AT_ONCE = [

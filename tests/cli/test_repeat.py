@@ -5,12 +5,12 @@ import statistics
 from pathlib import Path
 
 import pytest
-from cli_runs import rows, write_table, written
 from scipy import stats
 
 from flsv.cli import main, repeat
 from flsv.report import open_run
 from flsv.report.shares import basis_of
+from helpers.runs import rows, write_table, written
 
 
 def test_means_of_runs_of_other_seeds(

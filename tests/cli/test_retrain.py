@@ -8,9 +8,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from cli_runs import fitted, rows, write_table, written
-from page_text import text_of
-from toys import trainer_for
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
@@ -30,6 +27,9 @@ from flsv.metrics import (
     PartialFederatedShapley,
 )
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import trainer_for
+from helpers.pages import text_of
+from helpers.runs import fitted, rows, write_table, written
 
 OF_A_TABLE: dict[str, Any] = {
     "seed_everything": 3,
@@ -103,7 +103,7 @@ def test_a_schedule_that_looks_at_validation_and_what_the_run_has_trained_itself
     """ShadowShapley's coalitions are trained when the run has ended, and are those of flsv retrain."""
     shadow = {"class_path": "ShadowShapley", "init_args": {"performance": "negative_loss"}}
     federation = {"metrics": {"shadow": shadow}, "reporting": {"table": False, "figures": 0}}
-    model, trainer = {"class_path": "loop.fit_kinds.DigitsPlateau"}, {"max_epochs": 2, "accelerator": "cpu"}
+    model, trainer = {"class_path": "helpers.coalition_kinds.DigitsPlateau"}, {"max_epochs": 2, "accelerator": "cpu"}
     options = {"model": model, "federation": federation, "trainer": trainer, "seed_everything": 3}
     run = fitted(tmp_path, written(tmp_path / "federation.yaml", **options))
     values = [float(row["value"]) for row in rows(run / "contributions.csv") if row["metric"] == "shadow"]

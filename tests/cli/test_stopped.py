@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_runs import QUIET, written
 
 from flsv.cli.command import Terminated, terminable
+from helpers.runs import QUIET, written
 
 pytestmark = pytest.mark.slow
 

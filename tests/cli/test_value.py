@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import rows
 from torch.utils.data import TensorDataset
 
 from flsv.cli import main
@@ -13,6 +12,7 @@ from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary
 from flsv.valuation.sets import participants_of
+from helpers.runs import rows
 
 
 def test_it_prints_a_table_and_writes_everything(

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
-import task_kinds
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from toys import sgd
 
 from flsv.data import FederatedDataModule, SizePartitioner
+from helpers import tasks
+from helpers.models import sgd
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def images() -> Sets:
     return Sets(some(44), some(12))
 
 
-class Small(task_kinds.Kind):
+class Small(tasks.Kind):
     """With BatchNorm, dropout and whatever schedule is asked for. Knows nothing of a federation."""
 
     def __init__(

@@ -17,12 +17,12 @@ from typing import Any
 
 import lightning as L
 import torch
-from one_client import Batches
 from torch import Tensor
-from toys import trainer_for
 
 from flsv.data import FederatedDataModule
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs
+from helpers.fits import trainer_for
+from helpers.loops_by_hand import Batches
 
 SEED = 5
 

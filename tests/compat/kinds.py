@@ -5,14 +5,15 @@ import itertools
 from typing import Any
 
 import lightning as L
-import task_kinds
 import torch
 from compat.base import Kind, Sets, Small, drawn, images
 from lightning.pytorch.callbacks import BackboneFinetuning, LambdaCallback
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.data import Dataset, TensorDataset
-from toys import sgd
+
+from helpers import tasks
+from helpers.models import sgd
 
 PIXELS, LATENT, WIDTH = 64, 4, 16
 
@@ -95,7 +96,7 @@ def views() -> Sets:
     return Sets(TwoViews(44, 0), TwoViews(12, 1, fixed=True))
 
 
-class BYOL(task_kinds.Kind):
+class BYOL(tasks.Kind):
     """The target network follows the online one after every batch, by a hook."""
 
     def __init__(self) -> None:
@@ -138,7 +139,7 @@ class Transferred(Small):
         return sgd([p for p in self.parameters() if p.requires_grad])
 
 
-class ManualAccumulation(task_kinds.Regression):
+class ManualAccumulation(tasks.Regression):
     """The accumulation of Lightning's guide to manual optimization: a step after every second batch."""
 
     def __init__(self) -> None:
@@ -154,7 +155,7 @@ class ManualAccumulation(task_kinds.Regression):
         return loss
 
 
-class Carried(task_kinds.Kind):
+class Carried(tasks.Kind):
     """Carries a recurrent network's state from batch to batch, in an attribute, from the epoch's first batch on."""
 
     def __init__(self) -> None:
@@ -295,10 +296,10 @@ KINDS = {
     "frozen-backbone": Kind(lambda: Transferred(frozen=True), images),
     # 5 and 2 batches: a window of one client's last batch must not end with the next one's first.
     "manual-accumulation": of_task(ManualAccumulation, clients=(5, 2)),
-    "vae": of_task(task_kinds.VAE),
-    "several-val-loaders": of_task(task_kinds.SeveralLoaders, logged="val_loss/dataloader_idx_1"),
-    "dictionaries": of_task(task_kinds.Glue, logged="loss_all"),
-    "next-character": of_task(task_kinds.LanguageModel, logged="val/perplexity"),
+    "vae": of_task(tasks.VAE),
+    "several-val-loaders": of_task(tasks.SeveralLoaders, logged="val_loss/dataloader_idx_1"),
+    "dictionaries": of_task(tasks.Glue, logged="loss_all"),
+    "next-character": of_task(tasks.LanguageModel, logged="val/perplexity"),
     "carried-lstm-state": Kind(Carried, _series),
     "hooks": Kind(Hooked, lambda: KnowsItsClasses(images().train, *images().val)),
     "dataloader-iter": Kind(Fetches, images),

@@ -9,11 +9,10 @@ import lightning as L
 import torch
 from compat.base import Kind, federated
 from compat.by_hand import SEED, HandRound, fedavg
-from small_loops import KeepUpdates
 from torch import Tensor
-from toys import trainer_for
 
 from flsv import FederatedLoop, Reporting
+from helpers.fits import KeepUpdates, trainer_for
 
 ROUNDS = 2
 

@@ -9,11 +9,11 @@ from compat.base import federated
 from compat.by_hand import SEED, coalition_values, validated
 from compat.kinds import KINDS
 from compat.runs import Pair, both
-from resuming import assert_resumes
-from sifted import slow_except
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley
+from helpers import slow_except
+from helpers.fits import assert_resumes
 
 
 @pytest.fixture(scope="module", params=KINDS)

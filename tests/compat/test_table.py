@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 from compat import kinds, test_trainer
-from loop.fit_kinds import KINDS
+
+from helpers.coalition_kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "reference" / "compatibility.md"

@@ -5,10 +5,10 @@ import sys
 
 import lightning as L
 import pytest
-from dealt import CONFIGS, SCENARIOS
 
 from flsv import FederatedDataModule, FederatedLoop
 from flsv.cli import main
+from helpers.data import CONFIGS, SCENARIOS
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import re
 import lightning as L
 import pytest
 import torch
-from dealt import CONFIGS, SCENARIOS, named
 
 from flsv import ClassifierClient
 from flsv.attacks import Attack
 from flsv.cli.parser import PARTS
 from flsv.data import Corruption, Partitioner
 from flsv.utilities.plugins import subclasses
+from helpers.data import CONFIGS, SCENARIOS, named
 
 
 # configs/value.yaml is for another subcommand: see test_value.py.
@@ -34,7 +34,9 @@ def test_every_scenario_composes_with_a_base(load, scenario):
 
 
 def test_what_is_shared_may_be_a_function(load, tmp_path):
-    (tmp_path / "share.yaml").write_text("federation: {share: {class_path: toys.OfShape, init_args: {dimensions: 2}}}")
+    (tmp_path / "share.yaml").write_text(
+        "federation: {share: {class_path: helpers.models.OfShape, init_args: {dimensions: 2}}}"
+    )
     _, _, loop = load(CONFIGS / "digits.yaml", tmp_path / "share.yaml")
     assert loop.share.dimensions == 2
     assert loop.share("weight", torch.zeros(3, 3))

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from dealt import CONFIGS, EVEN, ROOT, SCENARIOS, dealt_counts, real
 
 from flsv.data import LongTail, ShardPartitioner
+from helpers.data import CONFIGS, EVEN, ROOT, SCENARIOS, dealt_counts, real
 
 
 def test_shapfed_imbalanced(deal):

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
-from resuming import assert_resumes
 from torch import nn
-from toys import fit, toy_data
 
 from flsv import Reporting
 from flsv.core import ALONE, Channel, Client, LocalData, Owners, Ranks, Round, run_protocol
@@ -26,6 +24,8 @@ from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer, Standalone
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import clients_of
+from helpers.data import toy_data
+from helpers.fits import assert_resumes, fit
 
 
 class Asking(Personalizer):

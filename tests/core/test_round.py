@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import fit, toy_data, vector
 
 from flsv import FederatedLoop
 from flsv.aggregation import Aggregator, FedAdam
@@ -21,6 +20,8 @@ from flsv.metrics import ClassSpecificShapley, ContributionEstimation, Cumulativ
 from flsv.server import ContributionMetrics
 from flsv.server.round_server import RoundServer
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit, vector
 
 
 def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from resume_run import checkpoints
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassF1Score
-from toys import CLASSES, FEATURES, Plain, fit, network, sgd, toy_data, vector
 
 from flsv import ClassifierClient, ClientEvaluation
 from flsv.aggregation import FedAdam, FedBuff, ShapFedWA, StaleStarts
@@ -30,6 +28,9 @@ from flsv.training.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
 from flsv.uploads import UploadContext
 from flsv.valuation import FedBary, participants_of
 from flsv.valuation.features import Backbone
+from helpers.data import CLASSES, FEATURES, toy_data
+from helpers.fits import checkpoints, fit, vector
+from helpers.models import Plain, network, sgd
 
 pytestmark = [
     pytest.mark.cuda,

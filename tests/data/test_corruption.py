@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from data_options import ready
-from own_data import Items
 from torch.utils.data import Subset, TensorDataset
 
 from flsv.attacks import GradientPoisoning
@@ -23,6 +21,7 @@ from flsv.data import (
 from flsv.data.partition import partition_counts
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers.data import Items, ready
 
 X = torch.randn(300, 2, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(300) % 5

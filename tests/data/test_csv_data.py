@@ -5,11 +5,11 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from data_options import ready
 
 from flsv.data import CharacterData, GroupPartitioner, TableData, TextData
 from flsv.data.sources.csv_data import hashed_words, windows
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import ready
 
 WARDS = ("A", "B", "Größe")
 

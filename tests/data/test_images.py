@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from data_options import ready
 from PIL import Image
 from sklearn.datasets import load_digits
 
 from flsv.data import DirichletPartitioner, GroupPartitioner, load_image_data
 from flsv.data.sources.named import CENTRES, KINDS, SPREAD, digits, folder, gaussians, npz, vision
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import ready
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
 needs_data = pytest.mark.skipif(ROOT is None, reason="FLSV_DATA_ROOT is not set: no real image data")

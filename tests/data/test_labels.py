@@ -6,11 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from data_options import ready
 from lightning.pytorch.callbacks import ModelCheckpoint
-from own_data import HERE, Items, rows
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
-from toys import Plain, fit, network, toy_sets
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
@@ -29,6 +26,9 @@ from flsv.data.groups import named_groups, plain_names
 from flsv.data.labels import count_classes, dataset_labels, find_classes
 from flsv.metrics import ClassSpecificShapley
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import HERE, Items, ready, rows, toy_sets
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 N = 40
 X = torch.rand(N, 6)

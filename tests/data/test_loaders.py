@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_options import ready
-from own_data import Items
 from PIL import Image
-from resuming import assert_resumes
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
-from toys import CLASSES, FEATURES, Plain, network, toy_data, toy_sets
 
 from flsv.data import FederatedDataModule, IIDPartitioner, Loader, SizePartitioner, TensorBatches, make_loader
 from flsv.data.contents import content_hashes, not_finite
 from flsv.data.loaders import preload
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, FEATURES, Items, ready, toy_data, toy_sets
+from helpers.fits import assert_resumes
+from helpers.models import Plain, network
 
 X = torch.randn(50, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(50)

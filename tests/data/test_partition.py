@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from data_options import ready
 from torch.utils.data import TensorDataset
 
 from flsv.data import (
@@ -23,6 +22,7 @@ from flsv.data import (
 )
 from flsv.data.splits import Splits, split_federation
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import ready
 
 LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
 GROUPS = torch.randint(0, 12, (1000,), generator=torch.Generator().manual_seed(8))

@@ -6,12 +6,12 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from data_options import ready
 
 from flsv.data.groups import check_spelling
 from flsv.data.sources.doubts import codes_in
 from flsv.data.sources.table import read_table
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import ready
 
 ROWS = 120
 

@@ -9,9 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from data_options import ready
-from frames import Frame
-from own_data import HERE, WORDS, X, Y, rows
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -32,6 +29,7 @@ from flsv.data.sources.base import SourceData, array_set
 from flsv.data.sources.source import SOURCES, module_source
 from flsv.testing import check_source
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import HERE, WORDS, Frame, X, Y, ready, rows
 
 
 def test_arrays_as_tensors():

@@ -7,15 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from data_options import ready
-from frames import Frame, HuggingFace
-from own_data import patients
 
 from flsv.data import Columns
 from flsv.data.sources.columns import read_column, without_gaps
 from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table, frame_table, one_table, read_csv
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import Frame, HuggingFace, patients, ready
 
 ROWS = 40
 AGE = [float(20 + i) if i % 7 else float("nan") for i in range(ROWS)]

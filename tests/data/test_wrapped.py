@@ -6,15 +6,12 @@ import lightning as L
 import pytest
 import torch
 import yaml
-from data_options import ready
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.tuner import Tuner
-from own_data import Items
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from toys import trainer_for
 
 from flsv import FederatedLoop
 from flsv.data import (
@@ -25,6 +22,8 @@ from flsv.data import (
     TensorBatches,
 )
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import Items, ready
+from helpers.fits import trainer_for
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(200) % 5
@@ -225,7 +224,7 @@ def test_data_modules_data_sets_and_clients_in_yaml(tmp_path, monkeypatch):
         return LightningCLI(Linear, FederatedDataModule, trainer_defaults=quiet, args=args, **options).datamodule
 
     assert isinstance(parse(source=f"{BoringDataModule.__module__}.BoringDataModule").source, BoringDataModule)
-    pair = [{"class_path": "own_data.Items", "init_args": {"items": [[1.0, 0]] * n}} for n in (30, 10)]
+    pair = [{"class_path": "helpers.data.Items", "init_args": {"items": [[1.0, 0]] * n}} for n in (30, 10)]
     assert [len(part) for part in parse(source=pair).source] == [30, 10]
     for place, name in enumerate(("Boston", "Köln Süd")):
         lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from toys import fit, vector
 
 from examples.language_model import CausalLMClient
 from flsv import Reporting
@@ -23,6 +22,7 @@ from flsv.metrics import (
     GradientShapley,
     ShadowShapley,
 )
+from helpers.fits import fit, vector
 
 pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'flsv[lora]'")

@@ -10,10 +10,10 @@ from typing import Any
 import docs_site
 import lightning as L
 import pytest
-import snippets
 
 from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
+from helpers import pages
 
 ROOT = Path(__file__).parents[2]
 #: Pages of results show what tools and `flsv bench` print; they have tests of their own.
@@ -55,7 +55,7 @@ def short(fit: Any) -> Any:
 def fit_only(command: list[str]) -> None:
     """``flsv fit`` without the other subcommands' parsers and without the table."""
     if command[1] != "fit":
-        return snippets.run_command(command)
+        return pages.run_command(command)
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.enable_checkpointing", "false"]
     cli = make_cli([*command[2:], *quiet, "--federation.reporting.table", "false"], run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
@@ -66,7 +66,7 @@ def fit_only(command: list[str]) -> None:
 @pytest.mark.parametrize("page", [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in PAGES])
 def test_all_that_a_page_shows_runs(page: Path) -> None:
     text = page.read_text()
-    assert snippets.run_page(text, (lambda command: None) if page == SERVERS else None) == text.count("```") // 2
+    assert pages.run_page(text, (lambda command: None) if page == SERVERS else None) == text.count("```") // 2
 
 
 @pytest.mark.slow
@@ -75,4 +75,4 @@ def test_the_command_of_every_algorithm_runs(each: docs_site.Algorithm) -> None:
     if "lora" in each.configs:
         pytest.importorskip("peft")
     page = docs_site.algorithm_page(each)
-    assert snippets.run_page(page, fit_only) == 2 * len(each.configs)
+    assert pages.run_page(page, fit_only) == 2 * len(each.configs)

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import snippets
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flsv.cli import main
+from helpers import pages
 
 ROOT = Path(__file__).parents[2]
 DATA = os.environ.get("FLSV_DATA_ROOT")
@@ -31,15 +31,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def commands_of(page: Path) -> list[list[str]]:
     return [
         words
-        for block in snippets.blocks(page.read_text())
+        for block in pages.blocks(page.read_text())
         if block.language == "bash"
-        for words in snippets.commands(block.text)
+        for words in pages.commands(block.text)
     ]
 
 
 def test_a_data_scientist_goes_from_four_csv_files_to_a_signed_report() -> None:
     page = ROOT / "docs" / "tutorials" / "hospitals.md"
-    snippets.run_page(page.read_text())
+    pages.run_page(page.read_text())
 
     shares = [*csv.DictReader(Path("shares.csv").read_text().splitlines())]
     amounts = {row["client_name"]: float(row["amount"]) for row in shares}
@@ -104,14 +104,14 @@ def test_an_engineer_with_x_rays_changes_no_line_of_her_project() -> None:
     """The tutorial's configuration with her two classes in it, then its commands."""
     page = ROOT / "docs" / "tutorials" / "lightning.md"
     Path("xrays.py").write_text(XRAYS.format(path=str(Path(str(DATA), "pneumoniamnist.npz"))))
-    (federation,) = (b for b in snippets.blocks(page.read_text()) if b.title == "federation.yaml")
+    (federation,) = (b for b in pages.blocks(page.read_text()) if b.title == "federation.yaml")
     text = federation.text.replace("project.Classifier", "xrays.Lungs").replace("project.Digits", "xrays.XRays")
     assert text.count("xrays.") == 2
     Path("federation.yaml").write_text(text)
     fits = [words for words in commands_of(page) if words[:2] == ["flsv", "fit"]]
     assert len(fits) == 2
     for number, words in enumerate(fits):
-        snippets.run_command(words)
+        pages.run_command(words)
         run = f"lightning_logs/version_{number}"
         assert main(["report", run]) == 0
         report = Path(run, "report.html").read_text()
@@ -162,7 +162,7 @@ def test_a_teacher_shows_contributions_in_tensorboard() -> None:
     commands = [words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")]
     fit = next(words for words in commands if words[:2] == ["flsv", "fit"])
     board = next(words for words in commands if words[0] == "tensorboard")
-    snippets.run_command(fit)
+    pages.run_command(fit)
     run = Path("lightning_logs/version_0")
     assert run.is_relative_to(board[board.index("--logdir") + 1])
     rows = [row for row in csv.DictReader((run / "contributions.csv").read_text().splitlines()) if row["class"] == ""]

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from rank_cases import CASES, run_and_die
-from rank_processes import Ended, Group, free_port
-from same_runs import differences
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from toys import fit, vector
 
 from flsv.cli import main
 from flsv.engines.ranks.group import meet
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import fit, vector
+from helpers.rank_federations import RANK_CASES
+from helpers.ranks import Ended, Group, free_port, run_and_die
+from helpers.runs import differences
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per number of ranks with a folder per federation."""
     root = tmp_path_factory.mktemp("ranks")
-    groups = [Group("run_all", [str(root / str(size)), list(CASES)], size, root / str(size)) for size in (1, 2, 3)]
+    groups = [Group("run_all", [str(root / str(size)), list(RANK_CASES)], size, root / str(size)) for size in (1, 2, 3)]
     for group in groups:
         group.done()
     return root
@@ -53,7 +53,7 @@ def test_two_ranks_with_what_clients_keep_equal_one_process(short_runs: Path, na
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RANK_CASES)
 def test_equals_one_process_to_the_bit(runs: Path, name: str, size: int) -> None:
     assert differences(runs / "1" / name, runs / str(size) / name) == []
 

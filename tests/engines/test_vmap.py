@@ -7,11 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from batched_pairs import SIZES, Plainest, loop, pair
-from resuming import assert_resumes
-from task_kinds import Items
 from torch import Tensor, nn
-from toys import Plain, adam, fit, toy_data, toy_sets, vector
 
 from flsv import ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
@@ -24,6 +20,10 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
 from flsv.utilities.seeding import global_rngs
+from helpers.data import toy_data, toy_sets
+from helpers.fits import SIZES, assert_resumes, engine_loop, fit, pair, vector
+from helpers.models import Plain, Plainest, adam
+from helpers.tasks import Items
 
 
 class Augmented(Plainest):
@@ -130,7 +130,7 @@ def test_a_client_whose_model_is_not_finite(tmp_path: Path, chunk: int | None) -
 
 
 def make_resumable() -> FederatedLoop:
-    return loop(
+    return engine_loop(
         partial(VmapProcess, chunk=2),
         aggregator=ShapFedWA("cssv"),
         metrics={"cssv": ClassSpecificShapley(momentum=0.7)},
@@ -162,5 +162,5 @@ def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return tried[0]
 
     monkeypatch.setattr(vmap, "try_rows", watched)
-    fit(loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
+    fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
     assert tried == [set()]

@@ -8,14 +8,15 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from batched_pairs import Plainest, loop
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
-from toys import CLASSES, FEATURES, Plain, fit, toy_data
 
 from flsv.training.algorithms import FedProx, MoreauSGD
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, FEATURES, toy_data
+from helpers.fits import engine_loop, fit
+from helpers.models import Plain, Plainest
 
 
 class Steps(Plainest):
@@ -103,4 +104,4 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("make", "federation", "trainer", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
 def test_what_cannot_be_is_refused(tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
-        fit(loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)
+        fit(engine_loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)

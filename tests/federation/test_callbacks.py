@@ -10,7 +10,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from by_hand import LOCAL_EPOCHS, ROUNDS, cohort, sharing_by_hand, unequal_data
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
@@ -24,15 +23,16 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger
-from logging_module import Logs, logged
-from three_of_five import loop as of_three
 from torch import Tensor, nn
-from toys import CLASSES, FEATURES, Plain, fit, network, sgd, toy_data, trainer_for, vector
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import CumulativeShapley
 from flsv.server.checks import check_callbacks
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, FEATURES, toy_data
+from helpers.fits import fit, logged, trainer_for, vector
+from helpers.loops_by_hand import LOCAL_EPOCHS, ROUNDS, cohort, sharing_by_hand, three_of_five, unequal_data
+from helpers.models import Logs, Plain, network, sgd
 
 
 def in_order(first: bool, callback: Callback, loop: FederatedLoop) -> list[Callback]:
@@ -111,7 +111,7 @@ def test_finetuning_thaws_by_rounds(tmp_path: Path) -> None:
     def run(first: bool = True, **options: Any) -> Backbone:
         thaw = BackboneFinetuning(1, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.5)
         saving = [] if options else [ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=20, save_top_k=-1)]
-        callbacks = [*in_order(first, thaw, of_three()), *saving]
+        callbacks = [*in_order(first, thaw, three_of_five()), *saving]
         trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=callbacks, enable_checkpointing=bool(saving))
         trainer.fit(module := Backbone(), unequal_data(), **options)
         return module
@@ -203,7 +203,9 @@ def test_callbacks_of_batches_act_on_the_client_that_trains_as_by_hand(tmp_path:
     net = network()
     expected, _ = sharing_by_hand(net, (), train)
     module = Plain(copy.deepcopy(net))
-    trainer_for(None, tmp_path, ROUNDS, callbacks=in_order(first, callback, of_three())).fit(module, unequal_data())
+    trainer_for(None, tmp_path, ROUNDS, callbacks=in_order(first, callback, three_of_five())).fit(
+        module, unequal_data()
+    )
     for key, value in module.net.state_dict().items():
         # Large rates amplify rounding; a hook at the wrong batch moves weights by 0.01 and more.
         torch.testing.assert_close(value, expected.state_dict()[key], rtol=1e-3, atol=1e-4)
@@ -214,7 +216,7 @@ def test_what_a_callback_counts_for_itself_is_the_runs(tmp_path: Path) -> None:
     places: list[int] = []
     count = Batchwise(end=lambda trainer, module, batch, batch_idx: places.append(batch_idx))
     data = unequal_data()
-    fit(of_three(), tmp_path, data=data, callbacks=[count], rounds=1)
+    fit(three_of_five(), tmp_path, data=data, callbacks=[count], rounds=1)
     lengths = [len(data.client_loader(client, generator=torch.Generator())) for client in cohort(0)]
     assert places == [i for length in lengths for _ in range(LOCAL_EPOCHS) for i in range(length)]
 

@@ -9,13 +9,9 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from by_hand import ROUNDS, SEED, assert_same, sharing_by_hand, unequal_data
 from lightning.pytorch.callbacks import Callback
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
-from small_loops import KeepUpdates, shapfed
-from three_of_five import loop as of_three
 from torch import nn
-from toys import Plain, adam, fit, network, sgd, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -26,6 +22,10 @@ from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.utilities.seeding import generator_for
+from helpers.data import toy_data
+from helpers.fits import KeepUpdates, fit, shapfed, vector
+from helpers.loops_by_hand import ROUNDS, SEED, assert_same, sharing_by_hand, three_of_five, unequal_data
+from helpers.models import Plain, adam, network, sgd
 
 
 def with_optimizer(make: Any) -> Any:
@@ -46,7 +46,7 @@ def with_optimizer(make: Any) -> Any:
 def test_same_global_model_as_by_hand(tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: Any) -> None:
     net = network(batch_norm)
     expected, _ = sharing_by_hand(net, (), with_optimizer(optimizer), uniform=weighting == "uniform")
-    loop = of_three(aggregator=FedAvg(weighting))
+    loop = three_of_five(aggregator=FedAvg(weighting))
     assert_same(fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer), unequal_data(), ROUNDS).net, expected)
     assert loop.round_index == ROUNDS
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from page_text import text_of
 from scipy.stats import binomtest
 from torch import Tensor
-from toys import Plain, fit, toy_data, trainer_for
 
 from flsv.federation import FederatedLoop
 from flsv.federation.learned import LEVEL, ranks_apart, told_apart
@@ -20,6 +18,10 @@ from flsv.games.scores import Scores, score_batch
 from flsv.metrics import ContributionMetric, CosineGradientShapley, PartialFederatedShapley
 from flsv.report import write_report
 from flsv.results.text import change
+from helpers.data import toy_data
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain
+from helpers.pages import text_of
 
 BY = ("accuracy", "balanced_accuracy", "negative_loss")
 

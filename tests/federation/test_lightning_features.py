@@ -12,10 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from logging_module import logged
-from small_loops import KeepUpdates, shapfed
 from torch import Tensor
-from toys import Plain, fit, flat, network, sgd, toy_data, trainer_for, vector
 
 from flsv import ClientEvaluation, Reporting, read_run
 from flsv.cli.entry import main
@@ -26,6 +23,9 @@ from flsv.report.facts import caveats_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.sampling import ClientSampler
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import KeepUpdates, fit, flat, logged, shapfed, trainer_for, vector
+from helpers.models import Plain, network, sgd
 
 
 def test_plateau_scheduler_watches_the_global_model(tmp_path: Path) -> None:

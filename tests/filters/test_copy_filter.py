@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import assert_resumes
 from torch import Tensor
-from toys import fit, toy_data
 
 from flsv.attacks import Alignment, Attack
 from flsv.core import ClientUpdate
@@ -19,6 +17,8 @@ from flsv.metrics import CosineGradientShapley
 from flsv.report import open_run
 from flsv.report.for_all import red_lines
 from flsv.uploads import UploadContext
+from helpers.data import toy_data
+from helpers.fits import assert_resumes, fit
 
 
 class Sybil(Attack):

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import Diverges
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from small_loops import shapfed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from toys import Plain, fit, network, sgd, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
@@ -33,6 +30,9 @@ from flsv.personalization import Standalone
 from flsv.report import open_run
 from flsv.uploads import UploadContext
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit, shapfed, vector
+from helpers.models import Diverges, Plain, network, sgd
 
 
 class Huge(Attack):

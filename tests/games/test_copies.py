@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch.utilities.compile import from_compiled
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
-from toys import CLASSES, FEATURES, Plain, fit, network, toy_data
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
@@ -20,6 +19,9 @@ from flsv.games.copy_module import copy_module
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.personalization import FedFomo
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, FEATURES, toy_data
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 eager = partial(torch.compile, backend="eager")
 

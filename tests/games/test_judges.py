@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import CLASSES, Plain, fit, network, toy_data, toy_sets, trainer_for
 
 import flsv
 from flsv import FederatedLoop, Reporting, value_round
@@ -19,6 +18,9 @@ from flsv.games.judges import JUDGES, LEAST, UNLIKE, hits_by_class, judge, unlik
 from flsv.metrics import CoalitionValue, PartialFederatedShapley, ShadowShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, toy_data, toy_sets
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain, network
 
 HELD = {"server_val": 0.0, "client_val": 0.4, "client_test": 0.0}
 CLIENTS = (4, 1, 2, 3)

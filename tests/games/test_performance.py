@@ -10,10 +10,7 @@ import pytest
 import sklearn.metrics
 import torch
 import torchmetrics
-from played import federated, never, played
-from task_kinds import Data, Glue, Kind, Multilabel, OneLogit, Regression, Segmentation, SeveralLoaders, numbers
 from torch import Tensor, nn
-from toys import fit
 
 from flsv import ClientEvaluation, Reporting
 from flsv.core.parameter_space import ParameterSpace
@@ -22,6 +19,8 @@ from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator, performance_of
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import federated, fit, never, played
+from helpers.tasks import Data, Glue, Kind, Multilabel, OneLogit, Regression, Segmentation, SeveralLoaders, numbers
 
 
 def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import lightning as L
 import pytest
 import torch
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, toy_sets, trainer_for, vector
 
 from flsv.core import Ranks
 from flsv.data import FederatedDataModule, SizePartitioner
@@ -19,6 +18,9 @@ from flsv.games.stored_utility import StoredUtility
 from flsv.models.classifier import ClassifierClient
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data, toy_sets
+from helpers.fits import fit, trainer_for, vector
+from helpers.models import Plain, network
 
 Fits = list[list[int]]
 

@@ -9,8 +9,17 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from played import MASKS, federated, played, validated
-from task_kinds import (
+
+from flsv import Reporting
+from flsv._lightning.validation import keep_batches
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
+from flsv.games import ValidatedModels
+from flsv.metrics import GradientShapley, PartialFederatedShapley
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs
+from helpers.fits import MASKS, federated, fit, played, validated
+from helpers.tasks import (
     VAE,
     Autoencoder,
     Careless,
@@ -23,16 +32,6 @@ from task_kinds import (
     Segmentation,
     SeveralLoaders,
 )
-from toys import fit
-
-from flsv import Reporting
-from flsv._lightning.validation import keep_batches
-from flsv.core.parameter_space import ParameterSpace
-from flsv.federation import FederatedLoop
-from flsv.games import ValidatedModels
-from flsv.metrics import GradientShapley, PartialFederatedShapley
-from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import isolated_rngs
 
 LOGGED = [
     (Autoencoder, "val_loss", "min"),

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recorded import Line, Recorded
 from torch import Tensor, nn
-from toys import fit, toy_data
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import CGSV
@@ -19,6 +17,9 @@ from flsv.functional.cgsv import updated_reputation
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, GradientAgreement
 from flsv.models.classifier import ClassifierClient
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import Recorded, fit
+from helpers.models import Line
 
 Rounds = list[tuple[list[int], int]]
 ROUNDS: Rounds = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from metric_table import CASES
-from toys import fit, toy_data
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, ContributionMetric, PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.metric_cases import METRIC_CASES
 
 
 class Curious(ContributionMetric):
@@ -45,9 +46,9 @@ def test_a_name_that_is_a_path_is_refused(name: str) -> None:
         FederatedLoop(metrics={name: Curious()})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", METRIC_CASES)
 def test_what_a_metric_was_made_with_cannot_be_set(name: str) -> None:
-    metric = CASES[name].new()
+    metric = METRIC_CASES[name].new()
     kept = vars(metric).keys() - metric._defaults
     arguments = [each for each in inspect.signature(type(metric)).parameters if each in kept]
     assert "num_clients" in arguments

@@ -10,10 +10,8 @@ import pytest
 import torch
 from functional.shapley.games import random_table, reference_shapley, table_game
 from functional.shapley.test_exact import SEMIVALUES, reference
-from in_run_by_hand import Kept
 from scipy import stats
 from torch import Tensor
-from toys import Plain, fit, network, toy_data
 
 from flsv import ConfigurationError, Reporting
 from flsv.aggregation import ShapleyWeighted
@@ -30,6 +28,10 @@ from flsv.metrics import (
 )
 from flsv.metrics.coalitions import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 from flsv.sampling import FixedCohort, SoftmaxSampler, UniformSampler
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.loops_by_hand import KeepsRounds
+from helpers.models import Plain, network
 
 N = 5
 
@@ -252,7 +254,7 @@ def test_auto_keeps_to_a_budget_for_few_players_too(value: Any) -> None:
 
 
 def test_the_game_is_that_of_the_rounds_own_models(tmp_path: Path) -> None:
-    kept, data = Kept(), toy_data((3, 2, 2, 1), batch_size=7, server_val=0.3)
+    kept, data = KeepsRounds(), toy_data((3, 2, 2, 1), batch_size=7, server_val=0.3)
     loop = FederatedLoop(
         kept,
         {"sv": PartialFederatedShapley(estimator="exact"), "loo": LeaveOneOut()},

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
 from flsv.federation import FederatedLoop
@@ -13,6 +12,9 @@ from flsv.metrics import CommunicationCost
 from flsv.metrics.privacy_loss import PrivacyLoss
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.uploads import Upload, UploadContext
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 ROUNDS = [
     (torch.tensor([0, 2]), torch.tensor([10, 10]), torch.tensor([50, 20])),

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from in_run_by_hand import Kept
-from toys import Plain, fit, toy_data
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import CalibratedOTGradient, WassersteinContribution
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, sample_values, server_of
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.loops_by_hand import KeepsRounds
+from helpers.models import Plain
 
 CHEAP: dict[str, Any] = {"support": 6, "iterations": 4}
 
@@ -77,7 +79,7 @@ def test_a_support_that_gives_samples_away_is_refused_before_training(tmp_path: 
 
 def test_in_a_loop_it_sees_the_features_of_the_global_model(tmp_path: Path) -> None:
     """A round's distances are those of the penultimate features at the start of the round, computed by hand."""
-    module, kept, data = Plain(), Kept(), toy_data()
+    module, kept, data = Plain(), KeepsRounds(), toy_data()
     loop = FederatedLoop(kept, {"ot": WassersteinContribution(**CHEAP)}, seed=0)
     fit(loop, tmp_path, module, data, rounds=2)
     loop.space.write(module, kept.rounds[-1].global_vector)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from functional.shapley.games import table_game
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, validation_loss
 
 from flsv.aggregation import DivergenceWeighted
 from flsv.federation import FederatedLoop
@@ -16,6 +15,9 @@ from flsv.functional import exact_shapley
 from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
 from flsv.report import write_report
 from flsv.sampling import UniformSampler
+from helpers.data import toy_data
+from helpers.fits import fit, validation_loss
+from helpers.models import Plain, network
 
 NAN = float("nan")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from metric_table import CASES
 from torchmetrics import Metric
 
 from flsv.testing.checks import same
 from flsv.testing.metric import EVERY, HALF, all_of
+from helpers.metric_cases import METRIC_CASES
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def process(rank: int, folder: str) -> None:
     # They meet in a file: a store that the first process serves is gone when that one leaves, and the other may hang.
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found: dict[str, Any] = {}
-    for name, case in CASES.items():
+    for name, case in METRIC_CASES.items():
         metric = case.fed(EVERY[rank * HALF :][:HALF] if name not in WHOLE else EVERY[:1])
         if name in WHOLE:
             with pytest.raises(ValueError, match="needs all rounds in one place"):
@@ -56,9 +56,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
+@pytest.mark.parametrize("name", [name for name in METRIC_CASES if name not in WHOLE])
 def test_two_processes(found: list[dict[str, Any]], name: str) -> None:
-    alone = CASES[name].whole
+    alone = METRIC_CASES[name].whole
     assert alone["value"].isfinite().any()
     for rank in range(2):
         assert same(found[rank][f"{name}, one idle"], alone, rtol=1e-4)

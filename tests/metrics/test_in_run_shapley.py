@@ -8,11 +8,8 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from in_run_by_hand import SEED, Kept, by_hand, data, federation, run, small, with_options
-from resuming import assert_resumes
 from torch import Tensor
 from torch.utils.data import DataLoader
-from toys import CLASSES, Plain, adam, fit, network, toy_sets, vector
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
@@ -24,6 +21,19 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, toy_sets
+from helpers.fits import assert_resumes, fit, vector
+from helpers.loops_by_hand import (
+    SEED,
+    KeepsRounds,
+    in_run_by_hand,
+    in_run_data,
+    in_run_fit,
+    in_run_loop,
+    sgd_with,
+    without_batch_norm,
+)
+from helpers.models import Plain, adam, network
 
 
 @pytest.mark.parametrize(
@@ -34,11 +44,11 @@ from flsv.utilities.errors import ConfigurationError
 def test_every_samples_value_by_hand(
     tmp_path: Path, momentum: float, window: int, epochs: int, limit: int | None
 ) -> None:
-    dealt, loop = data(), federation(local_epochs=epochs, aggregator=Kept(server_lr=0.5))
-    values, kept, rounds = run(
+    dealt, loop = in_run_data(), in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
+    values, kept, rounds = in_run_fit(
         loop,
         tmp_path,
-        Plain(small(), with_options(momentum=momentum)),
+        Plain(without_batch_norm(), sgd_with(momentum=momentum)),
         dealt,
         accumulate_grad_batches=window,
         limit_train_batches=limit,
@@ -48,7 +58,7 @@ def test_every_samples_value_by_hand(
         samples = torch.zeros(int(counts[client].sum()), dtype=torch.float64)
         labels = torch.cat([y for _, y in dealt.client_loader(client, "train", shuffle=False)])
         for round in rounds:
-            found, model = by_hand(dealt, round, client, 0.1, momentum, window, epochs, limit)
+            found, model = in_run_by_hand(dealt, round, client, 0.1, momentum, window, epochs, limit)
             torch.testing.assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
             samples += found
             assert round.aggregation_weights is not None
@@ -62,23 +72,23 @@ def test_every_samples_value_by_hand(
 
 
 def test_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
-    plain = FederatedLoop(Kept(), seed=SEED, reporting=Reporting(table=False))
-    one = fit(plain, tmp_path, Plain(small()), data(), rounds=2)
-    two = Plain(small())
-    run(federation(), tmp_path, two)
+    plain = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
+    one = fit(plain, tmp_path, Plain(without_batch_norm()), in_run_data(), rounds=2)
+    two = Plain(without_batch_norm())
+    in_run_fit(in_run_loop(), tmp_path, two)
     assert torch.equal(vector(one), vector(two))
     assert not any(layer._forward_hooks for layer in two.modules())
 
 
 def test_the_second_order(tmp_path: Path) -> None:
-    loop = federation(order=2)
-    values, _, rounds = run(loop, tmp_path, Plain(small(), with_options(lr=0.02)), rounds=1)
+    loop = in_run_loop(order=2)
+    values, _, rounds = in_run_fit(loop, tmp_path, Plain(without_batch_norm(), sgd_with(lr=0.02)), rounds=1)
     (round,) = rounds
     assert values.shape == (3, CLASSES + 2)
     assert loop.metrics["in_run"].columns()[-2:] == ["rest", "curvature"]  # type: ignore[operator]
 
     def loss(model: Tensor) -> float:
-        module = small()
+        module = without_batch_norm()
         ParameterSpace(module).write(module, model)
         x, y = (torch.cat(part) for part in zip(*loop._fit.data.val_dataloader()))
         return F.cross_entropy(module(x), y).item()
@@ -94,16 +104,16 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
         def report(self, local: Any) -> Any:
             return {name: 100 + value for name, value in super().report(local).items()}
 
-    loops = [federation(), federation()]
-    loops[1] = loops[1].replace(client_algorithm=Liar(), metrics={"in_run": InRunShapley()}, aggregator=Kept())
-    honest, lying = (run(loop, tmp_path)[0] for loop in loops)
+    loops = [in_run_loop(), in_run_loop()]
+    loops[1] = loops[1].replace(client_algorithm=Liar(), metrics={"in_run": InRunShapley()}, aggregator=KeepsRounds())
+    honest, lying = (in_run_fit(loop, tmp_path)[0] for loop in loops)
     assert (lying[:, :CLASSES] > honest[:, :CLASSES] + 1).all()
     torch.testing.assert_close(lying.sum(1), honest.sum(1), atol=1e-4, rtol=0)
 
 
 def test_the_clients_files(tmp_path: Path) -> None:
-    loop = federation(reporting=Reporting(figures=1))
-    _, kept, _ = run(loop, tmp_path, logger=True)
+    loop = in_run_loop(reporting=Reporting(figures=1))
+    _, kept, _ = in_run_fit(loop, tmp_path, logger=True)
     for client in range(3):
         (path,) = tmp_path.rglob(f"clients/{client}/in_run_values.csv")
         head, *lines = path.read_text().splitlines()
@@ -113,10 +123,10 @@ def test_the_clients_files(tmp_path: Path) -> None:
 
 def test_it_resumes(tmp_path: Path) -> None:
     def make() -> FederatedLoop:
-        loop = federation(2, sampler=UniformSampler(2))
+        loop = in_run_loop(2, sampler=UniformSampler(2))
         return loop.replace(aggregator=FedAvg(), metrics={"in_run": InRunShapley(order=2)})
 
-    whole = assert_resumes(make, tmp_path, lambda: Plain(small()), data)
+    whole = assert_resumes(make, tmp_path, lambda: Plain(without_batch_norm()), in_run_data)
     assert whole.contributions["in_run"].isfinite().any()
 
 
@@ -132,26 +142,34 @@ class SoftLabels(Plain):
 
 
 REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]] = {
-    "Adam": (federation, lambda: Plain(small(), adam), "one torch.optim.SGD with a single learning rate"),
-    "Nesterov": (federation, lambda: Plain(small(), with_options(momentum=0.5, nesterov=True)), "without nesterov"),
+    "Adam": (in_run_loop, lambda: Plain(without_batch_norm(), adam), "one torch.optim.SGD with a single learning rate"),
+    "Nesterov": (
+        in_run_loop,
+        lambda: Plain(without_batch_norm(), sgd_with(momentum=0.5, nesterov=True)),
+        "without nesterov",
+    ),
     "noise": (
-        lambda: federation(uploads=[GaussianPrivacy(1.0, 1.0)]),
-        lambda: Plain(small()),
+        lambda: in_run_loop(uploads=[GaussianPrivacy(1.0, 1.0)]),
+        lambda: Plain(without_batch_norm()),
         "GaussianPrivacy(.*) does not account for",
     ),
     "one side": (
-        lambda: federation().replace(metrics={"cssv": ClassSpecificShapley()}),
-        lambda: Plain(small()),
+        lambda: in_run_loop().replace(metrics={"cssv": ClassSpecificShapley()}),
+        lambda: Plain(without_batch_norm()),
         "needs its other side",
     ),
-    "BatchNorm": (federation, lambda: Plain(network(batch_norm=True)), "BatchNorm1d, mixes the samples"),
-    "penalty": (federation, lambda: Penalty(small()), "come by other ways than the layers"),
+    "BatchNorm": (in_run_loop, lambda: Plain(network(batch_norm=True)), "BatchNorm1d, mixes the samples"),
+    "penalty": (in_run_loop, lambda: Penalty(without_batch_norm()), "come by other ways than the layers"),
     "no classes": (
-        federation,
-        lambda: SoftLabels(small()),
+        in_run_loop,
+        lambda: SoftLabels(without_batch_norm()),
         r"batches \(x, y\) with one class for every sample",
     ),
-    "vmap": (lambda: federation(engine="vmap"), lambda: Plain(small()), 'engine="vmap" trains many clients as one'),
+    "vmap": (
+        lambda: in_run_loop(engine="vmap"),
+        lambda: Plain(without_batch_norm()),
+        'engine="vmap" trains many clients as one',
+    ),
 }
 
 
@@ -160,7 +178,7 @@ def test_what_is_refused(tmp_path: Path, name: str) -> None:
     make, module_of, says = REFUSED[name]
     loop, module = make(), module_of()
     with pytest.raises(ConfigurationError, match=says):
-        fit(loop, tmp_path, module, data(), rounds=1)
+        fit(loop, tmp_path, module, in_run_data(), rounds=1)
     assert loop.round_index == 0
     assert not any(layer._forward_hooks for layer in module.modules())
 
@@ -180,7 +198,7 @@ def test_batches_in_another_order_are_noticed(tmp_path: Path) -> None:
         Sorted(), SizePartitioner([4, 1, 2]), splits=Splits(server_val=0.2), loader=Loader(preload=False)
     )
     with pytest.raises(ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"):
-        fit(federation(local_epochs=1), tmp_path, Plain(small()), dealt, rounds=2)
+        fit(in_run_loop(local_epochs=1), tmp_path, Plain(without_batch_norm()), dealt, rounds=2)
 
 
 def test_intervals_are_of_a_client_s_whole_value() -> None:

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from metric_table import CASES
 from scipy import stats
-from toys import fit, toy_data
 
 from flsv import Reporting
 from flsv.aggregation import ShapFedWA
@@ -23,8 +21,11 @@ from flsv.metrics import (
     PartialFederatedShapley,
 )
 from flsv.report import open_run
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.metric_cases import METRIC_CASES
 
-WITH = [name for name, case in CASES.items() if getattr(case.part, "over_rounds", None) is not None]
+WITH = [name for name, case in METRIC_CASES.items() if getattr(case.part, "over_rounds", None) is not None]
 
 
 def played(metric: ContributionMetric, worths: torch.Tensor, **more: int) -> ContributionMetric:
@@ -117,7 +118,7 @@ def test_the_estimators_error_is_there_from_the_first_round() -> None:
 
 @pytest.mark.parametrize("name", WITH)
 def test_every_metric_has_noted_every_round(name: str) -> None:
-    metric = CASES[name].fed()
+    metric = METRIC_CASES[name].fed()
     assert metric.round_spread[:, 0].max() > 1
     low, high = metric.intervals()
     value = metric.per_client(metric.compute())

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from judging import judges
-from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg, FedCE
@@ -21,6 +19,10 @@ from flsv.functional import relevance_auroc
 from flsv.metrics import ContributionEstimation, DomainRelevance
 from flsv.uploads import Upload
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.metric_cases import judges
+from helpers.models import Plain, network
 
 THREE = (4.0, 1.0, 2.0)
 

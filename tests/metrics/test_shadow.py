@@ -9,10 +9,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from resuming import assert_resumes
-from shadow_cases import ROUNDS, SEED, Draws, Kept, Reads, Validates, by_a_plain_loop, data, loop
-from sifted import slow_except
-from toys import Plain, adam, fit, network, trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import (
@@ -48,6 +44,20 @@ from flsv.testing.fits import Turns
 from flsv.training.algorithms import SCAFFOLD, FedProx
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
+from helpers import slow_except
+from helpers.coalitions_by_hand import (
+    ROUNDS,
+    SEED,
+    Draws,
+    KeepsModels,
+    Reads,
+    Validates,
+    by_a_plain_loop,
+    data,
+    shadow_loop,
+)
+from helpers.fits import assert_resumes, fit, trainer_for, vector
+from helpers.models import Plain, adam, network
 
 EVERYBODY, SOME = [[0, 1, 2]] * ROUNDS, [[0, 2], [1], [0, 1]]
 
@@ -64,7 +74,7 @@ PLAIN: dict[str, Any] = {
 @pytest.mark.parametrize("name", PLAIN)
 def test_coalitions_are_what_a_plain_loop_makes_of_them(tmp_path: Path, name: str) -> None:
     module, options, cohorts, *server = PLAIN[name]()
-    start, federation = copy.deepcopy(module), loop(**options)
+    start, federation = copy.deepcopy(module), shadow_loop(**options)
     # Batch norm makes rounding large.
     precision: Any = "64-true" if name in ("uniform", "half") else "32-true"
     trained = fit(federation, tmp_path, module, data(), rounds=ROUNDS, precision=precision)
@@ -119,7 +129,7 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
         classes = exact_shapley(utility, 3).values
         options = make()
         options["metrics"] = {**options.get("metrics", {}), "classes": ShadowShapley(coalitions="all", per_class=True)}
-        federation = loop(ShadowShapley(coalitions="all", performance="negative_loss"), **options)
+        federation = shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), **options)
         fit(federation, tmp_path, module, data(), rounds=ROUNDS)
     values, by_class = federation.contributions["shadow"].double(), federation.contributions["classes"].by_class
     seen = ~values.isnan()  # whom a filter leaves out of every round has none
@@ -134,9 +144,9 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
 
 @pytest.mark.parametrize("coalitions", ["pairs+leave-one-out", "auto", [[0], [1, 2]]])
 def test_any_coalitions(tmp_path: Path, coalitions: Any) -> None:
-    federation = loop(Kept(coalitions=coalitions))
+    federation = shadow_loop(KeepsModels(coalitions=coalitions))
     fit(federation, tmp_path, Plain(network(batch_norm=False)), data(), rounds=2)
-    whole = loop(Kept(coalitions="all"))
+    whole = shadow_loop(KeepsModels(coalitions="all"))
     fit(whole, tmp_path, Plain(network(batch_norm=False)), data(), rounds=2)
     models, every = federation.metrics["shadow"].models, whole.metrics["shadow"].models
     assert [list(mask) for mask in models] == coalition_masks(coalitions, 3).tolist()
@@ -147,14 +157,14 @@ def test_any_coalitions(tmp_path: Path, coalitions: Any) -> None:
 def test_the_federation_trains_as_without(tmp_path: Path) -> None:
     plain = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     without = fit(plain, tmp_path, Plain(), data())
-    beside = fit(loop(ShadowShapley()), tmp_path, Plain(), data())
+    beside = fit(shadow_loop(ShadowShapley()), tmp_path, Plain(), data())
     assert torch.equal(vector(beside), vector(without))
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "CGSV"])
 def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
     def federation() -> FederatedLoop:
-        return loop(ShadowShapley(), sampler=UniformSampler(2), **FEDERATIONS.get(name, dict)())
+        return shadow_loop(ShadowShapley(), sampler=UniformSampler(2), **FEDERATIONS.get(name, dict)())
 
     whole = assert_resumes(federation, tmp_path, Plain, data)
     rows = whole.state_dict()["coalitions"]["rows"]["rows"]
@@ -163,7 +173,7 @@ def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
 
 
 def test_models_cross_and_are_counted(tmp_path: Path) -> None:
-    federation = loop(ShadowShapley(coalitions="pairs"))
+    federation = shadow_loop(ShadowShapley(coalitions="pairs"))
     fit(federation, tmp_path, Plain(), data(), rounds=1)
     size = federation.space.size
     assert federation.channel.numbers([0], "down").tolist() == [size + 3 * size]
@@ -182,7 +192,7 @@ def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(
                 models[:, 0] = 0
             return {"trained_coalition_models": models}
 
-    federation, module = loop(Kept(coalitions="all")), Plain(network(batch_norm=False))
+    federation, module = shadow_loop(KeepsModels(coalitions="all")), Plain(network(batch_norm=False))
     monkeypatch.setattr("flsv.retraining.coalition_plan.ShadowTraining", Breaks)
     start = copy.deepcopy(module)
     fit(federation, tmp_path, module, data(), rounds=2)
@@ -193,7 +203,7 @@ def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(
 
 
 def test_values_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:
-    whole, some = loop(ShadowShapley(coalitions="all")), loop(ShadowShapley(coalitions="all", every=2))
+    whole, some = shadow_loop(ShadowShapley(coalitions="all")), shadow_loop(ShadowShapley(coalitions="all", every=2))
     for each in (whole, some):
         fit(each, tmp_path, Plain(network(batch_norm=False)), data(), rounds=3)
     assert torch.equal(whole.contributions["shadow"], some.contributions["shadow"])
@@ -213,7 +223,7 @@ def refused(folder: Path, match: str, module: L.LightningModule | None = None, r
     def attempt() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fit(loop(**options), folder, module or Plain(network(batch_norm=False)), data(), rounds)
+            fit(shadow_loop(**options), folder, module or Plain(network(batch_norm=False)), data(), rounds)
 
     with pytest.raises(ConfigurationError, match=match):
         attempt()
@@ -257,14 +267,14 @@ def test_what_rows_cannot_train_is_retrained(tmp_path: Path, what: str, caplog: 
     module = options.pop("module", None) or Plain(network(batch_norm=False))
 
     def alone(cohort: FixedCohort) -> L.Trainer:
-        federation = loop(**copy.deepcopy(options)).replace(sampler=cohort, metrics=options.get("metrics"))
+        federation = shadow_loop(**copy.deepcopy(options)).replace(sampler=cohort, metrics=options.get("metrics"))
         return trainer_for(federation, tmp_path, 2)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         utility = RetrainedUtility(alone, module, data(), "negative_loss")
         expected = exact_shapley(utility, 3).values
-        federation = loop(ShadowShapley(performance="negative_loss"), **options)
+        federation = shadow_loop(ShadowShapley(performance="negative_loss"), **options)
         with caplog.at_level("INFO", "lightning.pytorch"):
             fit(federation, tmp_path, module, data(), rounds=2)
     found = federation.contributions["shadow"].double()
@@ -297,8 +307,8 @@ def test_a_performance_that_is_not_finite_ends_no_training() -> None:
 
 
 def test_the_loops_algorithm_stays_the_users() -> None:
-    assert loop().client_algorithm is None
-    proximal = loop(client_algorithm=FedProx(0.1))
+    assert shadow_loop().client_algorithm is None
+    proximal = shadow_loop(client_algorithm=FedProx(0.1))
     assert isinstance(proximal.replace(seed=1).client_algorithm, FedProx)
 
 

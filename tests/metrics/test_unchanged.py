@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from step_cases import CASES, Stepped, mixup
 from torch import nn
-from toys import Plain, fit, network, toy_data, vector
 
 from flsv import FederatedLoop, Reporting, metrics
 from flsv.privacy import GaussianPrivacy
 from flsv.training.algorithms import InRunValues
+from helpers.data import toy_data
+from helpers.fits import fit, vector
+from helpers.models import STEP_CASES, Plain, Stepped, mixup, network
 
 
 class Embedded(nn.Module):
@@ -29,8 +30,8 @@ class Embedded(nn.Module):
 
 
 MODULES: dict[str, Callable[[], Any]] = {
-    "a generator of torch": CASES["a generator of torch"][0],
-    "a generator of NumPy": CASES["a generator of NumPy"][0],
+    "a generator of torch": STEP_CASES["a generator of torch"][0],
+    "a generator of NumPy": STEP_CASES["a generator of NumPy"][0],
     "dropout": lambda: Plain(network(batch_norm=False, dropout=0.4)),
     "BatchNorm": Plain,
     "embedding": lambda: Plain(Embedded()),

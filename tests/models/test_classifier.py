@@ -15,13 +15,13 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
-from toys import trainer_for
 
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.models import MLP
 from flsv.models.classifier import ClassifierClient
 from flsv.models.imbalance import ClassScores, EpochScores
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import trainer_for
 
 SMALL = {"channels": [4, 8], "hidden": [16], "padding": 2}
 

@@ -6,10 +6,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from by_hand import LOCAL_EPOCHS, SEED, assert_same, sharing_by_hand
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from toys import fit
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
@@ -17,6 +15,8 @@ from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.models.lora import LoRAClient, freeze_a
 from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import fit
+from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, assert_same, sharing_by_hand
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
 

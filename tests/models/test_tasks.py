@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from toys import CLASSES, FEATURES, network, toy_data, trainer_for
 
 from flsv.models import CharacterModel, RegressorClient
 from flsv.models.mixture import Mixture, MixtureClient
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, FEATURES, toy_data
+from helpers.fits import trainer_for
+from helpers.models import network
 
 
 class Lines(L.LightningDataModule):

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 from personalization.watched import watched
-from toys import Plain, fit, network, toy_data
 
 from flsv.federation import FederatedLoop
 from flsv.personalization import FedFomo
 from flsv.personalization.base import OWN_MODEL
 from flsv.personalization.fedfomo import mix_models
 from flsv.sampling import UniformSampler
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 DATA = partial(toy_data, (3, 2, 3, 2), client_val=0.3, drop_last=True)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from personalization.judged import SPACE, Judged, begun, closeness, exact_values, nan, play, random_models
 from torch import nn
-from toys import fit, toy_data
 
 from flsv.core import FederationState, Instruction, at
 from flsv.core.parameter_space import ParameterSpace
@@ -17,6 +16,8 @@ from flsv.metrics import CommunicationCost, DomainRelevance
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
 
 
 def test_four_clients_against_all_orders() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from personalization.judged import Judged, begun, closeness, play, random_models
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation, Reporting
 from flsv.core import FederationState, Instruction, LocalData, at
@@ -17,6 +16,9 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import DomainRelevance
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
+from helpers.data import toy_data
+from helpers.fits import fit, vector
+from helpers.models import Plain, network
 
 
 def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:

@@ -9,11 +9,8 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from by_hand import loop_of
 from personalization.watched import watched
-from small_loops import client_tensors
 from torch import Tensor
-from toys import Plain, fit, network, sgd, toy_data, toy_sets
 
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
@@ -34,6 +31,9 @@ from flsv.personalization import (
 )
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data, toy_sets
+from helpers.fits import client_tensors, fit
+from helpers.models import Plain, loop_of, network, sgd
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from resume_run import checkpoints
 from scipy.special import log_ndtr
 from torch import Tensor, nn
-from toys import Plain, fit, network
 
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
@@ -26,6 +24,8 @@ from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers.fits import checkpoints, fit
+from helpers.models import Plain, network
 
 
 def analytic_delta(epsilon: float, noise_multiplier: float) -> float:

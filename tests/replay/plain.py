@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from by_hand import PROPORTIONS, ROUNDS, batches, cohort, unequal_data
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from helpers.loops_by_hand import PROPORTIONS, ROUNDS, batches, cohort, unequal_data
 
 LR, MOMENTUM = 0.1, 0.9
 Batches = list[tuple[Tensor, Tensor]]

@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import COHORT, LOCAL_EPOCHS, ROUNDS, SEED, unequal_data
 from replay.plain import CLIENTS, MOMENTUM, Batches, PlainRound, Rule, Send, Train, replay, sgd
-from resume_run import checkpoints
 from torch import Tensor, nn
-from toys import Plain, fit, network, vector
 
 from flsv.aggregation import (
     CGSV,
@@ -44,6 +41,9 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx, MoreauSGD
 from flsv.uploads import Quantized, TopK, Upload
 from flsv.utilities.seeding import generator_for
+from helpers.fits import checkpoints, fit, vector
+from helpers.loops_by_hand import COHORT, LOCAL_EPOCHS, ROUNDS, SEED, unequal_data
+from helpers.models import Plain, network
 
 
 class Moved(ContributionMetric):

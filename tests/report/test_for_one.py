@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import NAMES, at_fault, copying, made_value, make_game, make_run, retold
-from page_text import text_of
 
 from flsv.report import Budget, write_report
 from flsv.results.run_table import CSV, Numbers, rows_of
 from flsv.utilities.csv_files import save_csv
+from helpers.pages import text_of
+from helpers.runs import NAMES, at_fault, copying, made_value, make_game, make_run, retold
 
 ROUNDS, CLASSES = 4, 3
 METRICS = ("cssv", "sv")

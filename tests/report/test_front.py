@@ -5,13 +5,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from made_runs import at_fault, copying, make_game, make_run, repeated
-from page_text import text_of
 
 import flsv.metrics
 from flsv.report import Budget, write_report
 from flsv.report.facts import caveats
 from flsv.results.text import WORDS
+from helpers.pages import text_of
+from helpers.runs import at_fault, copying, make_game, make_run, repeated
 
 #: What nobody but those who measure understands.
 FOREIGN = (

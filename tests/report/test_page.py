@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import NAMES, made_value, make_run
-from page_text import text_of
 
 from flsv.report import drawing, open_run, write_report
 from flsv.results.text import NONE, number
 from flsv.utilities.csv_files import NAN
+from helpers.pages import text_of
+from helpers.runs import NAMES, made_value, make_run
 
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
 

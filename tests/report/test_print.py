@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from made_runs import at_fault, make_game, make_run
 
 from flsv.report import Budget, write_report
+from helpers.runs import at_fault, make_game, make_run
 
 #: Chromium, by its name or by the variable CHROMIUM.
 CHROMIUM = os.environ.get("CHROMIUM") or next(

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from made_runs import made_value, make_run, write_rows
-from toys import fit, toy_data
 
 import flsv
 from flsv import Reporting
@@ -18,6 +16,9 @@ from flsv.report import open_run
 from flsv.results.record import write_record
 from flsv.results.run_table import read_table
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.runs import made_value, make_run, write_rows
 
 
 def test_values_histories_and_names(tmp_path: Path) -> None:

@@ -10,9 +10,6 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from made_runs import at_fault, copying, make_game, repeated, retold
-from page_text import text_of
-from toys import fit, toy_data
 
 import flsv.metrics
 from flsv import FederatedLoop, Reporting, allocate
@@ -21,6 +18,10 @@ from flsv.metrics import ClassSpecificShapley, CumulativeShapley, LowerBoundShap
 from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import basis_of, shares_of
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.pages import text_of
+from helpers.runs import at_fault, copying, make_game, repeated, retold
 
 NAN = float("nan")
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds\n"

@@ -12,7 +12,6 @@ import lightning as L
 import pytest
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from toys import Plain, fit, network, toy_data, trainer_for
 
 from flsv import Reporting
 from flsv.federation import FederatedLoop
@@ -20,6 +19,9 @@ from flsv.metrics import InRunShapley
 from flsv.results.folder import FolderLock, run_folder
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain, network
 
 FILES = {".lock", "contributions.csv", "run.json", "clients"}
 

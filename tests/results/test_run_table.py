@@ -7,7 +7,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from toys import fit, toy_data
 
 import flsv
 from flsv import ClientEvaluation, Reporting
@@ -31,6 +30,8 @@ from flsv.results.run_table import (
     rows_of,
 )
 from flsv.sampling import UniformSampler
+from helpers.data import toy_data
+from helpers.fits import fit
 
 NAN = float("nan")
 NAMES = ("Boston", "Lyon", "Graz")

@@ -15,7 +15,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.metrics import run_tag_from_session_and_metric
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from toys import Plain, fit, network, toy_data
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
@@ -25,6 +24,9 @@ from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShap
 from flsv.results.round_result import RoundResult
 from flsv.results.run_table import Numbers, rows_of
 from flsv.results.tensorboard import TensorBoard
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 NAMES = ("Boston", "St. Mary's/East", "2")
 #: Of the clients: names that begin with what differs.

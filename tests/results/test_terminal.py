@@ -12,7 +12,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
 from rich.console import Console
-from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
 from flsv.federation import FederatedLoop
@@ -22,6 +21,9 @@ from flsv.results.round_result import RunResult
 from flsv.results.run_table import Numbers, frame, rows_of
 from flsv.results.terminal import chosen, client_columns, print_contributions, print_table
 from flsv.utilities import progress as counting
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 
 class Told:

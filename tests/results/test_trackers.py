@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.loggers import CometLogger, MLFlowLogger, WandbLogger
-from toys import fit
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from helpers.fits import fit
 
 
 class Recorded:

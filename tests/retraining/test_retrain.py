@@ -6,10 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from loop.fit_kinds import KINDS, Manual, Plateau
-from loop.kinds_by_hand import SEED, data
-from sifted import slow_except
-from toys import trainer_for, vector
 
 import flsv
 from flsv import FederatedLoop, Reporting
@@ -17,6 +13,10 @@ from flsv.cli import main
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics.shadow import coalition_masks
 from flsv.utilities.errors import ConfigurationError
+from helpers import slow_except
+from helpers.coalition_kinds import KINDS, Manual, Plateau
+from helpers.coalitions_by_hand import SEED, data
+from helpers.fits import trainer_for, vector
 
 LOSS: dict[str, Any] = {"metric": "negative_loss"}
 

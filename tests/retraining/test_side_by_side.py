@@ -8,10 +8,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from sifted import slow_except
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from toys import Plain, adam, network, toy_data, trainer_for
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import (
@@ -37,6 +35,10 @@ from flsv.sampling import FixedCohort
 from flsv.training.algorithms import Ditto, FedProx
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
+from helpers import slow_except
+from helpers.data import toy_data
+from helpers.fits import trainer_for
+from helpers.models import Plain, adam, network
 
 #: Nobody, one client, two, and all.
 MASKS = all_coalitions(3)[[0, 2, 5, 7]]

@@ -9,11 +9,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from loop.fit_kinds import KINDS, Clamps, Kind, Manual
-from loop.kinds_by_hand import ROUNDS, SEED, data
-from sifted import slow_except
 from torch import Tensor
-from toys import trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
 from flsv.functional import few_coalitions_shapley
@@ -21,6 +17,10 @@ from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import coalition_masks, design_within, fits_of
 from flsv.retraining.whole_fits import WholeFits
 from flsv.utilities.errors import ConfigurationError
+from helpers import slow_except
+from helpers.coalition_kinds import KINDS, Clamps, Kind, Manual
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data
+from helpers.fits import trainer_for, vector
 
 QUIET = Reporting(table=False)
 
@@ -46,7 +46,7 @@ class Recorded(ShadowShapley):
 def fitted(kind: Kind, folder: Path, metrics: dict[str, Any], **options: Any) -> tuple[FederatedLoop, Any]:
     loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=QUIET, **kind.loop)
     callbacks = [] if kind.callback is None else [kind.callback()]
-    trainer = trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **{**kind.trainer, **options})
+    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks, **{**kind.trainer, **options})
     module = kind.module()
     trainer.fit(module, data())
     return loop, module
@@ -90,7 +90,7 @@ def test_a_kill_among_the_coalitions_loses_one_training(tmp_path: Path, monkeypa
 
     def fit(federation: FederatedLoop, folder: Path, path: Path | None = None) -> list[float]:
         saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-        trainer = trainer_for(federation, folder, ROUNDS, callbacks=[saves], enable_checkpointing=True)
+        trainer = trainer_for(federation, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
         trainer.fit(kind.module(), data(), ckpt_path=path)
         return federation.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
 
@@ -104,7 +104,7 @@ def test_a_kill_among_the_coalitions_loses_one_training(tmp_path: Path, monkeypa
     monkeypatch.setattr(WholeFits, "_train", lambda fits, members: trained.append(members) or train(fits, members))
     again = loop()
     assert fit(again, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt") == whole
-    assert len(whole) == 3 * ROUNDS
+    assert len(whole) == 3 * FIT_ROUNDS
     assert len(trained) == len(set(trained)) == 6
 
 
@@ -159,4 +159,4 @@ def test_what_cannot_be_copied_is_refused_and_what_fails_costs_the_values_only(t
     with pytest.warns(UserWarning, match=r"no values. The federation of clients \[1\] alone: ZeroDivisionError"):
         loop, _ = fitted(Kind("fits", callback=Fails), tmp_path, shadow)
     assert loop.contributions["shadow"].isnan().all()
-    assert loop.round_index == ROUNDS
+    assert loop.round_index == FIT_ROUNDS

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import PROPORTIONS, ROUNDS, SEED, assert_same, batches, buffers_of, copies, plain_sgd, put, unequal_data
 from torch import Tensor, nn
 from torch.optim import SGD
-from toys import Plain, fit, network, toy_data
 
 from flsv.aggregation import FedAvg, ShapleyWeighted
 from flsv.federation import FederatedLoop
@@ -28,6 +26,21 @@ from flsv.sampling import (
 )
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.loops_by_hand import (
+    PROPORTIONS,
+    ROUNDS,
+    SEED,
+    assert_same,
+    batches,
+    buffers_of,
+    copies,
+    plain_sgd,
+    put,
+    unequal_data,
+)
+from helpers.models import Plain, network
 
 SSV = {"ssv": torch.tensor([0.9, 0.4, 0.1, 0.3, 0.05]), "sv": torch.tensor([0.2, -0.1, 0.05, 0.0, 0.1])}
 

@@ -10,7 +10,6 @@ from lightning.pytorch.callbacks import LearningRateFinder, ModelPruning
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
-from toys import Plain, fit, network, toy_data, toy_sets, trainer_for
 
 from flsv import ClientEvaluation, ConfigurationError
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
@@ -29,6 +28,9 @@ from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer, Standalon
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FullParticipation, SoftmaxSampler, UniformSampler
 from flsv.uploads import TopK
+from helpers.data import toy_data, toy_sets
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain, network
 
 
 class NeverTrained(Plain):

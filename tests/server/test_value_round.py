@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassF1Score
-from toys import CLASSES, Plain, fit, network, toy_data
 
 from flsv import ConfigurationError, FederatedLoop, ParameterSpace, Round, value_round
 from flsv.aggregation import FedAvg
@@ -32,6 +31,9 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from flsv.sampling import UniformSampler
+from helpers.data import CLASSES, toy_data
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 SEED, ROUNDS = 5, 2
 

@@ -5,10 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import faults
 import pytest
-import snippets
-from own_cases import PersonalizerCase
 
 from flsv.testing import check_metric, check_source, parametrize_with_checks
 from flsv.testing.checks import Case, PartCheck, same
@@ -16,15 +13,17 @@ from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import MetricCase
 from flsv.testing.source import SourceCase
 from flsv.utilities.errors import ConfigurationError
+from helpers import faulty_parts, pages
+from helpers.part_cases import PersonalizerCase
 
-TABLES: dict[type[Case], list[faults.Fault]] = {
-    MetricCase: faults.METRICS,
-    AggregatorCase: faults.AGGREGATORS,
-    ClientAlgorithmCase: faults.ALGORITHMS,
-    SourceCase: faults.SOURCES,
+TABLES: dict[type[Case], list[faulty_parts.Fault]] = {
+    MetricCase: faulty_parts.METRICS,
+    AggregatorCase: faulty_parts.AGGREGATORS,
+    ClientAlgorithmCase: faulty_parts.ALGORITHMS,
+    SourceCase: faulty_parts.SOURCES,
 }
 FAULTS = [(kind, *fault) for kind, faults in TABLES.items() for fault in faults]
-FAULTS.append((PersonalizerCase, "vmap_is_equal", faults.StartsFromTheLast(), {}))
+FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast(), {}))
 
 
 @pytest.mark.parametrize(
@@ -42,18 +41,18 @@ def test_every_check_is_here() -> None:
     assert every == {name for _, name, _, _ in FAULTS}
 
 
-@parametrize_with_checks([faults.Norm()])
+@parametrize_with_checks([faulty_parts.Norm()])
 def test_without_the_fault_they_pass(check: PartCheck) -> None:
     check()
 
 
 def test_failures_that_are_expected() -> None:
-    check_source(faults.Numbers(), range(12))
-    check_metric(faults.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
+    check_source(faulty_parts.Numbers(), range(12))
+    check_metric(faulty_parts.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
     with pytest.raises(AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"):
-        check_metric(faults.Norm(), expected_failures={"guide_says_the_unit": "it has none"})
+        check_metric(faulty_parts.Norm(), expected_failures={"guide_says_the_unit": "it has none"})
     with pytest.raises(ConfigurationError, match=r"expected_failures=\['guide'\]: Norm has the checks \['is_one', "):
-        check_metric(faults.Norm(), expected_failures={"guide": "it has none"})
+        check_metric(faulty_parts.Norm(), expected_failures={"guide": "it has none"})
     with pytest.raises(ConfigurationError, match=r"expected an object of Metric, Aggregator, ClientAlgorithm\."):
         parametrize_with_checks([3])
 
@@ -68,7 +67,7 @@ def test_only_nan_is_nan() -> None:
 @pytest.mark.slow
 def test_the_page_of_the_checks_runs_with_pytest(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs/howto/check_parts.md"
-    for each in snippets.blocks(page.read_text()):
+    for each in pages.blocks(page.read_text()):
         if each.title is not None:
             (tmp_path / each.title).write_text(each.text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_parts.py"]

@@ -1,14 +1,14 @@
 """Every metric of ``flsv.metrics`` passes the checks of :mod:`flsv.testing`."""
 
 import pytest
-from metric_table import CASES, METRICS, of
-from own_cases import dealt
 from torchmetrics import Metric
 
 from flsv import metrics
 from flsv.benchmark.registry import SampleCount, TrainingLoss
 from flsv.testing.checks import PartCheck, refused
 from flsv.testing.metric import EVERY, HALF, MetricCase
+from helpers.metric_cases import METRIC_CASES, METRICS, of
+from helpers.part_cases import dealt
 
 OF_THE_BENCHMARK = [of(SampleCount()), of(TrainingLoss())]
 #: That train federations.
@@ -26,11 +26,11 @@ def test_only_what_depends_on_all_rounds_in_their_order_cannot_be_put_together()
         later = case.fed(EVERY[HALF:])
         later.merge_state(case.half())
 
-    assert {name for name, case in CASES.items() if refused(lambda case=case: merge(case))} == {
+    assert {name for name, case in METRIC_CASES.items() if refused(lambda case=case: merge(case))} == {
         "CosineGradientShapley",
         "OneRoundShapley",
     }
 
 
 def test_all_metrics_are_here() -> None:
-    assert {*CASES, "ContributionMetric"} == set(metrics.__all__)
+    assert {*METRIC_CASES, "ContributionMetric"} == set(metrics.__all__)

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from own_cases import MORE, FilterCase, PersonalizerCase, SamplerCase, UploadCase, dealt
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
 from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley
@@ -14,6 +13,7 @@ from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.training import algorithms
+from helpers.part_cases import MORE, FilterCase, PersonalizerCase, SamplerCase, UploadCase, dealt
 
 Checks = list[PartCheck]
 

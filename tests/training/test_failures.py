@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import loop_of
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from task_kinds import Items
 from torch import Tensor
-from toys import Plain, fit, toy_sets, vector
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.federation.lightning_fit import LightningFit
+from helpers.data import toy_sets
+from helpers.fits import fit, vector
+from helpers.models import Plain, loop_of
+from helpers.tasks import Items
 
 ROUND, CLIENT, BATCH = 1, 2, 1
 PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"

@@ -5,16 +5,15 @@ from typing import Any
 
 import lightning as L
 import torch
-from by_hand import loop_of
-from resuming import assert_resumes
-from small_loops import KeepUpdates
-from task_kinds import Items
 from torch import Tensor, nn
-from toys import Plain, fit, toy_sets
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.sampling import FixedCohort
+from helpers.data import toy_sets
+from helpers.fits import KeepUpdates, assert_resumes, fit
+from helpers.models import Plain, loop_of
+from helpers.tasks import Items
 
 
 class Remembers(Plain):

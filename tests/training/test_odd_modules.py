@@ -9,7 +9,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelPruning
 from torch import Tensor, nn
-from toys import FEATURES, Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAdam
@@ -18,6 +17,9 @@ from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import FEATURES, toy_data
+from helpers.fits import fit, vector
+from helpers.models import Plain, network
 
 
 class Masked(Plain):

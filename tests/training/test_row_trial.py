@@ -8,10 +8,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from shadow_cases import SEED, Kept, data
-from sifted import slow_except
-from step_cases import CASES, Hooks, Stepped, clamp
-from toys import fit, trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
 from flsv.core.parameter_space import ParameterSpace
@@ -19,6 +15,10 @@ from flsv.games.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
+from helpers import slow_except
+from helpers.coalitions_by_hand import SEED, KeepsModels, data
+from helpers.fits import fit, trainer_for, vector
+from helpers.models import STEP_CASES, Hooks, Stepped, clamp
 
 #: Clients 0 and 2; all.
 MASKS = torch.tensor([[True, False, True], [True, True, True]])
@@ -34,7 +34,7 @@ FAST = (
     "a timer that clamps weights",
     "a layer under two names",
 )
-NAMES = slow_except(FAST, CASES)
+NAMES = slow_except(FAST, STEP_CASES)
 
 
 def loop(**options: Any) -> FederatedLoop:
@@ -42,7 +42,7 @@ def loop(**options: Any) -> FederatedLoop:
 
 
 def alone(name: str, folder: Path) -> RetrainedUtility:
-    make, callbacks, *_ = CASES[name]
+    make, callbacks, *_ = STEP_CASES[name]
     torch.manual_seed(SEED)
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
@@ -53,7 +53,7 @@ def alone(name: str, folder: Path) -> RetrainedUtility:
 
 def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | None) -> Any:
     """The module after a fit of two rounds; None where it was refused before the first."""
-    make, callbacks, *_ = CASES[name]
+    make, callbacks, *_ = STEP_CASES[name]
     torch.manual_seed(SEED)
     module = make()
     before = vector(module)
@@ -69,8 +69,8 @@ def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | N
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_coalitions_beside_the_run(tmp_path: Path, name: str) -> None:
-    refused = CASES[name][2]
-    federation = loop(metrics={"shadow": Kept(coalitions=[[0, 2]], performance="negative_loss")})
+    refused = STEP_CASES[name][2]
+    federation = loop(metrics={"shadow": KeepsModels(coalitions=[[0, 2]], performance="negative_loss")})
     module = trained(name, tmp_path, federation, None)
     game = alone(name, tmp_path)
     for mask in MASKS:
@@ -88,7 +88,7 @@ def test_coalitions_beside_the_run(tmp_path: Path, name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_coalitions_side_by_side(tmp_path: Path, name: str) -> None:
-    refused, side_by_side = CASES[name][3], SideBySideUtility(alone(name, tmp_path), SEED)
+    refused, side_by_side = STEP_CASES[name][3], SideBySideUtility(alone(name, tmp_path), SEED)
     if refused is None:
         torch.testing.assert_close(side_by_side(MASKS), alone(name, tmp_path)(MASKS), rtol=1e-4, atol=1e-5)
         return
@@ -99,7 +99,7 @@ def test_coalitions_side_by_side(tmp_path: Path, name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_clients_at_once(tmp_path: Path, name: str) -> None:
-    many = trained(name, tmp_path, loop(engine="vmap"), CASES[name][4])
+    many = trained(name, tmp_path, loop(engine="vmap"), STEP_CASES[name][4])
     if many is not None:
         one = trained(name, tmp_path, loop(), None)
         torch.testing.assert_close(vector(many), vector(one), rtol=1e-5, atol=1e-5)
@@ -107,6 +107,6 @@ def test_clients_at_once(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_weights_that_change_between_rounds_end_the_run(tmp_path: Path) -> None:
-    federation = loop(metrics={"shadow": Kept(coalitions="singles")})
+    federation = loop(metrics={"shadow": KeepsModels(coalitions="singles")})
     with pytest.raises(ConfigurationError, match="weights or buffers have changed between rounds 1 and 2"):
         fit(federation, tmp_path, Stepped(), data(), rounds=2, callbacks=[Hooks("on_train_epoch_end", clamp)])

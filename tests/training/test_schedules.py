@@ -10,16 +10,17 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from one_client import Batches
-from resume_run import Stop
 from torch import Tensor
 from torch.optim import lr_scheduler
-from toys import Plain, fit, network, toy_data, trainer_for, vector
 
 from flsv.federation import FederatedLoop
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers.data import toy_data
+from helpers.fits import Stop, fit, trainer_for, vector
+from helpers.loops_by_hand import Batches
+from helpers.models import Plain, network
 
 SEED, ROUNDS, CLIENTS = 4, 3, 3
 

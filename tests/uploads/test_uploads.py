@@ -5,11 +5,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from by_hand import Diverges
 from lightning.pytorch.callbacks import LambdaCallback
-from small_loops import client_tensors
 from torch import Tensor
-from toys import fit, network, sgd
 
 from flsv.attacks import Scaling
 from flsv.core import Traffic
@@ -17,6 +14,8 @@ from flsv.federation import FederatedLoop
 from flsv.personalization import FedAMP, Standalone
 from flsv.uploads import Compression, Quantized, TopK, Upload, UploadContext, upload
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import client_tensors, fit
+from helpers.models import Diverges, network, sgd
 
 VECTOR, START, GLOBAL = torch.tensor([5.0, 7.0]), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0])
 

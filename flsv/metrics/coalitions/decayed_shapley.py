@@ -27,7 +27,7 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
 
     With FedAvg it covers three baselines of the paper, the sum of the rounds' values (SOR), the multi-round index (MR)
     and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
-    :mod:`flsv.functional.over_rounds`.
+    :mod:`flsv.functional.shapley.decayed`.
 
     As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]``, a ``generator`` and the
     ``round_index`` from 0. ``compute`` gives ``[num_clients]``; a client outside the cohort gets

@@ -21,7 +21,7 @@ class LowerBoundShapley(CoalitionValue, chosen=("value", "fold")):
     a client seen seldom for less than one seen often. It is no remedy against a client that comes as two, whose values
     are as steady as one's: for that take ``estimator="banzhaf"``, under which two copies together have the one's value,
     or ``"beta"`` with ``{"alpha": 1, "beta": 4}``, under which they have less (see
-    :mod:`flsv.functional.shapley.other_values`).
+    :mod:`flsv.functional.shapley.semivalues`).
 
     Inputs as for :class:`PartialFederatedShapley`. ``compute`` gives ``[num_clients]`` or ``[num_clients,
     num_classes]``, in the utility's unit; NaN for clients never seen. ``diagnostics`` holds the means, too.

@@ -73,7 +73,7 @@ class Sum(Fold):
 @dataclass(frozen=True)
 class Decay(Sum):
     """The sum of each client's shares of the rounds' gains, early rounds counting most; see
-    :mod:`flsv.functional.over_rounds`.
+    :mod:`flsv.functional.shapley.decayed`.
 
     Args:
         decay: omega in (0, 1]; round t = 1, 2, ... counts omega^t.

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import BIN, SITES, deployment, free_ports
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
@@ -34,6 +33,7 @@ from flsv.metrics import (
 )
 from flsv.report import Budget, write_report
 from flsv.utilities.errors import ConfigurationError
+from helpers.sites import BIN, NAMES, deployment, free_ports
 
 pytestmark = pytest.mark.flower
 APP = Path(__file__).parents[1] / "flower_app"
@@ -278,6 +278,6 @@ def test_three_supernodes_by_the_names_of_their_keys(tmp_path: Path) -> None:
         deployed.wait_for("run", lambda log: "Contributions: flsv report" in log)
     (runs,) = folder.rglob("contributions.csv")
     table = flsv.read_run(runs.parent)
-    assert set(table["client_name"]) == set(SITES)
+    assert set(table["client_name"]) == set(NAMES)
     last = table[(table["round"] == 1) & (table["metric"] == "value") & table["class"].isna()].set_index("client_name")
     assert last["value"]["Osaka"] < last["value"].drop("Osaka").min()

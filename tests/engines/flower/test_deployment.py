@@ -14,14 +14,14 @@ from flsv.data import Splits
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import BIN, SECONDS, free_ports
 from flwr.app import RecordDict
-from toys import trainer_for
 
 from flsv import FederatedDataModule
 from flsv.data import GroupPartitioner
 from flsv.engines.flower import from_record, to_record
 from flsv.engines.remote import Packet
+from helpers.fits import trainer_for
+from helpers.sites import BIN, SECONDS, free_ports
 
 pytestmark = pytest.mark.flower
 

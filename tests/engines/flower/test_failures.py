@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import ACCEPTED, SECONDS, SITES, deployment, living
-
 from flsv.cli import main
+from helpers.sites import ACCEPTED, NAMES, SECONDS, deployment, living
 
 pytestmark = pytest.mark.flower
 ROUNDS = 7
@@ -84,7 +83,7 @@ def test_from_a_wrong_start_through_all_that_fails_to_the_end(tmp_path: Path) ->
     written = project.read_text()
     project.write_text(written.replace('SITES = ["Boston"', 'SITES = ["Bostn"'))
     with deployment(folder, "question = []\n") as processes:
-        for site in SITES:
+        for site in NAMES:
             processes.wait_for(site, lambda log: ACCEPTED in log)
         processes.run("refused")
         words = (
@@ -110,13 +109,13 @@ def test_from_a_wrong_start_through_all_that_fails_to_the_end(tmp_path: Path) ->
         processes.start_link()
         (folder / "osaka_is_back").touch()
         processes.wait_for("rounds", lambda log: "the run has finished" in log, SECONDS)
-        assert len(living(folder)) <= len(SITES)  # one process a site, whatever was killed
+        assert len(living(folder)) <= len(NAMES)  # one process a site, whatever was killed
         told = (folder / "rounds.log").read_text()
 
     with (folder / "runs" / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
     weighed = {
-        i: {SITES[int(row["client"])] for row in rows if row["metric"] == "weight" and row["round"] == str(i)}
+        i: {NAMES[int(row["client"])] for row in rows if row["metric"] == "weight" and row["round"] == str(i)}
         for i in range(ROUNDS)
     }
     assert weighed[0] == {"Boston", "Lyon", "Osaka"}

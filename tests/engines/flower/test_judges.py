@@ -9,12 +9,11 @@ import torch
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import SECONDS, SITES, deployment
-from toys import trainer_for
-
 from flsv import FederatedDataModule
 from flsv.cli import main
 from flsv.data import GroupPartitioner, Splits
+from helpers.fits import trainer_for
+from helpers.sites import SECONDS, SITES, deployment
 
 pytestmark = pytest.mark.flower
 

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import living
+from helpers.sites import living
 
 pytestmark = pytest.mark.flower
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
-from remote_federation import NAMES, Remotely, Replay, assert_same, momentum, shapfed, site
 
 from flsv import ClientEvaluation
 from flsv.aggregation import DivergenceWeighted
@@ -22,6 +21,7 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
+from helpers.sites import NAMES, Remotely, Replay, assert_same, momentum, shapfed, site
 
 SIZES = {"train": 3, "val": 0, "test": 0}
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from remote_federation import NAMES, Replay, module, shapfed
 
 from flsv.core import ClientUpdate, FederationState, Instruction, NoAnswer, Traffic
 from flsv.engines.one_process import shared_space
@@ -17,6 +16,7 @@ from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.clients import Remote
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics.leave_self_out import leave_self_out
+from helpers.sites import NAMES, Replay, module, shapfed
 
 SAMPLES = 40
 #: A site's operator can send anything; the same examples in every run.

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_federation import SPLITS, Remotely, shapfed, site
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
@@ -15,6 +14,7 @@ from flsv.engines.remote.site import LEDGER
 from flsv.metrics import ContributionEstimation
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.errors import ConfigurationError
+from helpers.sites import SPLITS, Remotely, shapfed, site
 
 
 def private() -> FederatedLoop:

@@ -6,26 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import remote_federation
 import torch
-from remote_federation import (
-    NAMES,
-    SPLITS,
-    Make,
-    Remotely,
-    ServerData,
-    SiteData,
-    assert_same,
-    groups,
-    kept_at,
-    module,
-    momentum,
-    one_process,
-    shapfed,
-    site,
-)
-from sifted import slow_except
-from small_loops import client_tensors
 
 from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAdam, FedAvg, FedCE
@@ -48,6 +29,24 @@ from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
+from helpers import sites, slow_except
+from helpers.fits import client_tensors
+from helpers.sites import (
+    NAMES,
+    SPLITS,
+    Make,
+    Remotely,
+    ServerData,
+    SiteData,
+    assert_same,
+    groups,
+    kept_at,
+    module,
+    momentum,
+    one_process,
+    shapfed,
+    site,
+)
 
 
 class Scheduled(ClassifierClient):
@@ -193,7 +192,7 @@ def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.tensor([int(train[i][1]) for i in range(len(train))])  # type: ignore[arg-type]
     owners = torch.tensor(groups())
     dealt = owners.where((owners != LACKING) | (labels < CLASSES), 0).tolist()
-    monkeypatch.setattr(remote_federation, "groups", lambda: dealt)
+    monkeypatch.setattr(sites, "groups", lambda: dealt)
 
 
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")

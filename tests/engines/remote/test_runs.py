@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
-from remote_federation import NAMES, ROUNDS, Make, Remotely, assert_same, module, shapfed, site
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
@@ -16,6 +15,7 @@ from flsv.engines.remote.visit import SiteMemory
 from flsv.training.algorithms import SCAFFOLD
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
+from helpers.sites import NAMES, ROUNDS, Make, Remotely, assert_same, module, shapfed, site
 
 
 class Server:

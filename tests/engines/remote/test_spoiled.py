@@ -9,7 +9,6 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from remote_federation import NAMES, SPLITS, Remotely, kept_at, shapfed
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
@@ -21,6 +20,7 @@ from flsv.metrics import ContributionEstimation, DomainRelevance
 from flsv.personalization import FedFomo, PFedSV
 from flsv.sampling import PowerOfChoice
 from flsv.training.algorithms import SCAFFOLD
+from helpers.sites import NAMES, SPLITS, Remotely, kept_at, shapfed
 
 _plain, _tensors = pack(torch.zeros(7))
 #: What becomes of an answer.

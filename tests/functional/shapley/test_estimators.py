@@ -14,10 +14,10 @@ from functional.shapley.games import (
     rng,
     table_game,
 )
-from sifted import slow_except
 
 from flsv.functional import ESTIMATORS, ShapleyEstimate
 from flsv.utilities.errors import ConfigurationError
+from helpers import slow_except
 
 PLAIN_GTG = partial(ESTIMATORS["gtg"], truncation=None, round_truncation=None, convergence=None)
 MONTE_CARLO = partial(ESTIMATORS["permutation"], antithetic=False)

@@ -6,28 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import in_run_by_hand as in_run
 import pytest
 import torch
-from by_hand import (
-    PROPORTIONS,
-    ROUNDS,
-    SEED,
-    Diverges,
-    Train,
-    assert_kept,
-    assert_same,
-    batches,
-    buffers_of,
-    cohort,
-    copies,
-    put,
-    sharing_by_hand,
-    unequal_data,
-)
-from small_loops import client_tensors
 from torch import Tensor, nn
-from toys import Plain, fit, network
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -40,6 +21,28 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, FedRep, PerFedAvg
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers.fits import client_tensors, fit
+from helpers.loops_by_hand import (
+    PROPORTIONS,
+    ROUNDS,
+    SEED,
+    Train,
+    assert_kept,
+    assert_same,
+    batches,
+    buffers_of,
+    cohort,
+    copies,
+    in_run_by_hand,
+    in_run_data,
+    in_run_fit,
+    in_run_loop,
+    put,
+    sharing_by_hand,
+    unequal_data,
+    without_batch_norm,
+)
+from helpers.models import Diverges, Plain, network
 
 LR, ALPHA = 0.1, 0.1
 #: Trains client i of round r in place, from the server's model, on its batches.
@@ -321,10 +324,10 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(tmp
 
 
 def test_in_run_values_of_every_fourth_step_count_for_all(tmp_path: Path) -> None:
-    dealt = in_run.data()
-    _, kept, rounds = in_run.run(in_run.federation(every=4), tmp_path, Plain(in_run.small(), sgd), dealt, rounds=4)
+    dealt = in_run_data()
+    _, kept, rounds = in_run_fit(in_run_loop(every=4), tmp_path, Plain(without_batch_norm(), sgd), dealt, rounds=4)
     for client in range(3):
-        expected = sum(in_run.by_hand(dealt, round, client, LR, 0.0, 1, 1, every=4)[0] for round in rounds)
+        expected = sum(in_run_by_hand(dealt, round, client, LR, 0.0, 1, 1, every=4)[0] for round in rounds)
         torch.testing.assert_close(kept[client], expected, atol=1e-6, rtol=1e-4)
 
 

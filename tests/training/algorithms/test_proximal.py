@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from toys import Plain, fit, network
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -17,6 +16,8 @@ from flsv.federation import FederatedLoop
 from flsv.personalization import Personalizer
 from flsv.training.algorithms import ClientContext, FedProx, MoreauSGD
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 
 @pytest.mark.parametrize("sent", [True, False])

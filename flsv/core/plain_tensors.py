@@ -1,0 +1,67 @@
+"""Tensors that a module keeps as plain attributes, beside its parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+#: Attributes of every LightningModule, which are no state.
+LIGHTNINGS = frozenset(vars(L.LightningModule()))
+
+
+def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """The tensors that a module keeps as plain attributes: name, layer, the attribute's name, tensor.
+
+    Not among them: tensors with a gradient (outputs), those that share their memory with a parameter or buffer, and the
+    states of torchmetrics.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.center = torch.zeros(2)
+        >>> [name for name, *_ in plain_tensors(net)]
+        ['center']
+    """
+    return (found for found in plain_state(module) if isinstance(found[3], Tensor))
+
+
+def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """:func:`plain_tensors`, tuples of such tensors (an LSTM's state) and of such tuples, and None: a tensor may take
+    its place."""
+    found = list(_plain_attributes(module))
+    own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
+    known = {_memory(tensor) for tensor in own_tensors}
+    for name, layer, attribute, value, tensors in found:
+        if not any(_memory(tensor) in known for tensor in tensors):
+            yield name, layer, attribute, value
+
+
+def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
+    """Of every layer but torchmetrics' and what is in these: attributes without a gradient, and their tensors."""
+    skipped: set[int] = set()
+    for prefix, layer in module.named_modules():
+        if id(layer) in skipped or isinstance(layer, Metric):
+            skipped.update(map(id, layer.children()))
+            continue
+        for attribute, value in vars(layer).items():
+            tensors = None if attribute in LIGHTNINGS else leaves(value)
+            if tensors is not None and not any(tensor.requires_grad for tensor in tensors):
+                yield f"{prefix}.{attribute}" if prefix else attribute, layer, attribute, value, tensors
+
+
+def leaves(value: Any) -> list[Tensor] | None:
+    """The tensors of a tensor, of a tuple of tensors or of such tuples, or of None; None of anything else."""
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [value]
+    parts = [leaves(part) for part in value] if type(value) is tuple else []
+    if not parts or any(not part for part in parts):
+        return None
+    return [tensor for part in parts if part for tensor in part]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -1,0 +1,294 @@
+"""FederatedLoop(share=...) against the same loop written by hand over state_dicts."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback
+from torch import Tensor, nn
+
+from flsv import ClientEvaluation
+from flsv.aggregation import FedAvg
+from flsv.attacks import SignFlip
+from flsv.cli.compare import OwnModels
+from flsv.federation import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import FixedCohort
+from flsv.training.algorithms import MoreauSGD
+from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, toy_data
+from helpers.fits import assert_resumes, checkpoints, client_tensors, fit, vector
+from helpers.loops_by_hand import (
+    PROPORTIONS,
+    ROUNDS,
+    assert_kept,
+    assert_same,
+    cohort,
+    plain_sgd,
+    sharing_by_hand,
+    three_of_five,
+    unequal_data,
+)
+from helpers.models import Plain, loop_of, network
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
+NORM, HEAD = ["1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"], ["4.weight", "4.bias"]
+
+
+def frozen() -> nn.Module:
+    net = network()
+    net[:2].requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"),
+    [
+        (["!norm"], NORM),  # FedBN
+        (["!head"], HEAD),  # FedPer
+        (["net.0.*", "net.4.weight"], ["4.bias", *NORM]),
+        (lambda name, tensor: tensor.ndim == 2, ["0.bias", "4.bias", *NORM]),
+    ],
+)
+def test_same_models_and_private_parts_as_by_hand(tmp_path: Path, share: Any, kept: list[str]) -> None:
+    net = network()
+    kept = [name for name in kept if name in net.state_dict()]
+    expected, own = sharing_by_hand(net, kept, plain_sgd())
+    federated, module = three_of_five(share=share, evaluation=ClientEvaluation(every=ROUNDS)), Plain(copy.deepcopy(net))
+    data = unequal_data()
+    fit(federated, tmp_path, module, data, rounds=ROUNDS)
+    assert_same(module.net, expected)
+    assert_kept(federated, own)
+    for name in kept:  # the global model has what it began with
+        assert torch.equal(module.net.state_dict()[name], net.state_dict()[name])
+    drift = {name: max((own[i][name] - net.state_dict()[name]).abs().max() for i in own) for name in kept}
+    assert all(value > 1e-3 for value in drift.values())
+    # Every client is evaluated with its own part; who was in no cohort with the initial one.
+    for client in range(len(PROPORTIONS)):
+        model = copy.deepcopy(expected).eval()
+        model.load_state_dict({**model.state_dict(), **own.get(client, {})})
+        hits = [(model(x).argmax(-1) == y).float() for x, y in data.client_loader(client, "test")]
+        assert federated.client_accuracy is not None
+        assert federated.client_accuracy[client] == pytest.approx(float(torch.cat(hits).mean()))
+
+
+class Shifted(Plain):
+    """Whoever trains comes to see nothing but its own class."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.shift = nn.Parameter(torch.zeros(CLASSES), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (0 if self.training else self.shift)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        with torch.no_grad():
+            self.shift[loop_of(self).current_client] = 100.0
+        return super().training_step(batch, batch_idx)
+
+
+def test_nobody_is_evaluated_with_another_clients_part(tmp_path: Path) -> None:
+    """The last client of the cohort is still in the module when clients and games are evaluated."""
+    seen: list[Tensor] = []
+
+    class Looks(FedAvg):
+        private = ("shift",)  # a strategy may say so, too
+
+        def end_round(self, round: Any) -> None:
+            assert round.server_data is not None
+            seen.append(round.server_data.module(round.global_vector).shift.clone())
+
+    federated = FederatedLoop(Looks(), sampler=FixedCohort([0, 2]), evaluation=ClientEvaluation(every=1), seed=1)
+    data, module = toy_data((2, 3, 2)), Shifted()
+    fit(federated, tmp_path, module, data, rounds=1)
+    assert federated.client_accuracy is not None
+    shares = [float((data.client_labels(client, "test") == client).float().mean()) for client in (0, 2)]
+    assert federated.client_accuracy[[0, 2]].tolist() == pytest.approx(shares)
+    labels = data.client_labels(1, "test")
+    assert federated.client_accuracy[1] > 0.2 + max((labels == leaked).float().mean() for leaked in range(CLASSES))
+    assert seen[0].tolist() == module.shift.tolist() == [0.0] * CLASSES
+
+
+def test_trainable_is_the_same_federation_with_less_traffic(tmp_path: Path) -> None:
+    games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
+
+    def run(share: str) -> tuple[FederatedLoop, L.LightningModule]:
+        federated = three_of_five(share=share, metrics=copy.deepcopy(games), evaluation=ClientEvaluation(every=ROUNDS))
+        return federated, fit(federated, tmp_path / share, Plain(frozen()), unequal_data(), rounds=ROUNDS)
+
+    (whole, one), (part, other) = run("all"), run("trainable")
+    torch.testing.assert_close(vector(one), vector(other), rtol=1e-6, atol=1e-6)
+    for name in ("sv", "cssv"):
+        torch.testing.assert_close(whole.contributions[name], part.contributions[name], rtol=1e-5, atol=1e-5)
+    assert torch.equal(whole.client_accuracy, part.client_accuracy)
+    trained = 8 * CLASSES + CLASSES
+    # BatchNorm's statistics travel, though its layer is frozen: they move in training.
+    assert (part.space.num_parameters, part.space.size, whole.space.size) == (trained, trained + 16, trained + 32 + 48)
+    rounds = part.participations.double()
+    expected = torch.stack([rounds, rounds], 1) * part.space.size
+    torch.testing.assert_close(
+        part.contributions["cost"].by_class, expected.masked_fill(rounds[:, None] == 0, float("nan")), equal_nan=True
+    )
+    # Nobody keeps, and no checkpoint holds, a copy of what is the same everywhere.
+    assert client_tensors(part) == {}
+    assert part.space.private_names == ()
+
+
+def test_a_frozen_head_is_said_where_it_is_asked_for(tmp_path: Path) -> None:
+    net = network()
+    net[4].requires_grad_(False)
+    with pytest.raises(ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"):
+        fit(three_of_five(share="trainable", metrics={"m": ClassSpecificShapley()}), tmp_path, Plain(net))
+    fit(three_of_five(share="trainable", metrics={"n": CosineGradientShapley()}), tmp_path, Plain(net), rounds=1)
+
+
+class Follows(Plain):
+    """A target network that requires no gradient, and follows another."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.target = nn.Linear(8, CLASSES).requires_grad_(False)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        for mine, other in zip(self.target.parameters(), self.net[4].parameters()):
+            mine.data = 0.9 * mine.data + 0.1 * other.data
+
+
+def test_frozen_parameters_that_change_are_refused_or_kept(tmp_path: Path) -> None:
+    said = r"'target.weight', 'target.bias' required no gradient .* and training changes them"
+    with pytest.raises(ConfigurationError, match=said):
+        fit(three_of_five(share="trainable"), tmp_path, Follows(), unequal_data())
+    federated = three_of_five(share=["trainable", "!target.*"])
+    module = fit(federated, tmp_path, Follows(), unequal_data(), rounds=2)
+    states = client_tensors(federated)
+    assert states.keys() == set(cohort(0)) | set(cohort(1))
+    assert all(state.keys() == {"module.target.weight", "module.target.bias"} for state in states.values())
+    assert not any(torch.equal(state["module.target.weight"], module.target.weight) for state in states.values())
+
+
+class Unfreezes(BaseFinetuning):
+    def freeze_before_training(self, module: Any) -> None:
+        self.freeze(module.net[:2], train_bn=False)
+
+    def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(module.net[0], optimizer)
+
+
+def test_what_is_unfrozen_later_is_refused_by_name(tmp_path: Path) -> None:
+    module = Plain(optimizer=lambda ps: torch.optim.SGD([p for p in ps if p.requires_grad], lr=0.1))
+    with pytest.raises(ConfigurationError, match=r"'net.0.weight' required no gradient when the fit began"):
+        fit(three_of_five(share="trainable"), tmp_path, module, callbacks=[Unfreezes()])
+
+
+def test_noise_and_attacks_touch_what_is_shared_only(tmp_path: Path) -> None:
+    """After one round the private parts are those of a run without: training has not seen the noise yet."""
+    noised = three_of_five(
+        share=["!norm"], uploads=[SignFlip(clients=[0]), GaussianPrivacy(clip=0.01, noise_multiplier=1.0)]
+    )
+    plain = three_of_five(share=["!norm"])
+    for federated, name in ((noised, "a"), (plain, "b")):
+        fit(federated, tmp_path / name, data=unequal_data(), rounds=1)
+    before, after = client_tensors(plain), client_tensors(noised)
+    assert all(torch.equal(before[c][n], after[c][n]) for c in before for n in before[c])
+
+
+class Scaled(Plain):
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if loop_of(self).current_client == 2 and loop_of(self).round_index == 1:
+            with torch.no_grad():
+                self.scale.fill_(float("inf"))
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_client_whose_own_part_is_not_finite_leaves_no_trace(tmp_path: Path) -> None:
+    federated = FederatedLoop(share=["!scale"], seed=1)
+    with pytest.warns(UserWarning, match="client 2 returned a model with NaN or infinite entries in round 2"):
+        module = fit(federated, tmp_path, Scaled(), rounds=2)
+    assert federated.participations.tolist() == [2, 2, 1]
+    assert torch.equal(module.scale, torch.ones(2))
+    assert all(state["module.scale"].tolist() == [1, 1] for state in client_tensors(federated).values())
+
+
+def test_own_models_are_whole(tmp_path: Path) -> None:
+    federated = three_of_five(share=["!head"], evaluation=ClientEvaluation(every=2, keep_trained=True))
+    own = OwnModels(federated, tests="own")
+    fit(federated, tmp_path, data=unequal_data(), rounds=2, callbacks=[own])
+    torch.testing.assert_close(own.scores["received"]["accuracy"].float(), federated.client_accuracy)
+
+
+def test_games_on_a_model_that_is_nowhere_whole_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's .* stay at their"):
+        fit(three_of_five(share=["!head"], metrics={"sv": PartialFederatedShapley()}), tmp_path)
+
+
+def test_what_stays_of_a_client_that_uploads_another_model_is_what_it_trained(tmp_path: Path) -> None:
+    """pFedMe's clients train theta and upload w: the head that stays is theta's."""
+    options: dict[str, Any] = {"lr": 0.001, "outer_lr": 1e-9, "lamda": 15.0, "inner_steps": 1}
+    module = Plain(network(batch_norm=False), lambda ps: MoreauSGD(ps, **options))
+    start = copy.deepcopy(module.net[4].weight.detach())
+    federated = FederatedLoop(share=["!head"], seed=1)
+    fit(federated, tmp_path, module, rounds=1)
+    # w has not moved.
+    heads = [state["module.net.4.weight"] for state in client_tensors(federated).values()]
+    assert all((head - start).abs().max() > 1e-3 for head in heads)
+
+
+# ---- resumed
+
+
+def everything(**changes: Any) -> FederatedLoop:
+    options: dict[str, Any] = {
+        "share": ["!norm"],
+        "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
+        "uploads": [SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.01), TopK(share=0.5)],
+        "optimizer_state": "persist",
+        "evaluation": ClientEvaluation(every=2, models="trained"),
+    }
+    return three_of_five(**{**options, **changes})
+
+
+def test_resumes(tmp_path: Path) -> None:
+    federated = assert_resumes(everything, tmp_path, data=unequal_data)
+    assert all(f"module.net.{name}" in state for state in client_tensors(federated).values() for name in NORM)
+
+
+def saves(path: Path) -> LambdaCallback:
+    def save(trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 2 and trainer.fit_loop.epoch_loop.batch_idx == 7:
+            trainer.save_checkpoint(path)
+
+    return LambdaCallback(on_train_batch_end=save)
+
+
+def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Path) -> None:
+    path = tmp_path / "middle.ckpt"
+    whole, again = three_of_five(share=["!norm"]), three_of_five(share=["!norm"])
+    expected = fit(
+        whole, tmp_path / "a", data=unequal_data(), rounds=4, callbacks=[saves(path)], enable_checkpointing=True
+    )
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))
+    resumed = fit(again, tmp_path / "b", data=unequal_data(), rounds=4, ckpt_path=path, enable_checkpointing=True)
+    assert torch.equal(vector(expected), vector(resumed))
+    assert_kept(again, {c: {n[11:]: v for n, v in s.items()} for c, s in client_tensors(whole).items()})
+
+
+def test_other_frozen_layers_are_refused_on_resume(tmp_path: Path) -> None:
+    optimizer = lambda ps: torch.optim.SGD(list(ps), lr=0.1)  # noqa: E731
+    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
+    fit(three_of_five(share="trainable"), tmp_path, Plain(frozen(), optimizer), unequal_data(), rounds=1, **saving)
+    other, path = Plain(network(), optimizer), tmp_path / "checkpoints/last.ckpt"
+    said = r"another part of the module shared \(shared 7 tensors .*was 4 tensors"
+    with pytest.raises(ConfigurationError, match=said):
+        fit(three_of_five(share="trainable"), tmp_path, other, unequal_data(), ckpt_path=path)

@@ -1,0 +1,59 @@
+"""What the README names, is there. That its snippets run is tested in tests/docs/test_snippets.py."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import flsv
+from flsv.cli.configs import packaged_names
+from flsv.federation import FederatedLoop
+from flsv.report import write_report
+from flsv.testing import check_metric
+from helpers.fits import fit
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+OWN_METRIC = (ROOT / "docs" / "howto" / "own_metric.md").read_text()
+
+
+def test_a_metric_from_the_guide_alone_is_told_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a stranger writes passes the checks of flsv's own, and its values reach all that tells of a run."""
+    blocks = re.findall(r"```python\n(.*?)```", OWN_METRIC, flags=re.DOTALL)
+    (tmp_path / "of_a_stranger.py").write_text(next(block for block in blocks if "class UpdateNorm" in block))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kind = importlib.import_module("of_a_stranger").UpdateNorm
+    check_metric(kind())
+
+    loop, run = FederatedLoop(metrics={"norm": kind()}, seed=1), tmp_path / "run"
+    fit(loop, tmp_path, logger=TensorBoardLogger(tmp_path, name="", version="run"))
+    values = loop.contributions["norm"]
+    assert (values > 0).all()
+    assert "norm" in capsys.readouterr().out
+    frame = flsv.read_run(run).query("metric == 'norm'").groupby("client")["value"].last()
+    assert frame.to_dict() == pytest.approx(dict(enumerate(values.tolist())))
+    for client, value in enumerate(values.tolist()):
+        events = EventAccumulator(str(run / f"client {client}")).Reload()
+        assert events.Scalars("Contributions/norm")[-1].value == pytest.approx(value)
+    assert "How far each client moved in its last round" in write_report(run).read_text()
+
+    earlier, later = kind(num_clients=4), kind(num_clients=4)
+    earlier.update(torch.tensor([0, 1]), torch.eye(2))
+    later.update(torch.tensor([1, 2]), 2 * torch.eye(2))
+    later.merge_state(earlier)
+    assert later.compute().nan_to_num(-1).tolist() == [1, 2, 2, -1]
+
+
+def test_every_path_named_is_there() -> None:
+    paths = re.findall(r"(?:tools|docs)/[\w/.*-]+\w", README)
+    assert len(paths) > 20
+    for path in paths:
+        assert list(ROOT.glob(path)), path
+    for name in re.findall(r"--config ([\w/]+)", README):
+        assert name in packaged_names(), name

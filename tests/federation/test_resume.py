@@ -1,0 +1,146 @@
+"""A run that is killed and resumed is, to the bit, the run that was not."""
+
+import copy
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, LambdaCallback
+
+from flsv import ClientEvaluation, ConfigurationError, FederatedLoop, Reporting
+from flsv.aggregation import FedAvg
+from flsv.personalization import FedAMP
+from flsv.sampling import UniformSampler
+from flsv.training.algorithms import FedProx, FedRep, MoreauSGD
+from helpers.data import toy_data
+from helpers.fits import Stop, assert_resumes, full_run, trainer_for, vector
+from helpers.models import Plain, network
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FederatedLoop, L.LightningModule]:
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, *full_run(folder)
+
+
+def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule, whole: Any) -> None:
+    whole_folder, whole_loop, whole_module = whole
+    assert torch.equal(vector(module), vector(whole_module))
+    for mine, theirs in zip(loop.contributions.values(), whole_loop.contributions.values()):
+        assert torch.equal(mine.nan_to_num(9), theirs.nan_to_num(9))
+    assert torch.equal(loop.weights.nan_to_num(9), whole_loop.weights.nan_to_num(9))
+    torch.testing.assert_close(loop.client_scores, whole_loop.client_scores, rtol=0, atol=0)
+    assert loop.state.starts.keys() == whole_loop.state.starts.keys()
+    assert all(torch.equal(model, whole_loop.state.starts[i]) for i, model in loop.state.starts.items())
+    metrics, whole_metrics = module.trainer.callback_metrics, whole_module.trainer.callback_metrics
+    assert {k: v.item() for k, v in metrics.items()} == {k: v.item() for k, v in whole_metrics.items()}
+    csv = "log/contributions.csv"
+    assert (folder / csv).read_text() == (whole_folder / csv).read_text()
+
+
+@pytest.mark.slow
+def test_kill_9_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
+    die, tests = (3, 4), Path(__file__).parents[1]
+    command = [sys.executable, "-m", "helpers.fits", str(tmp_path), "--die", *map(str, die)]
+    path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    killed = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert killed.returncode == -9, killed.stderr
+    rounds = [line.split(",")[0] for line in (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]]
+    assert set(rounds) == {str(r) for r in range(die[0])}
+    assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
+
+
+class SaveAt(Callback):
+    """Saves a checkpoint in the third round wherever Lightning lets anybody save one; at batch -1, at all of them."""
+
+    def __init__(self, hook: str, path: Path, batch: int = 0) -> None:
+        self.path, self.batch = path, batch
+        setattr(self, hook, self.save)
+
+    def save(self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
+        if trainer.current_epoch == 2 and trainer.training | trainer.validating:
+            place = trainer.fit_loop.epoch_loop.batch_idx if trainer.training else 0
+            if self.batch == -1 or (not self.path.exists() and (len(args) < 2 or place == self.batch)):
+                trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hook", "batch"),
+    [
+        ("on_train_epoch_start", 0),
+        ("on_train_batch_start", 0),
+        ("on_train_batch_end", 5),
+        ("on_train_batch_end", -1),
+        ("on_validation_start", 0),
+        ("on_train_epoch_end", 0),
+    ],
+)
+def test_from_wherever_a_checkpoint_was_saved(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
+    path = tmp_path / "middle.ckpt"
+    full_run(tmp_path / "first", callbacks=[SaveAt(hook, path, batch)])
+    resumed = tmp_path / "second"
+    loop, module = full_run(resumed, ckpt_path=path)
+    assert loop.round_index == 5
+    assert_same_run(resumed, loop, module, whole)
+
+
+def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: Path, whole: Any) -> None:
+    """Also what Ctrl-C does; a checkpoint saved on the exception resumes from the round's start."""
+
+    class SaveOnException(Callback):
+        def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
+            trainer.save_checkpoint(tmp_path / "exception.ckpt")
+
+    with pytest.warns(UserWarning, match="round 4 is discarded"), pytest.raises(ArithmeticError):
+        full_run(tmp_path, callbacks=[Stop(3, 4, ArithmeticError), SaveOnException()])
+    assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "exception.ckpt"), whole)
+
+
+def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> None:
+    def stop(trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 1:
+            raise ArithmeticError
+
+    loop = FederatedLoop(seed=1, reporting=Reporting(table=False))
+    trainer = trainer_for(loop, tmp_path, 4, callbacks=[LambdaCallback(on_validation_batch_start=stop)])
+    with pytest.raises(ArithmeticError):
+        trainer.fit(Plain(), toy_data())
+    assert (trainer.current_epoch, loop.round_index) == (1, 2)  # callbacks save by the epoch that was
+    with pytest.raises(ConfigurationError, match="ended in a validation: make a new Trainer"):
+        trainer.fit(Plain(), toy_data())
+
+
+# ---- Federations of several parts, stopped after two of four rounds: clients are drawn, BatchNorm has its buffers
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
+
+
+def moreau() -> Plain:
+    return Plain(network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2))
+
+
+TRAINED = {"evaluation": ClientEvaluation(every=2, models="trained")}
+NEAR = {"personalizer": FedAMP(2.0, 5.0), "client_algorithm": FedProx(0.5, anchor="start"), "local_epochs": 2}
+HEADS = {"client_algorithm": FedRep(1), "share": ["!head"], "optimizer_state": "persist", "local_epochs": 2}
+RUNS: dict[str, tuple[dict[str, Any], Any]] = {
+    "fedamp": ({**NEAR, **TRAINED, "sampler": UniformSampler(2)}, Plain),
+    "fedrep": ({**HEADS, "evaluation": ClientEvaluation(every=2), "sampler": UniformSampler(2)}, Plain),
+    "pfedme": ({"aggregator": FedAvg("uniform"), **TRAINED}, moreau),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_several_parts_resume_to_the_bit(tmp_path: Path, name: str) -> None:
+    options, module = RUNS[name]
+    loop = assert_resumes(lambda: FederatedLoop(seed=2, **copy.deepcopy(options)), tmp_path, module)
+    assert loop.client_accuracy is not None
+    assert float(loop.client_accuracy.mean()) > 0.5  # they have learned what is kept

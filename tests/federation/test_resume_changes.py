@@ -1,0 +1,225 @@
+"""What is different on resume is used, or refused by name; nothing in between."""
+
+import re
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flsv import ConfigurationError, __version__
+from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.attacks import FreeRider
+from flsv.data.corruption import ClosedSetLabelNoise
+from flsv.federation import FederatedLoop
+from flsv.metrics import ClassSpecificShapley
+from flsv.personalization import ShapFedPersonalizer
+from flsv.privacy import GaussianPrivacy
+from helpers.data import toy_data
+from helpers.fits import checkpoints, fit, trainer_for
+from helpers.models import Plain, adam, network
+
+
+def loop(**changes: Any) -> FederatedLoop:
+    return FederatedLoop(**{"aggregator": FedAvg(), "metrics": {"m": ClassSpecificShapley()}, "seed": 3, **changes})
+
+
+def save(folder: Path, module: Any = None, data: Any = None, rounds: int = 2, **changes: Any) -> Path:
+    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
+    fit(loop(**changes), folder / "first", module, data, rounds, **saving)
+    return folder / "checkpoints/last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("saved"))
+
+
+def resume(path: Path, folder: Path, module: Any = None, data: Any = None, rounds: int = 3, **changes: Any) -> Any:
+    return fit(loop(**changes), folder, module, data, rounds, path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (partial(toy_data, (1, 4, 2)), "data.partitioner is SizePartitioner"),
+        (partial(toy_data, client_test=0.3), "data.splits.client_test is 0.3 and was 0.2"),
+        (partial(toy_data, seed=1), r"data.splits.seed is 1 and was 0.*for clients \[0, 1, 2\]"),
+        (partial(toy_data, corruptions=[ClosedSetLabelNoise(fraction=0.4)]), r"data.corruptions is .*Noise.* was None"),
+    ],
+)
+def test_other_data_are_refused(saved: Path, tmp_path: Path, data: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the checkpoint is of another federation: .*{said}"):
+        resume(saved, tmp_path, data=data())
+
+
+def test_labels_that_changed_in_the_same_data_are_found(tmp_path: Path) -> None:
+    """All options are the same: only the hashes tell, and whose they are."""
+    before, after = toy_data(), toy_data()
+    before.setup("fit")
+    victim = int(before.client_indices(1)[0])
+    after.source[0].tensors[1][victim] += 1
+    after.source[0].tensors[1][victim] %= 3
+    path = save(tmp_path, data=before)
+    with pytest.raises(ConfigurationError, match=r"federation: other samples or labels for clients \[1\]\. Resume"):
+        resume(path, tmp_path / "second", data=after)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 4}, "the seed is 4 and was 3"),
+        ({"aggregator": ShapFedWA("m")}, r"federation.aggregator is ShapFedWA\(metric='m', .*\) and was FedAvg"),
+        ({"share": ["!norm"]}, r"federation.share is \['!norm'\] and was 'all'"),
+        ({"metrics": {"m": ClassSpecificShapley(momentum=0.5)}}, r"federation.metrics.m is .*momentum=0.5.* and was"),
+        ({"metrics": {}}, r"federation.metrics.m is None and was "),
+        ({"personalizer": ShapFedPersonalizer("m")}, "federation.personalizer is ShapFedPersonalizer.* and was None"),
+        ({"uploads": [FreeRider(clients=[1])]}, r"federation.uploads is \[FreeRider.* and was \[\]"),
+        ({"optimizer_state": "persist"}, "federation.optimizer_state is 'persist' and was 'reset'"),
+    ],
+)
+def test_another_federation_is_refused(saved: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        resume(saved, tmp_path, **changes)
+    assert not (tmp_path / "contributions.csv").exists()
+
+
+def test_fewer_rounds_than_there_have_been_are_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has 2 rounds behind it, and max_epochs=1"):
+        resume(saved, tmp_path, rounds=1)
+    with pytest.warns(UserWarning, match="all 2 rounds are run already: raise max_epochs"):
+        resume(saved, tmp_path, rounds=2)
+
+
+def test_a_larger_privacy_budget_lets_a_run_go_on(tmp_path: Path) -> None:
+    plain = partial(Plain, network(batch_norm=False))
+    budget = partial(GaussianPrivacy, clip=1.0, noise_multiplier=2.0)
+    path = save(tmp_path, plain(), uploads=[budget(max_epsilon=5.0)])
+    resume(path, tmp_path / "second", plain(), uploads=[budget(max_epsilon=8.0)])
+    with pytest.raises(ConfigurationError, match=r"federation.uploads is .*clip=2.0.* and was .*clip=1.0"):
+        resume(path, tmp_path / "third", plain(), uploads=[budget(max_epsilon=5.0, clip=2.0)])
+
+
+def test_validating_on_samples_that_may_have_been_trained_on_is_said(saved: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
+        trainer_for(loop(), tmp_path).validate(Plain(), datamodule=toy_data(seed=5), ckpt_path=saved)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*trained on some.*")
+        trainer_for(loop(), tmp_path).validate(Plain(), datamodule=toy_data(), ckpt_path=saved)
+
+
+# ---- what can be changed is used
+
+
+def sgd_with(lr: float) -> Any:
+    return partial(torch.optim.SGD, lr=lr, momentum=0.9)
+
+
+def test_a_learning_rate_given_on_resume_is_used(saved: Path, tmp_path: Path) -> None:
+    stopped = resume(saved, tmp_path / "zero", Plain(optimizer=sgd_with(0.0)))
+    parameters = [name for name, _ in stopped.named_parameters()]
+    before = torch.load(saved, weights_only=True)["state_dict"]
+    for name in parameters:
+        torch.testing.assert_close(stopped.state_dict()[name], before[name])
+    moved = resume(saved, tmp_path / "same")
+    assert any(not torch.equal(moved.state_dict()[name], before[name]) for name in parameters)
+
+
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_options_that_a_schedule_has_overtaken_are_refused(tmp_path: Path, interval: str) -> None:
+    steps = partial(Plain, interval=interval, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    path = save(tmp_path, steps(optimizer=sgd_with(0.1)))
+    resume(path, tmp_path / "same", steps(optimizer=sgd_with(0.1)))
+    with pytest.raises(ConfigurationError, match=r"lr is 0.2 and was 0.1.*with StepLR.* cannot be changed on resume"):
+        resume(path, tmp_path / "other", steps(optimizer=sgd_with(0.2)))
+
+
+def test_another_optimizer_is_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"started with SGD .* and is resumed with Adam"):
+        resume(saved, tmp_path, Plain(optimizer=adam))
+
+
+def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved: Path, tmp_path: Path) -> None:
+    before = torch.load(saved, weights_only=True)["state_dict"]
+    still = resume(saved, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
+    for name, _ in still.named_parameters():
+        torch.testing.assert_close(still.state_dict()[name], before[name])
+    longer = resume(saved, tmp_path / "b", data=toy_data(batch_size=4), local_epochs=2)
+    usual = resume(saved, tmp_path / "c")
+    assert longer.trainer.global_step > usual.trainer.global_step
+
+
+# ---- the module
+
+
+@pytest.mark.parametrize("stage", ["fit", "test"])
+def test_weights_of_another_network_are_one_line(saved: Path, tmp_path: Path, stage: str) -> None:
+    module = Plain(torch.nn.Linear(6, 3))
+    said = re.escape(f"{saved} holds the weights of another network: net.weight is [3, 6] and was not there")
+    with pytest.raises(ConfigurationError, match=said):
+        getattr(trainer_for(loop(), tmp_path), stage)(module, datamodule=toy_data(), ckpt_path=saved)
+
+
+class Named(Plain):
+    def __init__(self, network: str) -> None:
+        super().__init__(torch.nn.Sequential(torch.nn.Linear(6, 3), getattr(torch.nn, network)()))
+        self.save_hyperparameters("network")
+
+
+def test_a_network_of_the_same_shapes_is_told_by_its_name(tmp_path: Path) -> None:
+    path = save(tmp_path, Named("ReLU"), rounds=1)
+    for stage in ("fit", "test"):
+        with pytest.raises(ConfigurationError, match="network is 'Tanh' and was 'ReLU'"):
+            getattr(trainer_for(loop(), tmp_path / stage), stage)(Named("Tanh"), datamodule=toy_data(), ckpt_path=path)
+
+
+def test_a_checkpoint_of_no_federation_or_of_weights_only_is_said(tmp_path: Path) -> None:
+    trainer = trainer_for(None, tmp_path, rounds=1)
+    trainer.fit(Plain(), toy_data())
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    with pytest.raises(ConfigurationError, match=r"plain.ckpt was not saved by a FederatedLoop"):
+        resume(tmp_path / "plain.ckpt", tmp_path / "a")
+    with pytest.raises(ConfigurationError, match=r"weights.ckpt holds weights only .* it can be tested, not resumed"):
+        resume(tmp_path / "weights.ckpt", tmp_path / "b")
+    trainer_for(loop(), tmp_path / "c").test(Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt")
+
+
+def test_a_checkpoint_that_is_not_as_it_was_saved_is_refused(saved: Path, tmp_path: Path) -> None:
+    """A federation that lacks anything, or is none; a version that is gone; a byte of a weight."""
+    path, whole = tmp_path / "spoiled.ckpt", torch.load(saved, weights_only=True)
+    (key,) = [key for key in whole["callbacks"] if key.startswith("FederatedLoop")]
+    for lost in whole["callbacks"][key]:
+        less = {name: value for name, value in whole["callbacks"][key].items() if name != lost}
+        torch.save({**whole, "callbacks": {**whole["callbacks"], key: less}}, path)
+        with pytest.raises(ConfigurationError, match=f"lacks '{lost}'|is of flsv None"):
+            resume(path, tmp_path)
+    torch.save({**whole, "callbacks": {**whole["callbacks"], key: None}}, path)
+    with pytest.raises(ConfigurationError, match="was not saved by a FederatedLoop"):
+        resume(path, tmp_path)
+    torch.save({name: value for name, value in whole.items() if name != "pytorch-lightning_version"}, path)
+    with pytest.raises(ConfigurationError, match="no pytorch-lightning_version"):
+        resume(path, tmp_path)
+    content = bytearray(saved.read_bytes())
+    weight = next(iter(whole["state_dict"].values()))
+    content[content.index(weight.numpy().tobytes()) + 1] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="cannot be read as a checkpoint: it is damaged"):
+        resume(path, tmp_path)
+
+
+def test_a_checkpoint_of_another_version_is_refused_in_words() -> None:
+    for version in ({}, {"version": "0.9"}):
+        with pytest.raises(ConfigurationError, match=rf"of flsv .*, and this is flsv {__version__}"):
+            loop().check_state({"round_index": 2, "seed": 1, **version})
+
+
+def test_an_attack_whose_seed_is_open_goes_on_with_the_same_clients(tmp_path: Path, monkeypatch: Any) -> None:
+    """``seed_everything`` draws its clients, also where the federation has a seed of its own."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    path = save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "2")
+    with pytest.raises(ConfigurationError, match=r"federation\.uploads is .*seed=2.* and was .*seed=1"):
+        resume(path, tmp_path, uploads=[FreeRider("zero", fraction=0.4)])

@@ -1,0 +1,104 @@
+"""Federations whose samples have no classes: texts, numbers, graphs."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader, TensorDataset
+
+from flsv import ClassifierClient, ConfigurationError, FederatedDataModule, FederatedLoop, Reporting
+from flsv.aggregation import DivergenceWeighted
+from flsv.data import GroupPartitioner, IIDPartitioner, SizePartitioner
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
+from helpers.fits import trainer_for
+from helpers.tasks import GraphNet, Graphs, Kind, LanguageModel, Regression
+
+N = 60
+
+
+class Texts(LanguageModel):
+    """Batches have no targets beside the text."""
+
+    validation_step = Kind.validation_step
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return super().loss((batch[0][:, :-1], batch[0][:, 1:]))
+
+
+class GraphModule(L.LightningDataModule):
+    def train_dataloader(self) -> DataLoader:
+        item = GraphNet.data().item
+        return DataLoader([item(i) for i in range(N)], batch_size=8, collate_fn=Graphs)
+
+
+def texts(**options: Any) -> FederatedDataModule:
+    tokens = torch.randint(7, (N, 6), generator=torch.Generator().manual_seed(0))
+    return FederatedDataModule(TensorDataset(tokens), IIDPartitioner(3), batch_size=8, **options)
+
+
+def numbers() -> FederatedDataModule:
+    x = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
+    return FederatedDataModule(TensorDataset(x, x.sum(1)), SizePartitioner([3, 1]), batch_size=8)
+
+
+def graphs() -> FederatedDataModule:
+    return FederatedDataModule(GraphModule(), GroupPartitioner(), groups=[i % 3 for i in range(N)])
+
+
+@pytest.mark.parametrize(("module", "data"), [(Texts, texts), (Regression, numbers), (GraphNet, graphs)])
+def test_a_task_without_classes_is_trained_and_measured(
+    module: Any, data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained, dealt = module(), data()
+    before = [parameter.detach().clone() for parameter in trained.parameters()]
+    metrics = {"cosine": CosineGradientShapley(), "cost": CommunicationCost()}
+    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(figures=1))
+    logger = L.pytorch.loggers.TensorBoardLogger(tmp_path, name="", version="")
+    trainer_for(loop, tmp_path, 2, logger=logger).fit(trained, dealt)
+    assert loop.round_index == 2
+    assert any(not torch.equal(a, b) for a, b in zip(before, trained.parameters()))
+    assert loop.contributions["cosine"].shape == (dealt.num_clients,)
+    assert not loop.contributions["cosine"].isnan().any()
+
+    # FedAvg's weights are shares of the samples.
+    assert loop.weights is not None
+    torch.testing.assert_close(loop.weights, dealt.num_samples / dealt.num_samples.sum())
+
+    rows = list(csv.DictReader((tmp_path / "contributions.csv").open()))
+    assert {row["class"] for row in rows if row["metric"] != "cost"} == {""}
+    scalars = EventAccumulator(str(tmp_path)).Reload().Tags()
+    assert not [tag for tag in scalars["scalars"] if "class" in tag]
+    assert "data/partition" in scalars["images"]
+    table = capsys.readouterr().out
+    assert "cosine" in table
+    assert "by class" not in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "who"),
+    [
+        ({"metrics": {"cssv": ClassSpecificShapley()}}, r"metrics \['cssv'\] work with classes"),
+        ({"metrics": {"ssv": PartialFederatedShapley(per_class=True)}}, r"metrics \['ssv'\] work with classes"),
+        ({"aggregator": DivergenceWeighted()}, r"aggregator DivergenceWeighted\(.*\) works with classes"),
+    ],
+)
+def test_what_needs_classes_says_so_before_training(arguments: Any, who: str, tmp_path: Path) -> None:
+    trainer = trainer_for(FederatedLoop(**arguments), tmp_path, 1)
+    with pytest.raises(ConfigurationError, match=f"{who}.*have no classes: the labels are float32 numbers\\."):
+        trainer.fit(Regression(), numbers())
+    assert trainer.global_step == 0
+
+
+def test_what_needs_classes_takes_those_that_are_given(tmp_path: Path) -> None:
+    loop = FederatedLoop(DivergenceWeighted(), {"cssv": ClassSpecificShapley()}, seed=0)
+    trainer_for(loop, tmp_path, 1).fit(Texts(), texts(labels=[i % 7 for i in range(N)]))
+    assert loop.contributions["cssv"].by_class.shape == (3, 7)
+
+
+def test_the_classifier_of_flsv_needs_classes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="ClassifierClient learns classes, and the training samples have no"):
+        trainer_for(FederatedLoop(), tmp_path, 1).fit(ClassifierClient("mlp"), numbers())

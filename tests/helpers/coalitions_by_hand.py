@@ -1,0 +1,312 @@
+"""Coalitions trained alone in plain torch, and a client's training by hand for each kind in
+:mod:`helpers.coalition_kinds`."""
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from flsv import FederatedLoop, Reporting
+from flsv.core import Round, TrainedCoalitions
+from flsv.data import FederatedDataModule
+from flsv.metrics import ShadowShapley
+from flsv.utilities.seeding import generator_for, seed_global_rngs
+from helpers.data import toy_data
+from helpers.fits import vector
+from helpers.models import Plain
+
+SEED, ROUNDS, FIT_ROUNDS, RATE = 5, 3, 2, 0.1
+
+
+@torch.no_grad()
+def clamp(module: Any) -> None:
+    for parameter in module.net.parameters():
+        parameter.clamp_(-0.3, 0.3)
+
+
+def mixed(net: nn.Module, batch: Any) -> Tensor:
+    (x, y), weight = batch, np.random.beta(1, 1)  # noqa: NPY002 - as users do
+    other, entropy = torch.randperm(len(y)), nn.functional.cross_entropy
+    logits = net(weight * x + (1 - weight) * x[other])
+    return weight * entropy(logits, y) + (1 - weight) * entropy(logits, y[other])
+
+
+def noisy(net: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
+    x, y = batch
+    return nn.functional.cross_entropy(net(x + 0.1 * torch.randn(x.shape, generator=generator)), y)
+
+
+def plateau(optimizer: Any) -> ReduceLROnPlateau:
+    return ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.4, threshold_mode="abs")
+
+
+class Hand:
+    """FedAvg of some clients, and a client's training, in plain torch."""
+
+    def __init__(self, net: nn.Module, optimizer: Any) -> None:
+        self.net, self.make, self.beta, self.steps, self.round = net, optimizer, 1.0, 0, 0
+
+    def train(self, batches: list[Any], client: int) -> None:
+        optimizer = self.make(self.net.parameters())
+        for index, batch in enumerate(batches):
+            self.step(optimizer, batch, index, len(batches))
+            self.steps += 1
+
+    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
+        optimizer.zero_grad()
+        self.loss(batch).backward()
+        optimizer.step()
+
+    def loss(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def end_round(self, val: list[Any]) -> None:
+        pass
+
+    def utility(self, members: Sequence[int]) -> float:
+        dealt = data()
+        dealt.setup("fit")
+        val = list(dealt.val_dataloader())
+        for self.round in range(FIT_ROUNDS if members else 0):
+            start, states, sizes = copy.deepcopy(self.net.state_dict()), [], []
+            for client in members:
+                self.net.load_state_dict(start)
+                seed_global_rngs(SEED, "train", self.round, client)
+                stream = generator_for(SEED, "shuffle", self.round, client, 0)
+                self.train(list(dealt.client_loader(client, "train", generator=stream)), client)
+                states.append(copy.deepcopy(self.net.state_dict()))
+                sizes.append(float(dealt.num_samples[client]))
+            mean = {
+                n: sum(w * s[n] for w, s in zip(sizes, states)) / sum(sizes) if v.is_floating_point() else states[0][n]
+                for n, v in start.items()
+            }
+            self.net.load_state_dict(mean)
+            self.end_round(val)
+        return -self.validation_loss(val)
+
+    @torch.no_grad()
+    def validation_loss(self, val: list[Any]) -> float:
+        x, y = (torch.cat(parts) for parts in zip(*val))
+        self.net.eval()
+        loss = float(nn.functional.cross_entropy(self.net(x), y))
+        self.net.train()
+        return loss
+
+
+class TwoByHand(Hand):
+    def train(self, batches: list[Any], client: int) -> None:
+        net: Any = self.net
+        optimizers = torch.optim.SGD(net[0].parameters(), lr=RATE), torch.optim.Adam(net[-1].parameters(), lr=0.01)
+        for batch in batches:
+            self.net.zero_grad()
+            self.loss(batch).backward()
+            for each in optimizers:
+                each.step()
+
+
+class ClampedByHand(Hand):
+    def step(self, *args: Any) -> None:
+        super().step(*args)
+        clamp(self)
+
+
+class LBFGSByHand(Hand):
+    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = self.loss(batch)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+class MixupByHand(Hand):
+    def loss(self, batch: Any) -> Tensor:
+        return mixed(self.net, batch)
+
+
+class ByStepByHand(Hand):
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) * (1 + 0.01 * self.steps)
+
+
+class ByRoundByHand(Hand):
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) * (1 + 0.2 * self.round)
+
+
+class ByAttributeByHand(Hand):
+    def loss(self, batch: Any) -> Tensor:
+        self.beta *= 0.95
+        return super().loss(batch) * self.beta
+
+
+class OwnGeneratorByHand(Hand):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.generator, self.random = torch.Generator().manual_seed(1), np.random.default_rng(1)
+
+    def loss(self, batch: Any) -> Tensor:
+        return noisy(self.net, batch, self.generator) * (1 + 0.1 * self.random.random())
+
+
+class AnnealedByHand(Hand):
+    def loss(self, batch: Any) -> Tensor:
+        self.beta *= 0.95 if self.round else 1.0
+        return super().loss(batch) * self.beta
+
+
+class AccumulatedByHand(Hand):
+    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
+        (self.loss(batch) / 2).backward()
+        if index % 2 or index + 1 == of:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class ClippedByHand(Hand):
+    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
+        optimizer.zero_grad()
+        self.loss(batch).backward()
+        nn.utils.clip_grad_value_(self.net.parameters(), 0.02)
+        optimizer.step()
+
+
+class PersistedByHand(Hand):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.optimizers: dict[int, Any] = {}
+
+    def train(self, batches: list[Any], client: int) -> None:
+        optimizer = self.optimizers.setdefault(client, self.make(self.net.parameters()))
+        for batch in batches:
+            self.step(optimizer, batch, 0, 0)
+
+
+class PlateauByHand(Hand):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.optimizer = self.make(self.net.parameters())
+        self.scheduler = plateau(self.optimizer)
+
+    def train(self, batches: list[Any], client: int) -> None:
+        for batch in batches:  # plain SGD has no state
+            self.step(self.optimizer, batch, 0, 0)
+
+    def end_round(self, val: list[Any]) -> None:
+        self.scheduler.step(self.validation_loss(val))
+
+
+class RateByHand(Hand):
+    def step(self, optimizer: Any, batch: Any, index: int, of: int) -> None:
+        optimizer.param_groups[0]["lr"] = RATE / (1 + index)
+        super().step(optimizer, batch, index, of)
+
+
+class FrozenByHand(Hand):
+    def train(self, *args: Any) -> None:
+        net: Any = self.net
+        net[0].requires_grad_(self.round == 0)
+        super().train(*args)
+
+
+def data(proportions: Sequence[int] = (4, 1, 2)) -> FederatedDataModule:
+    return toy_data(tuple(proportions), server_val=0.3)
+
+
+class KeepsModels(ShadowShapley):
+    """Keeps the coalitions' models of the last round."""
+
+    models: dict[tuple[bool, ...], Tensor]
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        def game(round: Round) -> Callable[[Tensor], Tensor]:
+            assert round.trained is not None
+            vars(self)["models"] = models_of(round.trained, len(round.global_vector), round.global_vector.dtype)
+            return self._game(round)
+
+        return {"utility": game}
+
+
+def models_of(trained: TrainedCoalitions, size: int, dtype: torch.dtype) -> dict[tuple[bool, ...], Tensor]:
+    found = {}
+    for place, mask in enumerate(trained.masks.tolist()):
+        found[tuple(mask)] = torch.empty(size, dtype=dtype)
+        trained.build(place, found[tuple(mask)])
+    return found
+
+
+def shadow_loop(metric: ShadowShapley | None = None, **options: Any) -> FederatedLoop:
+    metrics = {"shadow": metric or KeepsModels(coalitions="all"), **options.pop("metrics", {})}
+    return FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False), **options)
+
+
+def by_a_plain_loop(
+    module: Plain,
+    members: Sequence[int],
+    cohorts: Sequence[Sequence[int]],
+    weighting: str = "samples",
+    rate: float = 1.0,
+    dealt: FederatedDataModule | None = None,
+) -> Tensor:
+    """FedAvg of these clients alone, ``[P]``."""
+    module, dealt = copy.deepcopy(module).train(), dealt or data()
+    dealt.setup("fit")
+    names = [name for name, _ in module.named_parameters()]
+    for index, cohort in enumerate(cohorts):
+        start, sent, weights = copy.deepcopy(module.state_dict()), [], []
+        for client in (client for client in cohort if client in members):
+            module.load_state_dict(start)
+            seed_global_rngs(SEED, "train", index, client)
+            optimizer = module.configure_optimizers()
+            stream = generator_for(SEED, "shuffle", index, client, 0)
+            for batch in dealt.client_loader(client, "train", generator=stream):
+                optimizer.zero_grad()
+                x, y = batch
+                module.training_step((x.to(module.net[0].weight.dtype), y), 0).backward()
+                optimizer.step()
+            sent.append(copy.deepcopy(module.state_dict()))
+            weights.append(float(dealt.num_samples[client]) if weighting == "samples" else 1.0)
+        if not sent:
+            continue
+        state = {}
+        for name, before in start.items():
+            if not before.is_floating_point():
+                state[name] = sent[0][name]
+                continue
+            mean = sum(w * each[name] for w, each in zip(weights, sent)) / sum(weights)
+            state[name] = before + rate * (mean - before) if name in names else mean
+        module.load_state_dict(state)
+    return vector(module)
+
+
+class Reads(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if float(loss) < 1e9 else 0 * loss
+
+
+class Draws(Plain):
+    """Random numbers that are not torch's."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * random.uniform(0.5, 1.5)
+
+
+class Validates(Plain):
+    """Validation moves a buffer."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__(net)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.seen += 1

@@ -1,0 +1,153 @@
+"""Small data: toy classes, tables, a user's own items, and the configuration files with what they deal out."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from flsv.data import FederatedDataModule, Files, Loader, SizePartitioner, Splits, load_image_data
+
+
+def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``server_val``, ``root``, ``drop_last`` and their like in the objects that they are arguments of."""
+    found = dict(options)
+    for name, kind in (("splits", Splits), ("files", Files), ("loader", Loader)):
+        mine = {each.name: found.pop(each.name) for each in fields(kind) if each.name in found}  # type: ignore[arg-type]
+        if mine:
+            found[name] = kind(**mine)
+    return found
+
+
+def ready(*args: Any, **options: Any) -> FederatedDataModule:
+    """A data module with such options, set up."""
+    data = FederatedDataModule(*args, **grouped(options))
+    data.setup("fit")
+    return data
+
+
+FEATURES, CLASSES = 6, 3
+
+
+def toy_sets(samples: int = 130, test: int = 30, seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
+    """Three Gaussian classes."""
+    generator = torch.Generator().manual_seed(seed)
+    centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
+
+    def draw(n: int) -> TensorDataset:
+        y = torch.arange(n) % CLASSES
+        return TensorDataset(centers[y] + torch.randn(n, FEATURES, generator=generator), y)
+
+    return draw(samples), draw(test)
+
+
+def toy_data(proportions: tuple[float, ...] = (4, 1, 2), batch_size: int = 8, **kwargs: Any) -> FederatedDataModule:
+    kwargs.setdefault("client_test", 0.2)
+    return FederatedDataModule(toy_sets(), SizePartitioner(list(proportions)), batch_size=batch_size, **grouped(kwargs))
+
+
+class Frame:
+    """As a DataFrame of polars or a table of Arrow: ``columns``, a length, ``to_pandas``."""
+
+    def __init__(self, **columns):
+        self.columns = list(columns)
+        self._values = columns
+
+    def __len__(self):
+        return len(self._values[self.columns[0]])
+
+    def __getitem__(self, name):
+        return self._values[name]
+
+    def to_pandas(self):
+        return pandas.DataFrame(self._values)
+
+
+class HuggingFace:
+    """As a data set of the library ``datasets``: rows by number, columns by name."""
+
+    def __init__(self, columns, **features):
+        self.column_names = list(columns)
+        self.features = {name: features.get(name) for name in columns}
+        self._frame = Frame(**columns)
+        self.to_pandas = self._frame.to_pandas
+
+    def __len__(self):
+        return len(self._frame)
+
+    def __getitem__(self, key):
+        return (
+            self._frame[key] if isinstance(key, str) else {name: self._frame[name][key] for name in self.column_names}
+        )
+
+
+X = np.random.default_rng(0).normal(size=(60, 4))
+Y = np.arange(60) % 3
+WORDS = np.array(["cat", "dog", "eel"])
+HERE = TensorDataset(torch.tensor(X).float(), torch.tensor(Y))
+
+
+class Items(Dataset):
+    """Hands out samples that are not held as tensors, counts how often, and has whatever attributes it is given."""
+
+    def __init__(self, items, **attributes):
+        self.items, self.reads = list(items), 0
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return self.items[index]
+
+
+def rows(length=30, **attributes):
+    return Items([(torch.full((4,), float(index)), index % 3) for index in range(length)], **attributes)
+
+
+def patients(number, seed, shift=0.0):
+    rng = np.random.default_rng(seed)
+    return Frame(
+        age=(rng.normal(50 + shift, 9, number)).tolist(),
+        ward=[["A", "B", f"only {seed}"][i % 3] for i in range(number)],
+        ill=(np.arange(number) % 2).tolist(),
+    )
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SCENARIOS = CONFIGS / "scenarios"
+ROOT = os.environ.get("FLSV_DATA_ROOT")
+EVEN = [0, 2, 4, 6, 8]
+
+
+def real(*files):
+    """Skip, with the reason, where the data root does not have these files."""
+    if ROOT is None:
+        return pytest.mark.skip(reason="FLSV_DATA_ROOT is not set: no real image data")
+    missing = [file for file in files if not (Path(ROOT) / file).exists()]
+    return pytest.mark.skipif(bool(missing), reason=f"FLSV_DATA_ROOT has no {', '.join(missing)}")
+
+
+def named(folder):
+    return [pytest.param(path, id=path.stem) for path in sorted(folder.glob("*.yaml"))]
+
+
+def dealt_counts(data):
+    """Samples by client and true class, all of a client's splits together ``[n, M]``."""
+    labels = load_image_data(data.source, data.files.root).train.tensors[-1]  # as they were before corruptions
+    return torch.stack(
+        [
+            sum(
+                torch.bincount(labels[data.client_indices(client, split)], minlength=data.num_classes)
+                for split in ("train", "val", "test")
+            )
+            for client in range(data.num_clients)
+        ]
+    )

@@ -1,0 +1,209 @@
+"""Parts with one fault each, for the checks to find: by check, with the options of its case."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from flsv.aggregation import FedAvg
+from flsv.metrics import ContributionMetric
+from flsv.metrics.base import latest
+from flsv.metrics.needs import Guide
+from flsv.personalization import Personalizer
+from flsv.training.algorithms import ClientAlgorithm
+from helpers.tasks import Items
+
+NAN = float("nan")
+Fault = tuple[str, Any, dict[str, Any]]
+
+
+def faulty(kind: type, **changes: Any) -> Any:
+    """An object of a subclass with these attributes."""
+    return type(f"Faulty{kind.__name__}", (kind,), changes)()
+
+
+class Norm(ContributionMetric):
+    """How far each client moved; without fault."""
+
+    per_class = False
+    first, reduction = NAN, staticmethod(latest)
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("norms", torch.full((num_clients,), self.first), dist_reduce_fx=self.reduction)
+        self.calls = 0
+
+    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+        self.norms[client_ids] = self.value(client_updates).to(self.norms)
+        self.calls += 1
+
+    def value(self, updates: Tensor) -> Tensor:
+        return updates.norm(dim=1)
+
+    def compute(self) -> Tensor:
+        return self.norms.clone()
+
+
+class Sums(Norm):
+    """Of states that are sums it takes the larger one."""
+
+    first, reduction = 0.0, "max"
+
+    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+        self.norms[client_ids] += client_updates.norm(dim=1).to(self.norms)
+
+
+class Forgets(Norm):
+    """A copy begins anew."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "norms": torch.full_like(self.norms, NAN) if self.calls else self.norms}
+
+    def __deepcopy__(self, memo: Any = None) -> Any:
+        return type(self)(self.num_clients)
+
+
+class KeepsScale(Norm):
+    """A tensor that is no state stays where it is."""
+
+    def __init__(self, num_clients: int | None = None) -> None:
+        super().__init__(num_clients)
+        self.scale = torch.tensor(1.0)
+
+
+class NoUnit(Norm):
+    def guide(self) -> Guide:
+        return Guide(unit="", sign="more is better.", needs="nothing.", cost="nothing.")
+
+
+COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
+METRICS: list[Fault] = [
+    ("is_one", FedAvg(), {}),
+    ("asks_for_what_there_is", faulty(Norm, update=lambda self, client_ids, colors: None), {}),
+    ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms.nanmean()), {}),
+    ("never_seen_is_nan", faulty(Norm, first=0.0), {}),
+    ("clients_permuted", faulty(Norm, value=lambda self, updates: torch.arange(len(updates)).float()), {}),
+    ("inputs_stay", faulty(Norm, value=lambda self, updates: updates.mul_(2).norm(dim=1)), {}),
+    ("inputs_stay", faulty(Norm, value=lambda self, updates: updates.norm(dim=1) * torch.rand(len(updates))), {}),
+    ("reset_forgets", COUNTS, {}),
+    ("forward_counts_once", Sums(), {}),
+    ("parts_merge", Sums(), {}),
+    ("copies_go_on", Forgets(), {}),
+    ("resumes_to_the_bit", COUNTS, {}),
+    ("any_precision", faulty(Norm, value=lambda self, updates: updates @ torch.ones(updates.shape[1])), {}),
+    ("states_move", KeepsScale(), {}),
+    ("guide_says_the_unit", NoUnit(), {}),
+    ("resumes_in_a_fit", COUNTS, {}),
+]
+
+
+class Nameless(FedAvg):
+    """Keeps a function, of which nobody can say what it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = lambda x: x
+
+
+class CountsRounds(FedAvg):
+    """The number of rounds is not in its state."""
+
+    rounds = 0
+
+    def weights(self, round: Any, contributions: Any) -> Tensor:
+        self.rounds += 1
+        return super().weights(round, contributions) / self.rounds
+
+
+def nan_at_last(self: Any, round: Any, contributions: Any) -> Tensor:
+    return FedAvg.weights(self, round, contributions) * (NAN if round.round_index == 2 else 1)
+
+
+def the_first_alone(self: Any, round: Any, contributions: Any) -> Tensor:
+    return (torch.arange(len(round)) == 0).float()
+
+
+AGGREGATORS: list[Fault] = [
+    ("is_one", Norm(), {}),
+    ("pickles", Nameless(), {}),
+    ("weights_are_given", faulty(FedAvg, weights=nan_at_last), {}),
+    ("clients_permuted_in_a_fit", faulty(FedAvg, weights=the_first_alone), {}),
+    ("state_is_saved", faulty(FedAvg, state_dict=lambda self: {"self": self}), {}),
+    ("resumes_in_a_fit", CountsRounds(), {}),
+]
+
+
+class Slows(ClientAlgorithm):
+    """Gradients become smaller."""
+
+    times = 1
+    saved = ("times",)
+
+    def gradients(self, context: Any, parameters: Any, gradients: Any) -> None:
+        for gradient in gradients:
+            gradient.div_(self.times)
+
+    def count(self, _: Any) -> None:
+        self.times += 1
+
+
+ALGORITHMS: list[Fault] = [
+    ("reports_are_declared", faulty(ClientAlgorithm, sends=("one", "one")), {}),
+    ("trains_alone", faulty(Slows, begin_client=Slows.count), {}),
+    ("sides_are_apart", faulty(Slows, end_round=Slows.count), {}),
+]
+
+
+class StartsFromTheLast(Personalizer):
+    """Keeps at a client what the client before it may have been sent: wrong where all begin before any ends."""
+
+    def receive(self, local: Any, instruction: Any) -> Tensor:
+        self.last = super().receive(local, instruction) * (1 + instruction.client_id)
+        return self.last
+
+    def keep(self, local: Any) -> None:
+        local.state["own_model"] = self.last
+
+    def start(self, client: int, state: Any) -> Tensor | None:
+        return state.model() if state.round_index == 0 else None
+
+    def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
+        return {}
+
+
+class Numbers:
+    """A source of ranges, without fault."""
+
+    times = 0
+
+    def match(self, given: Any) -> bool:
+        return isinstance(given, range)
+
+    def open(self, given: range, reading: Any) -> Dataset:
+        x = torch.tensor(given).float()
+        return TensorDataset(x[:, None], torch.arange(len(x)) % 2)
+
+
+class Shuffles(Numbers):
+    def open(self, given: range, reading: Any) -> Dataset:
+        self.times += 1
+        return super().open(range(given.start + self.times, given.stop + self.times), reading)
+
+
+def noisy(self: Any, given: range, reading: Any) -> Dataset:
+    return Items(lambda index: (torch.rand(2), index % 2), given)
+
+
+def ragged(self: Any, given: range, reading: Any) -> Dataset:
+    """Samples of several shapes, which no batch can hold."""
+    return Items(lambda index: (torch.zeros(2 if index in (given[0], given[-1]) else 3 + index), index % 2), given)
+
+
+SOURCES: list[Fault] = [
+    ("matches_its_kind", faulty(Numbers, match=lambda self, given: isinstance(given, range | Path)), {}),
+    ("opens_samples", faulty(Numbers, open=noisy), {}),
+    ("opens_the_same_again", Shuffles(), {}),
+    ("is_dealt_out", faulty(Numbers, open=ragged), {}),
+    ("broken_ones_are_refused", Numbers(), {"broken": [range(3)]}),
+]

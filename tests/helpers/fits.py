@@ -1,0 +1,336 @@
+"""Fits of a moment: started, resumed, compared, looked into. ``python -m helpers.fits FOLDER --die R B`` is a run with
+everything in play, killed as by kill -9 at batch B of round R."""
+
+import argparse
+import copy
+import csv
+import itertools
+import os
+import signal
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from flsv import ClientEvaluation, Reporting
+from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.core.parameter_space import ParameterSpace
+from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.federation import FederatedLoop
+from flsv.functional import ShapleyEstimate
+from flsv.metrics import ClassSpecificShapley, ContributionMetric, LeaveOneOut
+from flsv.personalization import Personalizer
+from flsv.sampling import UniformSampler
+from helpers.data import toy_data
+from helpers.models import Plain, Plainest, adam, network
+from helpers.tasks import Kind
+
+
+def trainer_for(loop: FederatedLoop | None, folder: Path, rounds: int = 3, **kwargs: Any) -> L.Trainer:
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+    }
+    callbacks = [loop] if loop is not None else []
+    callbacks += kwargs.pop("callbacks", [])
+    return L.Trainer(max_epochs=rounds, default_root_dir=folder, callbacks=callbacks, **{**quiet, **kwargs})
+
+
+def fit(
+    loop: FederatedLoop,
+    folder: Path,
+    module: L.LightningModule | None = None,
+    data: FederatedDataModule | None = None,
+    rounds: int = 3,
+    ckpt_path: Any = None,
+    **kwargs: Any,
+) -> L.LightningModule:
+    module = Plain() if module is None else module
+    trainer = trainer_for(loop, folder, rounds, **kwargs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
+        trainer.fit(module, toy_data() if data is None else data, ckpt_path=ckpt_path)
+    return module
+
+
+def validation_loss(module: L.LightningModule, space: Any, vector: Tensor, data: FederatedDataModule) -> float:
+    """Of the model ``vector``, in evaluation mode, on the server's samples."""
+    space.write(module, vector)
+    module.eval()
+    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(module(x), y))
+
+
+def vector(module: L.LightningModule) -> Tensor:
+    """All floating-point state, parameters before buffers, by state_dict and not by flsv."""
+    return flat(module.state_dict(), [name for name, _ in module.named_parameters()])
+
+
+def flat(state: dict[str, Tensor], parameters: list[str]) -> Tensor:
+    names = [*parameters, *(n for n, v in state.items() if n not in parameters and v.is_floating_point())]
+    return torch.cat([state[n].reshape(-1).double() for n in names])
+
+
+def logged(folder: Path) -> list[dict[str, str]]:
+    (path,) = folder.rglob("metrics.csv")
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def shapfed(**kwargs: Any) -> FederatedLoop:
+    kwargs.setdefault("seed", 1)
+    return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, **kwargs)
+
+
+def client_tensors(loop: FederatedLoop) -> dict[int, dict[str, Tensor]]:
+    """What clients keep as tensors by name."""
+    kept = loop.state_dict()["clients"]
+    return {client: each["tensors"] for client, each in kept.items() if "tensors" in each}
+
+
+class KeepUpdates(FedAvg):
+    """Remembers the rounds it aggregated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[dict[int, Tensor]] = []
+
+    def weights(self, round: Any, contributions: Any) -> Tensor:
+        self.rounds.append(dict(zip(round.client_ids.tolist(), round.client_vectors.clone())))
+        return super().weights(round, contributions)
+
+
+#: Their epochs have 5, 2, 4, 2 and 1 batches of 8, the last ones of 4, 5, 1, 4 and 8 samples.
+SIZES = (31, 11, 21, 10, 7)
+
+
+def engine_loop(engine: Any, **kwargs: Any) -> FederatedLoop:
+    return FederatedLoop(engine=engine, **{"seed": 3, "reporting": Reporting(table=False), **kwargs})
+
+
+def pair(
+    folder: Path,
+    make: Any = Plainest,
+    data: Any = None,
+    rounds: int = 3,
+    trainer: dict[str, Any] | None = None,
+    engine: Any = "vmap",
+    tolerance: float = 1e-5,
+    **kwargs: Any,
+) -> tuple[FederatedLoop, FederatedLoop]:
+    loops = []
+    modules = []
+    for kind in ("sequential", engine):
+        made = {name: value() if isinstance(value, partial) else value for name, value in kwargs.items()}
+        loops.append(engine_loop(kind, **made))
+        dealt = toy_data(SIZES) if data is None else data()
+        modules.append(fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {})))
+    one, many = loops
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True)
+    close(vector(modules[1]), vector(modules[0]))
+    assert modules[0].trainer.global_step == modules[1].trainer.global_step
+    for name, value in one.board.contributions.items():
+        close(many.board.contributions[name], value, msg=name)
+    close(many.weights, one.weights)
+    assert torch.equal(many.participations, one.participations)
+    assert many.client_scores.keys() == one.client_scores.keys()
+    for name, scores in one.client_scores.items():
+        close(many.client_scores[name], scores)
+    assert many.state.starts.keys() == one.state.starts.keys()
+    for client, model in one.state.starts.items():
+        close(many.state.starts[client], model)
+    for mine, theirs in zip(_tensors(client_tensors(many)), _tensors(client_tensors(one)), strict=True):
+        close(mine, theirs)
+    mine, theirs = many.trained, one.trained
+    assert mine.keys() == theirs.keys()
+    for client, model in theirs.items():
+        close(mine[client], model)
+    return one, many
+
+
+def _tensors(states: Any) -> list[Tensor]:
+    return [states[client][name] for client in sorted(states) for name in sorted(states[client])]
+
+
+class Recorded(ContributionMetric):
+    """What a loop gives."""
+
+    per_class = False
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.seen: list[tuple[Tensor, ...]] = []
+
+    def update(self, client_ids: Tensor, global_vector: Tensor, client_updates: Tensor, num_samples: Tensor) -> None:
+        self.seen.append((client_ids.clone(), global_vector.clone(), client_updates.clone(), num_samples.clone()))
+
+    def compute(self) -> Tensor:
+        return torch.zeros(self.num_clients or 0)
+
+
+MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
+
+
+class Seen(LeaveOneOut):
+    """Plays all coalitions, and keeps the values, the cohort's models and the fit's module as it was."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.__dict__["found"] = []
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        return {**super().round_fields, "generator": lambda round: self.found.append([round]) or round.generator("x")}
+
+    def _estimate(self, utility: Any, players: int, generator: Any) -> ShapleyEstimate:
+        self.found[-1].append(utility(MASKS))
+        return super()._estimate(utility, players, generator)
+
+
+def federated(data: L.LightningDataModule) -> FederatedDataModule:
+    return FederatedDataModule(data, SizePartitioner([3, 1, 2]))
+
+
+def played(
+    folder: Path, module: Kind, data: FederatedDataModule, rounds: int = 1, **measures: Any
+) -> tuple[Tensor, list[Tensor]]:
+    """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
+    metric = Seen(**measures)
+    fit(
+        FederatedLoop(metrics={"mine": metric}, seed=3, reporting=Reporting(table=False)),
+        folder,
+        module,
+        data,
+        rounds=rounds,
+    )
+    round, values = metric.found[-1]
+    x, models = round.global_vector, round.client_vectors
+    vectors = [models[mask].double().mean(0).float() if mask.any() else x for mask in MASKS]
+    return values, vectors
+
+
+def validated(module: L.LightningModule, vector: Tensor, data: L.LightningDataModule, folder: Path) -> dict[str, float]:
+    """By Lightning: the vector set into a copy, ``trainer.validate``."""
+    own = copy.deepcopy(module)
+    ParameterSpace(own).write(own, vector)
+    trainer = trainer_for(None, folder)
+    trainer.validate(own, data, verbose=False)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def never(kind: Any) -> Any:
+    class Never(kind):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise AssertionError("training had started")
+
+    Never.__name__ = kind.__name__
+    return Never()
+
+
+def assert_resumes(
+    make: Callable[[], FederatedLoop],
+    folder: Path,
+    module: Callable[[], L.LightningModule] = Plain,
+    data: Callable[[], FederatedDataModule] = toy_data,
+    rounds: tuple[int, int] = (2, 4),
+    **options: Any,
+) -> FederatedLoop:
+    """The two end alike to the bit. Gives the first.
+
+    That is the global model, start points, what clients keep, their trained models, buffers and strategies' states.
+    """
+    whole, half, rest = make(), make(), make()
+    uninterrupted = fit(whole, folder / "whole", module(), data(), rounds=rounds[1], **options)
+    saving: dict[str, Any] = {**options, "enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
+    fit(half, folder, module(), data(), rounds=rounds[0], **saving)
+    path = folder / "checkpoints/last.ckpt"
+    torch.load(path, weights_only=True)
+    saving["callbacks"] = [checkpoints(folder / "resumed")]
+    resumed = fit(rest, folder, module(), data(), rounds=rounds[1], ckpt_path=path, **saving)
+    assert torch.equal(vector(resumed), vector(uninterrupted))
+    mine, theirs = rest.state_dict(), whole.state_dict()
+    for name in ("starts", "clients", "trained", "buffers", "strategies", "client_scores"):
+        assert same_values(mine[name], theirs[name]), name
+    return whole
+
+
+def same_values(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a.nan_to_num(9), b.nan_to_num(9))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_values(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same_values, a, b))
+    return a == b
+
+
+class Mixture(Personalizer):
+    """Half the global model, half the client's own."""
+
+    def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
+        return {i: (x + round.server_vector) / 2 for i, x in zip(round.client_ids.tolist(), round.client_vectors)}
+
+
+class Noisy(Plain):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("val_noise", torch.rand(()))
+
+    def on_train_epoch_start(self) -> None:
+        self.log("epoch_noise", torch.rand(()))
+
+
+class Stop(Callback):
+    """Ends the run in the middle of a round: by SIGKILL, or by an exception."""
+
+    def __init__(self, round_index: int, batch: int, error: type[BaseException] | None = None) -> None:
+        self.round_index, self.batch, self.error = round_index, batch, error
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+        if trainer.current_epoch == self.round_index and trainer.fit_loop.epoch_loop.batch_idx == self.batch:
+            if self.error is not None:
+                raise self.error("stopped by the test")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def checkpoints(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
+
+
+def full_run(
+    folder: Path, rounds: int = 5, callbacks: Sequence[Callback] = (), ckpt_path: Any = None
+) -> tuple[FederatedLoop, L.LightningModule]:
+    loop = FederatedLoop(
+        ShapFedWA("cssv"), {"cssv": ClassSpecificShapley(momentum=0.7)}, personalizer=Mixture(),
+        sampler=UniformSampler(3), optimizer_state="persist", evaluation=ClientEvaluation(every=2),
+        reporting=Reporting(figures=4), local_epochs=2, seed=11,
+    )  # fmt: skip
+    steps = partial(torch.optim.lr_scheduler.StepLR, step_size=7, gamma=0.8)
+    module = Noisy(network(dropout=0.3), adam, steps, interval="step")
+    options: dict[str, Any] = {
+        "logger": TensorBoardLogger(folder, name="", version="log"), "enable_checkpointing": True,
+        "callbacks": [*callbacks, EarlyStopping("val_acc", mode="max", patience=100), checkpoints(folder)],
+    }  # fmt: skip
+    fit(loop, folder, module, toy_data((4, 2, 3, 3, 2)), rounds, ckpt_path, **options)
+    return loop, module
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--die", type=int, nargs=2, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    full_run(arguments.folder, callbacks=[Stop(*arguments.die)])

@@ -1,0 +1,255 @@
+"""Plain PyTorch loops written from papers: whose turn it is, its batches in their order, what it then keeps; and in-run
+values sample by sample."""
+
+import copy
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from flsv import Reporting
+from flsv.aggregation import FedAvg
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.data import FederatedDataModule
+from flsv.federation import FederatedLoop
+from flsv.metrics import InRunShapley
+from flsv.sampling import UniformSampler
+from flsv.training.algorithms import InRunValues
+from flsv.utilities.seeding import generator_for
+from helpers.data import toy_data
+from helpers.fits import client_tensors, fit
+from helpers.models import Plain, network
+
+SEED, COHORT, LOCAL_EPOCHS, ROUNDS = 5, 3, 2, 4
+
+
+#: 10, 4, 8, 4 and 2 local steps a round.
+PROPORTIONS = (7, 2, 5, 2, 1)
+
+
+def unequal_data() -> FederatedDataModule:
+    data = toy_data(PROPORTIONS)
+    data.setup("fit")
+    return data
+
+
+def cohort(round_index: int) -> list[int]:
+    """Three of five clients."""
+    draw = generator_for(SEED, "cohort", round_index)
+    return UniformSampler(COHORT).sample(len(PROPORTIONS), {}, draw).tolist()
+
+
+def batches(data: FederatedDataModule, round_index: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of all local epochs."""
+    for epoch in range(LOCAL_EPOCHS):
+        stream = generator_for(SEED, "shuffle", round_index, client, epoch)
+        yield from data.client_loader(client, "train", generator=stream)
+
+
+def copies(net: nn.Module) -> list[Tensor]:
+    """The parameters' values."""
+    return [p.detach().clone() for p in net.parameters()]
+
+
+@torch.no_grad()
+def put(net: nn.Module, parameters: list[Tensor], buffers: list[dict[str, Tensor]], weights: list[float]) -> None:
+    """New parameters, and the clients' buffers averaged; of integer ones the first."""
+    for p, value in zip(net.parameters(), parameters):
+        p.copy_(value)
+    for name, buffer in net.named_buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(sum(w * b[name] for w, b in zip(weights, buffers)) / sum(weights))
+        else:
+            buffer.copy_(buffers[0][name])
+
+
+def buffers_of(net: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in net.named_buffers()}
+
+
+#: float32's rounding over some rounds, which differs between versions of torch.
+ROUNDING = 5e-6
+
+
+def assert_same(net: nn.Module, expected: nn.Module, tolerance: float = ROUNDING) -> None:
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(
+            value, expected.state_dict()[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+Train = Callable[[nn.Module, list[list[Any]]], None]
+
+
+def sharing_by_hand(
+    net: nn.Module,
+    kept: Collection[str],
+    train: Train,
+    data: FederatedDataModule | None = None,
+    uniform: bool = False,
+    rounds: int = ROUNDS,
+) -> tuple[nn.Module, dict[int, dict[str, Tensor]]]:
+    """FedAvg by ``state_dict``s in which the names ``kept`` stay at their client: the global model, and what every
+    client keeps. ``train`` is given a client's batches, a list for every local epoch."""
+    data, server = unequal_data() if data is None else data, copy.deepcopy(net)
+    own: dict[int, dict[str, Tensor]] = {}
+    for r in range(rounds):
+        states, sizes = [], []
+        for i in cohort(r):
+            client = copy.deepcopy(server).train()
+            client.load_state_dict({**client.state_dict(), **own.get(i, {})})
+            given = list(batches(data, r, i))
+            length = len(given) // LOCAL_EPOCHS
+            train(client, [given[e * length : (e + 1) * length] for e in range(LOCAL_EPOCHS)])
+            state = {name: value.clone() for name, value in client.state_dict().items()}
+            own[i] = {name: state[name] for name in kept}
+            states.append(state)
+            sizes.append(1.0 if uniform else float(data.num_samples[i]))
+        total = sum(sizes)
+        for name, value in server.state_dict().items():
+            if name not in kept and value.is_floating_point():
+                value.copy_(sum(size / total * state[name] for size, state in zip(sizes, states)))
+            elif name not in kept:
+                value.copy_(states[0][name])
+    return server, own
+
+
+def plain_sgd(lr: float = 0.1, momentum: float = 0.9) -> Train:
+    """A new optimizer, and all epochs with it."""
+
+    def train(client: nn.Module, epochs: list[list[Any]]) -> None:
+        optimizer = torch.optim.SGD(client.parameters(), lr=lr, momentum=momentum)
+        for features, labels in (batch for epoch in epochs for batch in epoch):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(client(features), labels).backward()
+            optimizer.step()
+
+    return train
+
+
+def assert_kept(loop: FederatedLoop, own: dict[int, dict[str, Tensor]], prefix: str = "net.") -> None:
+    """The clients' states hold this and nothing else, to rounding."""
+    states = client_tensors(loop)
+    assert {client for client, kept in own.items() if kept} == states.keys()
+    for client, kept in own.items():
+        if kept:
+            assert {f"module.{prefix}{name}" for name in kept} == states[client].keys()
+        for name, value in kept.items():
+            found = states[client][f"module.{prefix}{name}"]
+            torch.testing.assert_close(found, value, rtol=ROUNDING, atol=ROUNDING, msg=lambda m, n=name: f"{n}: {m}")
+
+
+class Batches:
+    """A list that Lightning does not take for several loaders."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
+def three_of_five(**options: Any) -> FederatedLoop:
+    return FederatedLoop(**{"sampler": UniformSampler(3), "local_epochs": LOCAL_EPOCHS, "seed": SEED, **options})
+
+
+class KeepsRounds(FedAvg):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.rounds: list[Round] = []
+
+    def end_round(self, round: Round) -> None:
+        self.rounds.append(round)
+
+
+def without_batch_norm() -> nn.Module:
+    return network(batch_norm=False)
+
+
+def in_run_data() -> FederatedDataModule:
+    return toy_data(server_val=0.2)
+
+
+def sgd_with(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
+
+
+def in_run_loop(every: int = 1, order: Any = 1, **kwargs: Any) -> FederatedLoop:
+    metrics = {"in_run": InRunShapley(order=order), **kwargs.pop("metrics", {})}
+    options = {"aggregator": KeepsRounds(), "seed": SEED, "reporting": Reporting(table=False), **kwargs}
+    return FederatedLoop(metrics=metrics, client_algorithm=InRunValues(every), **options)
+
+
+def in_run_fit(
+    loop: FederatedLoop,
+    folder: Path,
+    module: Plain | None = None,
+    dealt: FederatedDataModule | None = None,
+    rounds: int = 2,
+    **kwargs: Any,
+) -> tuple[Tensor, dict[int, Tensor], list[Round]]:
+    """The contributions, what every client keeps of its samples, and the rounds."""
+    fit(loop, folder, module or Plain(without_batch_norm()), dealt or in_run_data(), rounds=rounds, **kwargs)
+    kept = {client: state["in_run_values"] for client, state in client_tensors(loop).items()}
+    return loop.contributions["in_run"].by_class.double(), kept, loop.aggregator.rounds  # type: ignore[attr-defined]
+
+
+def validation_gradient(module: nn.Module, model: Tensor, dealt: FederatedDataModule) -> dict[str, Tensor]:
+    ParameterSpace(module).write(module, model)
+    x, y = (torch.cat(part) for part in zip(*dealt.val_dataloader()))
+    F.cross_entropy(module(x), y).backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+def in_run_by_hand(
+    dealt: FederatedDataModule,
+    round: Round,
+    client: int,
+    lr: float,
+    momentum: float,
+    window: int,
+    epochs: int,
+    limit: int | None = None,
+    every: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """A client's training, sample by sample: its samples' values, by one step of ``every``, and its model."""
+    g = validation_gradient(without_batch_norm(), round.global_vector, dealt)
+    model = without_batch_norm()
+    ParameterSpace(model).write(model, round.global_vector)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    mine = torch.cat([x for x, _ in dealt.client_loader(client, "train", shuffle=False)])
+    batches = [
+        batch
+        for epoch in range(epochs)
+        for batch in list(
+            dealt.client_loader(client, "train", generator_for(SEED, "shuffle", round.round_index, client, epoch))
+        )[:limit]
+    ]
+    steps = [batches[i : i + window] for i in range(0, len(batches), window)]
+    looked = range(round.round_index % min(every, len(batches)), len(steps), every)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
+
+    values = torch.zeros(len(mine), dtype=torch.float64)
+    for t, step in enumerate(steps):
+        # The k-th step after this one still moves by momentum^k of this one's gradients.
+        reach = sum(lr * momentum**k for k in range(len(steps) - t)) * (t in looked) * len(steps) / max(len(looked), 1)
+        optimizer.zero_grad()
+        for x, y in step:
+            parameters = {name: p.detach() for name, p in model.named_parameters()}
+            slopes = vmap(grad(loss), (None, 0, 0))(parameters, x, y)
+            products = sum((slopes[name] * g[name]).flatten(1).sum(1) for name in g) / (len(x) * window)
+            rows = [int((mine == each).all(1).nonzero()) for each in x]
+            values[rows] += reach * products.double()
+            (F.cross_entropy(model(x), y) / window).backward()  # Lightning divides so, also in the last
+        optimizer.step()
+    return values, ParameterSpace(model).read(model)

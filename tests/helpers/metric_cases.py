@@ -1,0 +1,191 @@
+"""Every metric of ``flsv.metrics``, and what it needs to be checked: by :mod:`flsv.testing`, and beyond that."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv import metrics
+from flsv.core import Client, LocalData, Round, TrainedCoalitions
+from flsv.functional.shapley.few_coalitions import few_coalitions
+from flsv.personalization import PFedSV
+from flsv.privacy import GaussianPrivacy
+from flsv.testing import fits
+from flsv.testing.checks import PartCheck, checks_of, expect, refused, same
+from flsv.testing.metric import EVERY, HALF, MetricCase, all_of
+from flsv.testing.rounds import NEVER, NUM_CLIENTS, Rounds
+from flsv.training.algorithms import InRunValues
+from helpers.part_cases import remote_is_equal
+
+
+class MoreRounds(Rounds):
+    """Rounds in which clients judge each other and coalitions are trained, too.
+
+    Args:
+        cohorts: who takes part in each round.
+        options: see :class:`flsv.testing.rounds.Rounds`.
+    """
+
+    def __init__(self, *args: Any, cohorts: Sequence[Sequence[int]] = Rounds.cohorts, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.cohorts = cohorts
+
+    def __getitem__(self, index: int) -> Round:
+        round = super().__getitem__(index)
+        numbers = round.client_ids.tolist()
+        who = [self.order.index(number) for number in numbers]
+        views = self.normal(NUM_CLIENTS, NUM_CLIENTS, of=("views", index))
+        seen = torch.full_like(views, float("nan"))
+        seen[:, self.order] = views.masked_fill(views < -1, float("nan"))
+        seen[:, self.order[NEVER]] = float("nan")
+        trained = self.coalitions(numbers, round.global_vector, round.client_vectors)
+        later = round.personalized(seen[who]).with_coalitions(trained)
+        return replace(later, reports={name: make(later) for name, make in self._given.items()})
+
+    def coalitions(self, numbers: Sequence[int], start: Tensor, vectors: Tensor) -> TrainedCoalitions:
+        """Each alone, every two and all, as if they had been trained: the mean of who is there."""
+        masks = few_coalitions(NUM_CLIENTS, "pairs")
+        masks = masks[:, torch.tensor(self.order).argsort()]  # of the same clients, whatever they are called
+
+        def build(index: int, out: Tensor) -> None:
+            there = masks[index, numbers]
+            out.copy_(vectors[there].mean(0) if there.any() else start)
+
+        return TrainedCoalitions(masks, build)
+
+
+class OwnMetricCase(MetricCase):
+    """A metric of flsv's own."""
+
+    def __init__(self, part: Any, **options: Any) -> None:
+        super().__init__(part, **options)
+        contributes = isinstance(part, metrics.ContributionMetric)
+        self.checks = (*self.checks, *OF_ALL, *(OF_CONTRIBUTIONS if contributes else ()))
+
+    def rounds(self, **options: Any) -> Rounds:
+        return MoreRounds(self.given, **options)
+
+
+def inference_mode_is_no_matter(case: MetricCase) -> None:
+    """Rounds within torch.inference_mode(), as in a Lightning validation, and rounds outside of it are one run."""
+    metric, rounds = case.new(), case.rounds()
+    for index in EVERY[:HALF]:
+        arguments = case.arguments(rounds[index])
+        with torch.inference_mode():
+            metric.update(**arguments)
+    fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)
+
+
+def bad_clients_are_refused(case: MetricCase) -> None:
+    """Numbers that no client has, one twice, none at all, and one row for several clients are refused."""
+    if case.fields.get("client_ids") != "client_ids":
+        return
+    arguments = case.arguments(case.rounds()[0])
+    for ids in ([0, 1, NUM_CLIENTS], [-1, 1, 2], [0, 1, 1], []):
+        wrong = {**arguments, "client_ids": torch.tensor(ids, dtype=torch.long)}
+        expect(refused(partial(case.new().update, **wrong)), f"no error of {ids}")
+    for name, value in arguments.items():
+        rows = isinstance(value, Tensor) and value.shape[:1] == (3,)
+        if rows and name != "client_ids" and case.fields[name] not in ("senders", "reached"):
+            metric = case.new()
+            no_error = not refused(partial(metric.update, **{**arguments, name: value[:1]}))
+            unused = no_error and same(metric.compute(), case.fed([0]).compute())
+            expect(not no_error or unused, f"no error of one row of {name}")
+
+
+def intervals_are_of_the_rounds(case: MetricCase) -> None:
+    """Where over_rounds says how rounds come together, update notes each round's values, and they come to the metric's
+    own."""
+    how = case.part.over_rounds
+    if how is None:
+        return
+    metric, note, noted = case.new(), type(case.part).note_round, dict[int, list[float]]()
+    plain = True
+
+    def noting(client_ids: Tensor, values: Tensor, factor: Any = 1.0, keep: Any = 1.0) -> None:
+        nonlocal plain
+        plain &= isinstance(factor, float) and factor == keep == 1.0
+        for client, value in zip(client_ids.tolist(), values.tolist()):
+            noted.setdefault(client, []).append(value)
+        note(metric, client_ids, values, factor, keep)
+
+    metric.note_round = noting
+    case.fed(metric=metric)
+    overall = metric.per_client(metric.compute()).tolist()
+    silent = [client for client, value in enumerate(overall) if value == value and client not in noted]
+    expect(not silent, f"no values of {silent}")
+    for client, values in noted.items() if plain and how in ("sum", "mean") else ():
+        total = sum(values) / (len(values) if how == "mean" else 1)
+        expect(same(torch.tensor(overall[client]), torch.tensor(total), rtol=1e-3), f"{overall[client]}, not {total}")
+
+
+OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)
+
+
+OF_CONTRIBUTIONS = (intervals_are_of_the_rounds, remote_is_equal)
+
+
+def of(metric: Any, **options: Any) -> list[PartCheck]:
+    return checks_of(OwnMetricCase(metric, **options))
+
+
+METRICS = [
+    of(metrics.BlendedContribution(decay=0.7)),
+    of(metrics.CalibratedOTGradient(features="pixels", support=1, iterations=1, pictures=0)),
+    of(metrics.ClassSpecificShapley(momentum=0.6)),
+    of(metrics.ClassSpecificShapley(weighting="samples")),
+    of(metrics.CoalitionValue(value="banzhaf", fold="sum")),
+    of(metrics.CommunicationCost()),
+    of(metrics.ContributionEstimation(combine="plus")),
+    of(metrics.CosineGradientShapley(alpha=0.7)),
+    of(metrics.CumulativeShapley()),
+    of(metrics.DecayedShapley(decay=0.7)),
+    of(metrics.DomainRelevance(alpha=0.4), personalizer=PFedSV("mine")),
+    of(metrics.GradientAgreement()),
+    of(metrics.GradientAgreement(balanced=True)),
+    of(metrics.GradientShapley(momentum=0.5)),
+    of(
+        metrics.InRunShapley(),
+        given={"in_run_values": lambda round: round.client_updates[:, :3].double()},
+        client_algorithm=InRunValues(),
+    ),
+    of(metrics.LeaveOneOut(momentum=0.3)),
+    of(metrics.LowerBoundShapley()),
+    of(metrics.OneRoundShapley(2, coalition_weights="fixed")),
+    of(metrics.PartialFederatedShapley(momentum=0.5)),
+    of(metrics.PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
+    of(metrics.ShadowShapley()),
+    of(metrics.ShadowShapley(performance="negative_loss")),
+    of(metrics.SurrogateFederatedShapley()),
+    of(metrics.WassersteinContribution(features="pixels", support=1, iterations=1)),
+]
+
+
+#: By its class' name; of two of a class the first.
+METRIC_CASES: dict[str, OwnMetricCase] = {}
+for checks in METRICS:
+    METRIC_CASES.setdefault(checks[0].case.name, checks[0].case)  # type: ignore[arg-type]
+
+
+class Sigmoid:
+    """The score of models: of the sum of their entries."""
+
+    def __init__(self, models: Tensor) -> None:
+        self.models = models
+
+    def value(self, metric: Any) -> Tensor:
+        return self.models.double().sum(1).sigmoid()
+
+
+def judges(ids: Tensor, models: Tensor) -> list[Client]:
+    """Clients that have trained these models ``[k, P]`` from zero, and judge models by :class:`Sigmoid`."""
+    clients = []
+    for i, model in zip(ids.tolist(), models):
+        counts = torch.tensor([4, 4])
+        data = LocalData(f"client {i}", lambda split: [], counts, 3 * counts, evaluator=lambda batches: Sigmoid)
+        data.visit(torch.zeros_like(model), model)
+        clients.append(Client(i, data))
+    return clients

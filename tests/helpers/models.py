@@ -1,0 +1,300 @@
+"""Small modules as users write them, the plain one first; below, those whose steps hang on more than their
+parameters, buffers and batch. Only ``Diverges`` knows flsv."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, Timer
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from flsv.federation import FederatedLoop
+from helpers.data import CLASSES, FEATURES
+
+
+def network(batch_norm: bool = True, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(3)
+    norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
+    # A bias before BatchNorm has no gradient but rounding noise, which Adam would blow up to full steps.
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8, bias=not batch_norm), norm, nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, CLASSES)
+    )
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.001)
+
+
+class Plain(L.LightningModule):
+    """An ordinary LightningModule."""
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
+        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        interval: str = "epoch",
+    ) -> None:
+        super().__init__()
+        self.net = net or network()
+        self.make_optimizer, self.make_scheduler, self.interval = optimizer, scheduler, interval
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_acc", (self(x).argmax(-1) == y).float().mean())
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("test_acc", (self(x).argmax(-1) == y).float().mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameters())
+        if self.make_scheduler is None:
+            return optimizer
+        scheduler = {"scheduler": self.make_scheduler(optimizer), "interval": self.interval}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+class OfShape:
+    """Shares what has so many dimensions."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+
+    def __call__(self, name: str, tensor: Tensor) -> bool:
+        return tensor.ndim == self.dimensions
+
+
+class Plainest(Plain):
+    """Without BatchNorm."""
+
+    def __init__(self, optimizer: Any = sgd, **kwargs: Any) -> None:
+        super().__init__(network(batch_norm=False), optimizer, **kwargs)
+
+
+class Logs(Plain):
+    """Logs per batch and per epoch, and its own ``step`` where it is told to."""
+
+    own_step = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        if self.own_step:
+            self.log("step", 100.0 + self.trainer.current_epoch, on_step=False, on_epoch=True)
+        return loss
+
+
+class Line(L.LightningModule):
+    """Predicts the mean pixel: a regression, which logs its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 1)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x = batch[0].flatten(1)
+        return nn.functional.mse_loss(self.layer(x).squeeze(1), x.mean(1))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Diverges(Plain):
+    """Some clients' gradients are NaN in some rounds: pairs (round, client)."""
+
+    def __init__(self, net: nn.Module, optimizer: Any, failing: set[tuple[int, int]]) -> None:
+        super().__init__(copy.deepcopy(net), optimizer)
+        self.failing = failing
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loop = loop_of(self)
+        broken = (loop.round_index, loop.current_client) in self.failing
+        return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
+
+
+def loop_of(module: L.LightningModule) -> FederatedLoop:
+    return next(each for each in module.trainer.callbacks if isinstance(each, FederatedLoop))
+
+
+class Stepped(Plain):
+    """Its loss is a function of itself, the plain step's loss and the batch."""
+
+    beta = 1.0
+
+    def __init__(
+        self, function: Callable[..., Any] | None = None, net: nn.Module | None = None, optimizer: Any = sgd
+    ) -> None:
+        super().__init__(net or network(batch_norm=False), optimizer)
+        self.function = function
+        self.torch_rng = torch.Generator().manual_seed(1)
+        self.numpy_rng = np.random.default_rng(1)
+        self.drawing = Drawing()
+        self.accuracy = MulticlassAccuracy(CLASSES)
+        both = {"all": MulticlassAccuracy(CLASSES), "matrix": MulticlassConfusionMatrix(CLASSES)}
+        self.measures = MetricCollection(both, prefix="train_")
+        self.outputs: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx) * self.beta
+        return loss if self.function is None else self.function(self, loss, batch)
+
+
+class Drawing:
+    """Holds a generator, as an augmentation does."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(2)
+
+
+class Hooks(L.Callback):
+    """One hook, a function of the trainer and the module."""
+
+    def __init__(self, hook: str, function: Callable[..., Any]) -> None:
+        setattr(self, hook, lambda trainer, module, *_: function(trainer, module))
+
+
+def raise_beta(trainer: L.Trainer, module: Any) -> None:
+    if trainer.current_epoch:  # from round 2 on
+        module.beta += 0.2
+
+
+def set_rate(trainer: L.Trainer, module: Any) -> None:
+    trainer.optimizers[0].param_groups[0]["lr"] *= 0.9
+
+
+@torch.no_grad()
+def clamp(trainer: L.Trainer, module: Any) -> None:
+    for parameter in module.parameters():
+        parameter.clamp_(-0.4, 0.4)
+
+
+class Clamps(Timer):
+    """Not what it is known as."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        clamp(trainer, pl_module)
+
+
+def clamping(parameters: Any) -> torch.optim.Optimizer:
+    optimizer = sgd(parameters)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+def freeze(trainer: L.Trainer, module: Any) -> None:
+    module.net[0].requires_grad_(trainer.current_epoch == 0)
+
+
+def mixup(draw: Callable[[Any], float]) -> Callable[..., Any]:
+    def loss_of(module: Any, loss: Tensor, batch: Any) -> Tensor:
+        x, y = batch
+        share = draw(module)
+        return share * loss + (1 - share) * nn.functional.cross_entropy(module(x.flip(0)), y)
+
+    return loss_of
+
+
+def masked(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    x, y = batch
+    known = y != 2
+    return nn.functional.cross_entropy(module(x)[known], y[known])
+
+
+def counts(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    x, y = batch
+    found = module(x)
+    module.log("accuracy", module.accuracy(found, y))
+    module.log("all", module.measures(found, y)["train_all"])
+    module.log("running", module.accuracy.compute())
+    return loss
+
+
+def keeps(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    module.outputs.append(loss.detach())
+    return loss
+
+
+def sets(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    module.beta = module.beta * 0.99
+    return loss
+
+
+class Twice(Stepped):
+    """One layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = self.net
+
+
+class Renormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(8, 4, max_norm=1.0), nn.Linear(4 * FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
+
+
+BATCH, ROUND = "Hooks defines on_train_batch_", "Hooks defines on_train_epoch_start"
+KEEPS, DRAWS = "changes what the module keeps beside parameters and buffers: ", "draws random numbers"
+Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None, str | None, str | None]
+
+
+def hooked(hook: str, function: Callable[..., Any], *refused: str | None) -> Any:
+    return Stepped, lambda: [Hooks(hook, function)], *refused
+
+
+def of(function: Callable[..., Any], *refused: str | None) -> Any:
+    return lambda: Stepped(function), list, *refused
+
+
+#: A module, its callbacks, and what refuses it as rows beside the run, side by side and of many clients at once: None,
+#: where it is trained as one after the other.
+STEP_CASES: dict[str, Make] = {
+    "annealed per batch by a callback": hooked("on_train_batch_start", raise_beta, BATCH, BATCH, BATCH),
+    "annealed per round by a callback": hooked("on_train_epoch_start", raise_beta, None, ROUND, None),
+    "annealed by global_step": of(lambda m, loss, _: loss / (1 + 0.01 * m.global_step), *["trainer.global_step"] * 3),
+    "annealed by current_epoch": of(lambda m, loss, _: loss * (1 + 0.3 * m.current_epoch), None, None, None),
+    "annealed by an attribute that a step sets": of(sets, *[KEEPS + "beta"] * 3),
+    "a rate by a callback": hooked("on_train_batch_start", set_rate, BATCH, BATCH, BATCH),
+    "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None, ROUND, None),
+    "weights clamped by a callback": hooked("on_train_batch_end", clamp, BATCH, BATCH, BATCH),
+    "weights clamped as a round begins": hooked("on_train_epoch_start", clamp, None, ROUND, None),  # clients start anew
+    "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None, ROUND, None),
+    "a timer": (Stepped, lambda: [Timer()], None, None, None),
+    "a timer that clamps weights": (Stepped, lambda: [Clamps()], *["Clamps defines on_train_batch_start"] * 3),
+    "accumulated": (Stepped, lambda: [GradientAccumulationScheduler({0: 2, 1: 3})], None, *["gradients are accum"] * 2),
+    "a hook of the optimizer": (lambda: Stepped(optimizer=clamping), list, *["SGD has hooks around its steps"] * 3),
+    "a generator of torch": of(mixup(lambda m: torch.rand((), generator=m.torch_rng)), *[KEEPS + "torch_rng"] * 3),
+    "a generator of NumPy": of(mixup(lambda m: m.numpy_rng.beta(0.4, 0.4)), *[KEEPS + "numpy_rng"] * 3),
+    "a generator in an object": of(mixup(lambda m: m.drawing.rng.beta(0.4, 0.4)), *[KEEPS + "drawing"] * 3),
+    "NumPy's own generator": of(mixup(lambda m: np.random.beta(0.4, 0.4)), DRAWS, None, DRAWS),  # noqa: NPY002
+    "Python's own generator": of(mixup(lambda m: random.random()), DRAWS, None, DRAWS),
+    "a masked loss": of(masked, None, None, "vmap: .*dynamic shape"),
+    "torchmetrics": of(counts, None, None, KEEPS + "accuracy"),
+    "outputs in a list": of(keeps, *[KEEPS + "outputs"] * 3),
+    "a layer under two names": (Twice, list, None, None, None),
+    "an embedding with max_norm": (lambda: Stepped(None, Renormed()), list, *["an embedding with max_norm"] * 3),
+}

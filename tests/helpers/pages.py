@@ -1,0 +1,140 @@
+"""Runs what a page shows: its Python and YAML blocks and its commands, in their order, in a folder of their own.
+
+Python blocks of a page share one namespace. A block with a title is a file: YAML and data are written, Python is
+written and run where a command says ``python title``. Commands of flsv run in this process; what no test can run is
+listed below, by how it begins and why. Whoever calls this sees to it that fits are short.
+"""
+
+import html
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+import flsv
+from flsv.cli import main
+from flsv.engines.remote.policy import SitePolicy
+
+_BLOCK = re.compile(r"^( *)```(\w+)(?: +title=\"([^\"]+)\")?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
+QUIET = ["--trainer.enable_progress_bar", "false"]
+#: Of programs that are not flsv: how a command begins, and where else it is run or why not at all.
+NOT_RUN = {
+    "pip install": "changes the environment; the wheel's test installs one",
+    "python -m pip install": "the same",
+    "git clone": "there is no network",
+    "tensorboard": "a server that does not end",
+    "make": "the targets are what CI itself runs",
+    "mkdocs serve": "a server that does not end",
+    "pre-commit": "changes the checkout's hooks",
+    "pytest": "this",
+    "torchrun": "tests/engines starts ranks that way",
+    "flwr": "tests/engines/flower does, with its servers",
+    "ssh-keygen": "signs with a key of one's own",
+    "export": "of the shell",
+    "flsv bench": "takes minutes; tests/benchmark runs it on small federations",
+}
+#: Blocks that are quoted from a file which is tested elsewhere.
+QUOTED = {
+    "fedapp/federation.py": Path(flsv.__file__).parent / "cli/templates/flower/fedapp/federation.py",
+    "fedapp/server_app.py": Path(__file__).parents[1] / "engines/flower_app/fedapp/server_app.py",
+}
+#: Arguments of flsv that a test has not got what they need for: the configuration is then read, and not run.
+ONLY_READ = ("--trainer.strategy", "gpu", "fashion_mnist", "cifar10_resnet34", "natural/", "/path/to")
+
+
+class Block(NamedTuple):
+    language: str
+    title: str | None
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page in Python, YAML, shell or data; output is ``text``."""
+    found = []
+    for indent, language, title, text in _BLOCK.findall(page):
+        lines = [line.removeprefix(indent) for line in text.splitlines()]
+        found.append(Block(language, title or None, "\n".join(lines) + "\n"))
+    return found
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of a shell block, as lists of words, without comments and prompts."""
+    lines = text.replace("\\\n", " ").splitlines()
+    words = [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
+    return [each for each in words if each]
+
+
+def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
+    """Run all that a page shows, in the working folder; the number of its blocks. Commands are run by ``run``, else by
+    :func:`run_command`."""
+    found = blocks(page)
+    called = [command for block in found if block.language == "bash" for command in commands(block.text)]
+    scope: dict[str, Any] = {"__name__": "__page__"}
+    for block in found:
+        if block.title in QUOTED:
+            assert block.text in QUOTED[block.title].read_text(), f"{block.title} does not say so (any more)"
+            continue
+        if block.title is not None:
+            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.title).write_text(block.text)
+        if block.language == "python" and ["python", block.title] not in [each[:2] for each in called]:
+            exec(compile(block.text, block.title or "<page>", "exec"), scope)
+        elif block.language == "yaml":
+            assert isinstance(yaml.safe_load(block.text), dict), block.text
+            assert block.title, f"a configuration without a title, so that no command can name it:\n{block.text}"
+            names = {block.title, block.title.removesuffix(".yaml")}
+            assert any(names & set(each) for each in called), f"{block.title}: no command runs it"
+        elif block.language == "bash":
+            for command in commands(block.text):
+                (run or run_command)(command)
+        elif block.language == "toml":
+            assert block.title, f"a file without a title:\n{block.text}"
+            SitePolicy.read(Path(block.title))
+        else:
+            assert block.language in ("python", "text", "csv", "markdown", "mermaid"), block.language
+    return len(found)
+
+
+def run_command(command: list[str]) -> None:
+    """Run one command of flsv or Python, into a file where it says so; others must be listed as not run."""
+    if ">" in command[-2:-1]:
+        with open(command[-1], "w") as file, redirect_stdout(file):
+            run_command(command[:-2])
+        assert Path(command[-1]).read_text()
+    elif command[0] == "flsv" and command[1] != "bench":
+        try:
+            status: Any = main(_quiet(command[1:]))
+        except SystemExit as stopped:  # of --print_config and --help
+            status = stopped.code
+        assert not status, command
+    elif command[0] == "python" and command[1].endswith(".py"):
+        before = sys.argv
+        sys.argv = command[1:]
+        try:
+            runpy.run_path(command[1], run_name="__main__")
+        finally:
+            sys.argv = before
+    else:
+        assert any(" ".join(command).startswith(known) for known in NOT_RUN), f"{command} is neither run nor listed"
+
+
+def _quiet(arguments: list[str]) -> list[str]:
+    if arguments[0] == "fit" and any(word in " ".join(arguments) for word in ONLY_READ):
+        return [*arguments, "--print_config"]
+    return [*arguments, *(QUIET if arguments[0] in ("fit", "validate", "test", "predict", "compare") else [])]
+
+
+def text_of(page: Path) -> str:
+    """A line per heading, paragraph, item and row, with bars around the cells; charts are left out."""
+    body = page.read_text(encoding="utf-8").partition("</style>")[2]
+    body = re.sub(r"<svg.*?</svg>", "", body, flags=re.DOTALL)
+    body = re.sub(r"\s*<t[dh]\b[^>]*>", "| ", body).replace("</tr>", "|")
+    body = re.sub(r"</t[dh]>", " ", re.sub(r"</(p|li|h\d|tr|figcaption)>", "\n", body))
+    lines = (html.unescape(re.sub(r"<[^>]*>", "", line)).strip() for line in body.splitlines())
+    return "\n".join(filter(None, lines)).replace("\u00a0", " ")

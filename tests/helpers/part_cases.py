@@ -1,0 +1,331 @@
+"""The checks of flsv's own parts beyond those of :mod:`flsv.testing`: of personalizers, samplers, uploads and filters,
+and with clients at sites, whose packets go through JSON."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from flsv.core import ClientUpdate
+from flsv.core.strategy import Federation
+from flsv.data import FederatedDataModule, OneClient, Splits
+from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
+from flsv.federation import FederatedLoop
+from flsv.filters import Cohort, UpdateFilter
+from flsv.personalization import Personalizer
+from flsv.sampling import ClientSampler
+from flsv.sampling.base import chances_of, cohort_of
+from flsv.testing import fits
+from flsv.testing.checks import Case, PartCheck, expect, is_one, pickles, same, untouched_rngs
+from flsv.testing.fits import IN_A_FIT
+from flsv.testing.rounds import COHORTS, NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
+from flsv.uploads import Upload, UploadContext
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+from helpers.sites import SiteTransport
+
+
+# Of all parts.
+def dealt(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
+    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
+    check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
+    checks, marks = [], []
+    for table in tables:
+        for place, of_part in enumerate(table):
+            for check in of_part:
+                name = check.check.__name__
+                slow = name in shared and (place + shared.index(name)) % 3 != 0
+                checks.append(check)
+                marks.append([pytest.mark.slow] if slow else [])
+    made = [pytest.param(check, marks=mark) for check, mark in zip(checks, marks)]
+    return pytest.mark.parametrize("check", made, ids=str)
+
+
+def repr_is_code(case: Case) -> None:
+    """repr shows the class and no address in memory."""
+    text = repr(case.new())
+    expect(text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text, text)
+
+
+def remote_is_equal(case: fits.FitCase) -> None:
+    """With the clients at sites, from which nothing but messages comes, the first round ends alike, or is refused."""
+    if case.sees_clients:
+        case.expect_the_same(partial(remotely, case), rounds=1, rtol=1e-5)
+
+
+class ServerData(L.LightningDataModule):
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*fits.samples_of(-1)), batch_size=fits.VALIDATION)
+
+
+def site_data(client: int) -> FederatedDataModule:
+    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.125)
+    return FederatedDataModule(fits.samples_of(client), OneClient(), batch_size=4, splits=splits)
+
+
+def remotely(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
+    """One round with every client at a site, whose packets go through JSON and copies."""
+    names = [f"site {client}" for client in range(fits.NUM_CLIENTS)]
+    options: dict[str, Any] = {"trainer": {"accelerator": "cpu"}, "questions": (), "upload_seed": fits.SEED}
+    with tempfile.TemporaryDirectory() as folder:
+        sites = {
+            100 + client: Site(case.module, partial(site_data, client), case.make, Path(folder, name), **options)
+            for client, name in enumerate(names)
+        }
+        wire, ours = SiteTransport(sites, names), agreement(case.module(), loop)
+        directory = Directory(wire, names, ours, Path(folder, "book.json"), timeout=1, wait=0.2)
+        directory.gather()
+        sizes = [directory.sizes[client] for client in range(fits.NUM_CLIENTS)]
+        data = RemoteData(names, sizes, fits.NUM_CLASSES, own=ServerData())
+        return case.fit(loop.replace(engine=partial(RemoteFederation, directory)), 1, data)
+
+
+#: Of aggregators and client algorithms, beside those of flsv.testing.
+MORE = (repr_is_code, remote_is_equal)
+OF_ALL = (is_one, pickles, repr_is_code)
+
+
+# Personalizers.
+class PersonalizerCase(fits.FitCase):
+    role = "personalizer"
+    base = Personalizer
+
+
+def starts_are_models(case: PersonalizerCase) -> None:
+    """What clients are sent to start from are finite models [P], or None, and asking for them changes nothing."""
+    loop = case.uninterrupted.loop
+    personalizer: Any = loop.personalizer
+    size = len(loop.state.model())
+    for client in range(fits.NUM_CLIENTS):
+        before = personalizer.state_dict()
+        one, again = (personalizer.start(client, loop.state) for _ in range(2))
+        expect(one is None or (one.shape == (size,) and one.isfinite().all()), one)
+        expect(same(one, again) and same(before, personalizer.state_dict()), "another one, or another state")
+
+
+PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equal)
+
+
+# Samplers.
+def federation(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> Federation:
+    """What is known before the first of these rounds; of fewer clients, if that is said."""
+    return Federation(
+        rounds[0].global_vector,
+        rounds.space,
+        num_clients,
+        NUM_CLASSES,
+        {split: torch.full((num_clients,), SAMPLES) for split in ("train", "val", "test")},
+        seed=0,
+        client_names=[f"client {client}" for client in range(num_clients)],
+    )
+
+
+class SamplerCase(fits.FitCase):
+    role = "sampler"
+    base = ClientSampler
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """Whose clients are asked, where it asks any."""
+        return Rounds()
+
+    def draw(self, num_clients: int = NUM_CLIENTS, known: int = 0) -> Callable[[int], list[int]]:
+        """Begins a run; what is given back draws a cohort from a seed.
+
+        Args:
+            num_clients: of the federation.
+            known: how many of them have a value of the metric that it reads; the others' are NaN. 0: there is none.
+        """
+        sampler, start = self.new(), federation(self.rounds, num_clients)
+        sampler.check(num_clients)
+        sampler.begin(start)
+        asked, contributions = self.rounds.clients[:num_clients], self.contributions(known)
+
+        def cohort(seed: int) -> list[int]:
+            draw = torch.Generator().manual_seed(seed)
+            return cohort_of(sampler, num_clients, contributions, draw, 0, asked, start.global_vector)
+
+        return cohort
+
+    def contributions(self, known: int) -> dict[str, Tensor]:
+        """Of the metric that it reads: the first clients' values, NaN for the others."""
+        if self.part.metric is None or not known:
+            return {}
+        values = torch.linspace(0.1, 0.9, NUM_CLIENTS)
+        values[known:] = float("nan")
+        return {self.part.metric: values}
+
+    def chances(self, known: int, cohort: Sequence[int]) -> Tensor | None:
+        """Everybody's probability to be drawn; None where it says that nobody knows."""
+        sampler = self.new()
+        sampler.begin(federation(self.rounds))
+        try:
+            return chances_of(sampler, NUM_CLIENTS, self.contributions(known), 0, cohort)
+        except ConfigurationError:
+            return None
+
+
+def draws_clients(case: SamplerCase) -> None:
+    """A cohort are ids of clients, ascending, each once, by the generator alone; whatever the metric says of them."""
+    for known in (0, 2, NUM_CLIENTS):
+        draw = case.draw(known=known)
+        for seed in range(10):
+            with untouched_rngs("a sampler"):
+                one, again = draw(seed), draw(seed)
+            expect(one == again == sorted(one), f"{one} and {again}")
+            case.chances(known, one)
+
+
+def probabilities_are_true(case: SamplerCase) -> None:
+    """Clients are drawn as often as inclusion_probabilities says, within 4.5 standard errors."""
+    draws = 400
+    for known in (2, NUM_CLIENTS):
+        draw, counts = case.draw(known=known), torch.zeros(NUM_CLIENTS, dtype=torch.float64)
+        chances = case.chances(known, draw(0))
+        if chances is None:
+            return
+        for seed in range(draws):
+            counts[draw(seed)] += 1
+        chances = chances.double()
+        error = (counts / draws - chances).abs()
+        bound = 4.5 * (chances * (1 - chances)).clamp_min(1e-4).div(draws).sqrt() + 2e-2 * chances
+        expect((error <= bound).all(), f"{(counts / draws).tolist()} instead of {chances.tolist()}")
+
+
+SamplerCase.checks = (
+    *OF_ALL, draws_clients, probabilities_are_true, fits.state_is_saved, fits.resumes_in_a_fit,
+)  # fmt: skip
+
+
+# Uploads and filters.
+#: Of the updates that are sent: parameters, and buffers behind them.
+PARAMETERS, BUFFERS = 12, 3
+
+
+def context(client: int, round_index: int = 0, dtype: Any = torch.float32, **state: Any) -> UploadContext:
+    start = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
+    return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=start, **state)
+
+
+def update_of(client: int, dtype: Any = torch.float32) -> Tensor:
+    """A client's update, parameters and buffers."""
+    return torch.randn(PARAMETERS + BUFFERS, generator=generator_for(0, "update", client)).to(dtype)
+
+
+class UploadCase(fits.FitCase):
+    base = Upload
+
+    def placed(self, part: Any) -> dict[str, Any]:
+        return {"uploads": [part]}
+
+    def sent(self, client: int, round_index: int = 0, state: Any = None) -> Tensor:
+        """What a client sends instead of :func:`update_of`."""
+        return self.new().apply(update_of(client), context(client, round_index, state={} if state is None else state))
+
+
+def gives_an_update(case: UploadCase) -> None:
+    """A finite update of the same shape and precision; the one that came in stays as it was."""
+    for dtype in (torch.float32, torch.float64):
+        for client in range(NUM_CLIENTS):
+            update = update_of(client, dtype)
+            with untouched_rngs("an upload"):
+                sent = case.new().apply(update, context(client, dtype=dtype, state={}))
+            expect(sent.shape == update.shape and sent.dtype == dtype and sent.isfinite().all(), sent)
+            expect(same(update, update_of(client, dtype)), "a changed argument")
+
+
+def clients_are_apart(case: UploadCase) -> None:
+    """What a client sends does not depend on what others have sent before: what it keeps is in its own state."""
+    part, states = case.new(), [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
+    for round_index in range(2):
+        for client in range(NUM_CLIENTS):
+            together = part.apply(update_of(client), context(client, round_index, state=states[client]))
+            alone_state: dict[str, Tensor] = {}
+            for earlier in range(round_index + 1):
+                alone = case.sent(client, earlier, alone_state)
+            expect(same(together, alone), f"{together} and {alone}")
+
+
+UploadCase.checks = (
+    *OF_ALL, gives_an_update, clients_are_apart, fits.resumes_in_a_fit,
+    fits.vmap_is_equal, remote_is_equal,
+)  # fmt: skip
+
+
+class FilterCase(fits.FitCase):
+    base = UpdateFilter
+
+    def placed(self, part: Any) -> dict[str, Any]:
+        return {"filters": [part]}
+
+    def begun(self) -> Any:
+        """A filter in a run of five clients."""
+        part = self.new()
+        part.begin(federation(Rounds()))
+        return part
+
+    def taken(self, loop: FederatedLoop) -> Any:
+        return next(each for each in loop.filters if type(each) is type(self.part))
+
+
+def cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None) -> Cohort:
+    """A round's updates before the server looks at them.
+
+    Args:
+        index: of the round.
+        long: how many times as long the last client's update is.
+        order: places of the clients, where they are not to be ascending.
+    """
+    round = Rounds()[index]
+    rows, start = round.client_vectors.clone(), round.global_vector
+    rows[-1] = start + long * (rows[-1] - start)
+    places = list(range(len(rows))) if order is None else list(order)
+    ids, samples = round.client_ids[places].tolist(), round.num_samples[places]
+    rows = rows[places]
+    updates = tuple(
+        ClientUpdate(client, int(size), row, norm=float((row - start).norm()))
+        for client, size, row in zip(ids, samples.tolist(), rows)
+    )
+    return Cohort(index, updates, rows, (start,) * len(ids), samples, round.space.num_parameters, float(start.norm()))
+
+
+def gives_a_cohort(case: FilterCase) -> None:
+    """What remains is a cohort of some of the clients, with a row and a number each; nothing is changed in place."""
+    for index in range(len(COHORTS)):
+        for long in (1.0, 1e6):
+            before, given = cohort(index, long), cohort(index, long)
+            left = case.begun().apply(given)
+            sizes = {len(left.updates), len(left.matrix), len(left.starts), len(left.num_samples)}
+            expect(isinstance(left, Cohort) and set(left.ids) <= set(given.ids), left)
+            expect(len(sizes) == 1 and 0 not in sizes, sizes)
+            kept = same(given.matrix, before.matrix) and same(given.num_samples, before.num_samples)
+            expect(kept, "a changed argument")
+
+
+def order_does_not_matter(case: FilterCase) -> None:
+    """Who is left, and with what, does not depend on the order of the clients."""
+    for long in (1.0, 1e6):
+        cohorts = (case.begun().apply(cohort(0, long, order)) for order in (None, (2, 0, 1)))
+        mine, theirs = (
+            dict(sorted((client, (row, size)) for client, row, size in zip(each.ids, each.matrix, each.num_samples)))
+            for each in cohorts
+        )
+        expect(same(mine, theirs, rtol=1e-5), f"{mine} and {theirs}")
+
+
+def one_client_stays(case: FilterCase) -> None:
+    """A cohort of one has nobody to be compared with."""
+    alone = cohort().keep(torch.tensor([True, False, False]))
+    expect(case.begun().apply(alone).ids == alone.ids, "nobody")
+
+
+FilterCase.checks = (
+    *OF_ALL, gives_a_cohort, order_does_not_matter, one_client_stays, fits.state_is_saved, fits.resumes_in_a_fit,
+)  # fmt: skip

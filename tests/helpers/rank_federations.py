@@ -1,0 +1,277 @@
+"""The federations that are compared on one, two and three ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from flsv import ClientEvaluation
+from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.attacks import Attack, MinMax, Scaling, SignFlip
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
+from flsv.federation import FederatedLoop
+from flsv.filters import OutlierFilter
+from flsv.metrics import (
+    CalibratedOTGradient,
+    ClassSpecificShapley,
+    CommunicationCost,
+    ContributionEstimation,
+    CumulativeShapley,
+    DecayedShapley,
+    DomainRelevance,
+    GradientAgreement,
+    InRunShapley,
+    LeaveOneOut,
+    LowerBoundShapley,
+    OneRoundShapley,
+    PartialFederatedShapley,
+    ShadowShapley,
+    SurrogateFederatedShapley,
+)
+from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import PowerOfChoice, UniformSampler
+from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues
+from flsv.uploads import TopK, UploadContext
+from helpers.data import CLASSES, toy_data, toy_sets
+from helpers.models import Plain, adam, network
+
+Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, Any]]
+
+
+class Logging(Plain):
+    """Logs everything that can be logged of a training step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen = torchmetrics.classification.MulticlassAccuracy(num_classes=CLASSES, average="micro")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.seen(self(batch[0]), batch[1])
+        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("seen", self.seen, on_step=False, on_epoch=True)
+        self.log("worst", loss, reduce_fx="max", on_step=False, on_epoch=True)
+        self.log(f"rows_{len(batch[1])}", float(len(batch[1])), reduce_fx=torch.sum, on_step=False, on_epoch=True)
+        return loss
+
+    def on_train_epoch_start(self) -> None:
+        self.log("drawn", torch.rand(()))
+
+
+class Validating(Plain):
+    """Logs what its games go by when it validates, where it also meets whoever else does. Where there is a default
+    process group it reduces, where there are several processes it scales its loss: here is neither."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(loss)
+        return loss * self.trainer.world_size
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_loss", nn.functional.cross_entropy(self(x), y), sync_dist=True)
+        self.log("val_hits", (self(x).argmax(-1) == y).float().mean())
+
+    def on_validation_epoch_end(self) -> None:
+        self.trainer.strategy.barrier("the end of a validation")
+
+
+class Dithered(ShapFedWA):
+    """Draws from the global generator, which the last client of the cohort has left where it is."""
+
+    def aggregate(self, round: Any, contributions: Any) -> Any:
+        vector, weights = super().aggregate(round, contributions)
+        return vector + 1e-3 * torch.rand(()), weights
+
+
+class Broken(Attack):
+    """Sends NaN."""
+
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+        return update * float("nan")
+
+
+class Jittered(Dataset[Any]):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        (self.x, self.targets), self.rng = toy_sets()[0].tensors, np.random.RandomState(1)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index] + float(self.rng.normal()), int(self.targets[index])
+
+
+def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def step_schedule(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
+
+
+def five(**kwargs: Any) -> FederatedDataModule:
+    return toy_data((4, 2, 3, 3, 2), **kwargs)
+
+
+def shapfed_wa() -> Case:
+    metrics = {"cssv": ClassSpecificShapley(), "loo": LeaveOneOut()}
+    return FederatedLoop(ShapFedWA("cssv"), metrics, seed=3), Plain(network(batch_norm=False)), five(), {}
+
+
+def pfedsv() -> Case:
+    loop = FederatedLoop(
+        personalizer=PFedSV(),
+        metrics={
+            "relevance": DomainRelevance(),
+            "cost": CommunicationCost(),
+            "fedce": ContributionEstimation(),
+        },
+        sampler=UniformSampler(4),
+        evaluation=ClientEvaluation(every=2),
+        seed=3,
+    )
+    return loop, Plain(), five(client_val=0.2), {"rounds": 4}
+
+
+def scaffold() -> Case:
+    loop = FederatedLoop(
+        FedAvg(weighting="uniform", server_lr=0.8),
+        {"cost": CommunicationCost()},
+        client_algorithm=SCAFFOLD(),
+        sampler=UniformSampler(3),
+        seed=3,
+    )
+    return loop, Plain(network(batch_norm=False), plain_sgd), five(), {"rounds": 4}
+
+
+def own_models_of_the_worst_served() -> Case:
+    loop = FederatedLoop(
+        FedAvg(weighting="uniform"),
+        {"cost": CommunicationCost()},
+        client_algorithm=Ditto(lamda=0.3, lr=0.05),
+        sampler=PowerOfChoice(2, 4),
+        evaluation=ClientEvaluation(every=2),
+        seed=3,
+    )
+    data = FederatedDataModule(
+        Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, splits=Splits(client_test=0.2)
+    )
+    return loop, Plain(network(dropout=0.3)), data, {"rounds": 4}
+
+
+def in_run() -> Case:
+    metrics = {"in_run": InRunShapley(order=2), "cost": CommunicationCost()}
+    loop = FederatedLoop(metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3)
+    return loop, Plain(network(batch_norm=False)), five(server_val=0.2), {}
+
+
+def kept_momentum() -> Case:
+    loop = FederatedLoop(
+        metrics={"cssv": ClassSpecificShapley()},
+        personalizer=ShapFedPersonalizer("cssv"),
+        uploads=[SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.1)],
+        optimizer_state="persist",
+        evaluation=ClientEvaluation(every=2, models="trained"),
+        seed=3,
+    )
+    return loop, Plain(network(batch_norm=False)), five(), {}
+
+
+def adam_with_steps() -> Case:
+    module = Logging(network(dropout=0.3), adam, step_schedule, interval="step")
+    loop = FederatedLoop(Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs=2, seed=3)
+    options = {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0, "limit_train_batches": 0.5}
+    return loop, module, five(batch_size=4), {**options, "monitor": "loss_epoch", "logger": True}
+
+
+def shadows() -> Case:
+    metrics = {"shadow": ShadowShapley(coalitions="all", performance="negative_loss"), "cost": CommunicationCost()}
+    module = Plain(network(dropout=0.3), scheduler=step_schedule)
+    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(4), local_epochs=2, seed=3)
+    return loop, module, five(), {"rounds": 4, "gradient_clip_val": 1.0}
+
+
+def retrained() -> Case:
+    """Coalitions that rows cannot train are shared out among the ranks when the run has ended."""
+    metrics = {"shadow": ShadowShapley(coalitions="both", performance="negative_loss")}
+    loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
+    return loop, Plain(), five(), {"rounds": 2}
+
+
+def judged() -> Case:
+    """By the clients, each on its rank, and by whole fits of the coalitions, each rank's by all clients."""
+    metrics = {
+        "shadow": ShadowShapley(coalitions="both", judges="clients"),
+        "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
+    }
+    loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
+    return loop, Validating(), five(server_val=0.0, client_val=0.4), {"rounds": 2}
+
+
+def two_clients() -> Case:
+    metrics = {"distance": CalibratedOTGradient()}
+    return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
+
+
+def one_excluded() -> Case:
+    """The cohort's first: its variate stays as it was, and BatchNorm's counter as it was before the round."""
+    loop = FederatedLoop(
+        FedAvg(weighting="uniform"),
+        {"cost": CommunicationCost()},
+        client_algorithm=SCAFFOLD(),
+        uploads=[Scaling(1e6, clients=[0]), Broken(clients=[3])],
+        filters=[OutlierFilter(exclude=True)],
+        seed=3,
+    )
+    return loop, Plain(network(), plain_sgd), five(), {}
+
+
+def by_a_logged_value() -> Case:
+    """Every question by what the module logs: of the server's validation set and of the clients' own. Two and three
+    ranks share five clients and 32 coalitions out unequally."""
+    less: Any = {"performance": "val_loss", "mode": "min"}
+    more: Any = {"performance": "val_hits", "mode": "max"}
+    metrics = {
+        "pfsv": PartialFederatedShapley(**less),
+        "cumulative": CumulativeShapley(**more),
+        "decayed": DecayedShapley(**less),
+        "loo": LeaveOneOut(**less),
+        "lower": LowerBoundShapley(**less),
+        "one_round": OneRoundShapley(2, **less),
+        "surrogate": SurrogateFederatedShapley(**less),
+        "agreement": GradientAgreement(loss="val_loss"),
+        "fedce": ContributionEstimation(**more),
+    }
+    loop = FederatedLoop(metrics=metrics, personalizer=FedFomo(**less), seed=3)
+    return loop, Validating(), five(client_val=0.2), {"rounds": 2}
+
+
+def colluders() -> Case:
+    # On different ranks, and each knows what the other would have sent.
+    uploads = [TopK(0.3), MinMax(clients=[0, 1, 3], seed=1)]
+    metrics = {"cost": CommunicationCost(), "cssv": ClassSpecificShapley()}
+    return FederatedLoop(metrics=metrics, uploads=uploads, seed=3), Plain(), five(), {"rounds": 2}
+
+
+def broken_rank() -> Case:
+    # Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of three.
+    return FederatedLoop(uploads=[Broken(clients=[1, 3])], seed=3), Logging(), toy_data((1, 1, 1, 1)), {}
+
+
+RANK_CASES: dict[str, Callable[[], Case]] = {
+    function.__name__: function
+    for function in (
+        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, retrained, judged, kept_momentum,
+        adam_with_steps, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
+    )
+}  # fmt: skip

@@ -1,0 +1,304 @@
+"""What ranks run, by the names of functions; and the processes that run it, forked from one that has imported all of
+this, with a hard end."""
+
+import faulthandler
+import importlib
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from flsv import Reporting
+from flsv.aggregation import FedAvg
+from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
+from flsv.engines.ranks.group import meet
+from flsv.federation import FederatedLoop
+from flsv.functional import exact_shapley
+from flsv.games.retrained_utility import RetrainedUtility
+from flsv.metrics import ClassSpecificShapley
+from flsv.models.classifier import ClassifierClient
+from flsv.retraining.side_by_side import SideBySideUtility
+from flsv.sampling import FixedCohort
+from helpers.data import toy_sets
+from helpers.fits import trainer_for
+from helpers.models import Plain
+from helpers.rank_federations import RANK_CASES, Case, five, shapfed_wa
+
+
+class Die(Callback):
+    """One rank ends in the third round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
+    has happened."""
+
+    def __init__(self, folder: Path, rank: int, kill: bool) -> None:
+        self.mark, self.rank, self.kill = folder / "died", rank, kill
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if ranks_of(trainer).rank != self.rank or trainer.current_epoch < 2 or self.mark.exists():
+            return
+        self.mark.touch()
+        if self.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("bad sample at this site")
+
+
+class Stop(Callback):
+    """A rank stops in the middle of a round."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
+
+
+class SaveWithin(Callback):
+    """Saves in the middle of the third round."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == 2 and batch_idx == 1:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
+
+
+def trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
+    options = dict(options)
+    writes = TensorBoardLogger(folder, name="") if options.pop("logger", False) else False
+    size, nodes = int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"]), int(os.environ.get("NODES", 1))
+    saves = ModelCheckpoint(
+        folder, save_last=True, monitor=options.pop("monitor", None), save_top_k=1, enable_version_counter=False
+    )
+    where = {"devices": size // nodes, "num_nodes": nodes, "strategy": "federated"}
+    return trainer_for(
+        None,
+        folder,
+        options.pop("rounds", 3),
+        logger=writes,
+        enable_checkpointing=True,
+        callbacks=[*callbacks, saves],
+        **where,
+        **options,
+    )
+
+
+def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
+    """Start it, or go on from its last checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    loop, module, data, options = case
+    there = trainer(folder, [loop.replace(reporting=Reporting(table=False)), *callbacks], options)
+    last = folder / "last.ckpt"
+    there.fit(module, data, ckpt_path=last if last.exists() else None)
+    if there.is_global_zero:
+        metrics = {key: float(value) for key, value in sorted(there.callback_metrics.items())}
+        (folder / "metrics.txt").write_text(repr(metrics))
+
+
+def run_all(folder: str, names: list[str]) -> None:
+    """One federation after the other, in one group of ranks."""
+    for name in names:
+        fit(Path(folder) / name, RANK_CASES[name]())
+
+
+def run_and_die(folder: str, name: str, rank: int = -1, kill: bool = False) -> None:
+    """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
+    fit(Path(folder), RANK_CASES[name](), Die(Path(folder), rank, kill))
+
+
+def save_within(folder: str, name: str) -> None:
+    fit(Path(folder), RANK_CASES[name](), SaveWithin())
+
+
+def save_on_exception(folder: str, name: str) -> None:
+    """A checkpoint of the round in which a rank fails."""
+    fit(
+        Path(folder),
+        RANK_CASES[name](),
+        Die(Path(folder), 1, kill=False),
+        OnExceptionCheckpoint(Path(folder) / "failed"),
+    )
+
+
+def stop_within(folder: str) -> None:
+    fit(Path(folder), shapfed_wa(), Stop())
+
+
+def other_data(folder: str, how: str) -> None:
+    """Rank 1 has another federation."""
+    loop, module, _, options = shapfed_wa()
+    train, test = toy_sets()
+    if how == "clock":  # of every rank
+        options = {"max_time": "00:01:00:00"}
+    elif int(os.environ["LOCAL_RANK"]) == 1:
+        if how == "samples":
+            train = TensorDataset(train.tensors[0] + 1, train.tensors[1])
+        elif how == "settings":
+            loop = loop.replace(aggregator=FedAvg(), metrics={"cssv": ClassSpecificShapley(momentum=0.1)})
+        elif how == "module":
+            module = Plain(nn.Sequential(nn.Linear(6, 3)))
+        else:
+            strategy.versions = lambda: {"version of flsv": "9.9"}
+    data = FederatedDataModule((train, test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
+    fit(Path(folder), (loop, module, data, options))
+
+
+def unseeded(folder: str) -> None:
+    """Every rank would draw its own weights and seed."""
+    torch.seed()
+    fit(Path(folder), (FederatedLoop(), Plain(nn.Sequential(nn.Linear(6, 3))), five(), {"logger": True}))
+
+
+class OwnDraws(FedAvg):
+    """Depends on a number that every rank draws for itself."""
+
+    def aggregate(self, round: Any, contributions: Any) -> Any:
+        vector, weights = super().aggregate(round, contributions)
+        return vector + int.from_bytes(os.urandom(2), "little"), weights
+
+
+def disagree(folder: str) -> None:
+    """Ranks that do not come to the same global model."""
+    fit(Path(folder), (FederatedLoop(OwnDraws(), seed=3), Plain(), five(), {}))
+
+
+def no_federation(folder: str) -> None:
+    """A trainer without a FederatedLoop."""
+    _, module, data, options = shapfed_wa()
+    trainer(Path(folder), [], options).fit(module, data)
+
+
+def retrain(folder: str) -> None:
+    """All coalitions of three clients, each trained by one rank."""
+    os.environ |= {"WORLD_SIZE": os.environ["RANKS"], "RANK": os.environ["LOCAL_RANK"]}
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    ranks = ranks_of_environment()
+    del os.environ["WORLD_SIZE"], os.environ["RANK"], os.environ["LOCAL_RANK"]  # a Trainer is alone
+    trained = []
+
+    def make(cohort: FixedCohort) -> L.Trainer:
+        trained.append(cohort)
+        loop = FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False))
+        return trainer_for(loop, Path(folder), 2)
+
+    def game() -> RetrainedUtility:
+        torch.manual_seed(0)  # of the weights, which the first fit makes
+        return RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
+
+    data = FederatedDataModule("digits", SizePartitioner([1, 2, 3]))
+    utility = game()
+    found = exact_shapley(utility, 3)
+    print("RESULT", found.values.tolist(), len(utility.scores), len(utility.seconds), flush=True)
+    print("TRAINED", len(trained), flush=True)
+    for compare in (True, False):
+        values = exact_shapley(SideBySideUtility(game(), 0, compare), 3).values
+        print(f"SIDE{compare:d}", values.tolist(), flush=True)
+
+
+def exchanges(folder: str) -> None:
+    """All that ranks exchange."""
+    rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["RANKS"])
+    ranks = meet(rank, size, torch.device("cpu"))
+    assert meet(rank, size, torch.device("cpu")) is ranks
+    assert not torch.distributed.is_initialized()
+    whole = torch.arange(1000.0).view(10, 100)
+    told = {
+        "view": whole[rank, :3],
+        "half": torch.full((2, 0), rank, dtype=torch.bfloat16),
+        "yes": torch.tensor(rank == 1),
+        "text": f"rank {rank}",
+    }
+    for r, there in enumerate(ranks.everybody(told, "everything")):
+        assert torch.equal(there["view"], whole[r, :3])
+        assert (there["half"].shape, there["half"].dtype) == ((2, 0), torch.bfloat16)
+        assert (bool(there["yes"]), there["text"]) == (r == 1, f"rank {r}")
+    assert ranks.from_rank(1, told, "one")["text"] == "rank 1"
+    matrix = torch.full((4, 300_000), float(rank))
+    ranks.rows(matrix, [2, 0, 1, 0], "long rows")
+    assert [row.unique().tolist() for row in matrix] == [[2.0], [0.0], [1.0], [0.0]]
+    with pytest.raises(RuntimeError, match=r"ranks are out of step|another rank is gone"):
+        ranks.everybody(None, "this" if rank else "that")
+    with pytest.raises(RuntimeError, match=f"rank {rank} of {size} has given up, and cannot exchange one more"):
+        ranks.everybody(None, "one more")
+
+
+# The process to fork from has no other way to learn where to import from; nor have those that a rank starts.
+os.environ["PYTHONPATH"] = os.pathsep.join([*(path for path in sys.path if path), str(Path(__file__).parents[1])])
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["helpers.ranks"])
+
+
+class Ended(NamedTuple):
+    """How a rank ended: its exit code, and what it printed."""
+
+    code: int | None
+    output: str
+
+
+class Group:
+    """Processes that are the ranks of one federation, each of which calls a function of this module; with ``nodes``
+    every rank is a host of its own."""
+
+    def __init__(self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._outputs = [folder / f"rank{rank}.txt" for rank in range(size)]
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANKS": str(size)}
+        common["NODES"] = str(size if nodes else 1)
+        self.processes: list[Any] = []
+        for rank in range(size):
+            own = {"NODE_RANK": str(rank), "LOCAL_RANK": "0"} if nodes else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
+            given = (function, list(arguments), common | own, str(self._outputs[rank]))
+            self.processes.append(_context.Process(target=_run, args=given, daemon=True))
+            self.processes[-1].start()
+
+    def wait(self, seconds: float = 900.0) -> list[Ended]:
+        """Until all have ended; who has not by then, on however busy a machine, is killed, and its code is None."""
+        end = time.monotonic() + seconds
+        codes: list[int | None] = []
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+            codes.append(process.exitcode)
+            if process.exitcode is None:
+                process.kill()
+        return [Ended(code, output.read_text()) for code, output in zip(codes, self._outputs)]
+
+    def done(self) -> None:
+        """All have ended well."""
+        ended = self.wait()
+        assert {rank.code for rank in ended} == {0}, "\n".join(rank.output[-3000:] for rank in ended)
+
+
+def _run(function: str, arguments: list[Any], variables: dict[str, str], output: str) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1) for number in (1, 2))  # noqa: SIM115
+    os.environ.update(variables)
+    # Where a rank hangs, its output says at what.
+    faulthandler.dump_traceback_later(float(os.environ.get("DUMP_AFTER", 50)), file=sys.stderr)
+    try:
+        getattr(importlib.import_module("helpers.ranks"), function)(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        raise SystemExit(1) from None
+
+
+def free_port() -> int:
+    """Where nobody listens on the loopback address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

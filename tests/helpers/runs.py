@@ -1,0 +1,246 @@
+"""Folders of runs: made without a training, or left by a command or a benchmark of three clients; and whether two are
+the same to the bit."""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning.pytorch.loggers.logger import DummyLogger
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from flsv.benchmark import Federation, federation
+from flsv.cli import main
+from flsv.results.record import VERSION
+from flsv.results.run_table import SCHEMA
+from flsv.utilities.csv_files import save_csv
+
+NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
+
+
+def made_value(client: int, column: int, round_index: int) -> float:
+    """Every one is another, with digits that are nowhere else."""
+    return round(math.sin(1.7 * client + 0.9 * column) * (1 - 0.5**round_index) + 0.0137 * client + 0.001, 6)
+
+
+def make_run(
+    folder: Path,
+    clients: int = 4,
+    classes: int = 3,
+    rounds: int = 5,
+    names: tuple[str, ...] | None = None,
+    ended: bool = True,
+    stderr: bool = True,
+) -> Path:
+    """Of a run with one metric, ``cssv``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = names or (NAMES[:clients] if clients <= len(NAMES) else tuple(map(str, range(clients))))
+    rows: list[list[Any]] = []
+    for r in range(rounds):
+        for i in range(clients):
+            rows.append([r, "cssv", i, "", made_value(i, 0, r)])
+            rows += [[r, "cssv", i, j, made_value(i, j, r)] for j in range(classes)]
+            rows += [[r, "cssv/stderr", i, "", 0.01 + 0.00123 * i]] if stderr else []
+            rows.append([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
+    write_rows(folder, rows, named)
+    said: dict[str, Any] = {
+        "version": VERSION,
+        "started": "2026-01-02T03:04:05+00:00",
+        "first_round": 0,
+        "packages": {"flsv": "0.0", "torch": "0.0"},
+        "module": "ClassifierClient",
+        "algorithm": {"aggregator": "ShapFedWA", "sampler": "FullParticipation"},
+        "rounds": rounds,
+        "clients": list(named),
+        "classes": [f"class {j}" for j in range(classes)],
+        "samples": [100 + 7 * i for i in range(clients)],
+        "class_counts": [[1100 * (i + 1) + j for j in range(classes)] for i in range(clients)],
+        "validation": None,
+        "events": [],
+        "metrics": {
+            "cssv": {
+                "class": "ClassSpecificShapley",
+                "about": "Class-specific values.",
+                "guide": {"unit": "cosine", "sign": "more is better."},
+                "per_class": True,
+                "columns": None,
+                "higher_is_better": True,
+                "to_pay_by": False,
+            }
+        },
+        "settings": {"uploads": f"[SignFlip(clients={list(named[1:2])})]", "federation_seed": 77123},
+        "hashes": {"server": "feedfacefeedface", **{str(i): f"{i:02d}" * 8 for i in range(clients)}},
+        "fingerprint": {},
+    }
+    if ended:
+        said |= {"ended": "2026-01-02T04:04:05+00:00", "rounds_done": rounds, "logged": {"val_accuracy": 0.875}}
+    (folder / "run.json").write_text(json.dumps(said))
+    return folder
+
+
+def at_fault(client: int, times: int, of: int) -> dict[str, Any]:
+    """An event of ``run.json``: updates far too large."""
+    return {"client": client, "what": "large", "first": 0, "last": times - 1, "times": times, "of": of}
+
+
+def copying(*clients: int) -> list[dict[str, Any]]:
+    """Events of ``run.json``: a group of copies, or one who sends the last step back."""
+    what = "copy" if len(clients) > 1 else "echo"
+    return [
+        {"client": i, "what": what, "first": 2, "last": 2, "times": 1, "others": [j for j in clients if j != i]}
+        for i in clients
+    ]
+
+
+def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES) -> None:
+    """``contributions.csv`` of rounds, metrics, clients, classes and values, with the clients' names."""
+    save_csv(folder / "contributions.csv", [SCHEMA, *([*row, names[row[2]], "", "", ""] for row in rows)])
+
+
+def make_game(
+    folder: Path,
+    values: dict[str, list[float]],
+    start: float = 0.25,
+    by: str = "accuracy",
+    rounds: int = 3,
+    **told: Any,
+) -> Path:
+    """A run whose metrics share out a performance that was ``start``, with these last values; ``told`` goes into
+    ``run.json``."""
+    clients = len(next(iter(values.values())))
+    make_run(folder, clients=clients, stderr=False)
+    record = json.loads((folder / "run.json").read_text())
+    rows: list[list[Any]] = []
+    for r in range(rounds):
+        for name, row in values.items():
+            rows += [[r, name, i, "", value * (r + 1) / rounds] for i, value in enumerate(row) if value == value]
+        rows += [[r, "weight", i, "", 1 / clients] for i in range(clients)]
+    write_rows(folder, rows, record["clients"])
+    known = {name: [value for value in row if value == value] for name, row in values.items()}
+    guide = {"unit": "nats", "cost": "2^k"}
+    kind = {"class": "CumulativeShapley", "about": f"Of {by}.", "guide": guide, "to_pay_by": True}
+    record |= {
+        "metrics": {name: {**kind, "per_class": False, "columns": None, "higher_is_better": True} for name in values},
+        "paid_in": {
+            name: {"by": by, "start": start, "end": start + sum(row), "sum": sum(row), "told_apart": True}
+            for name, row in known.items()
+        },
+        **told,
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    return folder
+
+
+def repeated(folder: Path, *values: list[float]) -> Path:
+    """The first of runs of ``flsv repeat``, a seed each, with these values of ``sv``."""
+    for seed, row in enumerate(values):
+        make_game(folder / f"seed_{seed}", {"sv": row}, settings={"federation_seed": seed})
+    rows = "".join(f"{seed},seed_{seed}\n" for seed in range(len(values)))
+    (folder / "runs.csv").write_text(f"# {{}}\nrun,folder\n{rows}")
+    return folder / "seed_0"
+
+
+def retold(folder: Path, **changes: Any) -> Path:
+    """The run, with these parts of its ``run.json``."""
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, **changes}))
+    return folder
+
+
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+FEDERATION = """
+trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}
+model:
+  class_path: flsv.ClassifierClient
+  init_args:
+    network: softmax
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+data:
+  source: digits
+  partitioner: {class_path: flsv.data.SizePartitioner, init_args: {proportions: [1, 2, 4], seed: 0}}
+  splits: {server_val: 0.2, seed: 0}
+  batch_size: 64
+federation:
+  metrics: {cssv: ClassSpecificShapley}
+  reporting: {table: false, figures: 0}
+"""
+
+
+class Tracker(DummyLogger):
+    """As MLflow's with a database: its runs have no folder."""
+
+    save_dir, name, version = None, "7", "of_run"
+
+
+def written(path: Path, **sections: Any) -> Path:
+    """A file of this federation with some sections in the place of its own."""
+    path.write_text(yaml.safe_dump(yaml.safe_load(FEDERATION) | sections))
+    return path
+
+
+def write_table(path: Path, rows: Sequence[Sequence[str]]) -> dict[str, str]:
+    """A table of clinics; how a configuration names it."""
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
+    return {"source": str(path), "labels": "ill", "groups": "clinic"}
+
+
+def fitted(folder: Path, config: Path) -> Path:
+    """The run's folder, as the command line leaves it."""
+    assert main(["fit", "--config", str(config), f"--trainer.default_root_dir={folder}"]) == 0
+    return next(folder.glob("lightning_logs/*"))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+RIDER = {"class_path": "flsv.attacks.FreeRider", "init_args": {"mode": "noise", "scale": 0.5, "clients": [2]}}
+
+
+SIZES = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
+
+
+def small_federation(**changes: Any) -> Federation:
+    """With other arguments of :class:`flsv.benchmark.Federation`."""
+    like = federation("digits_sizes")
+    data = {
+        **like.data,
+        "partitioner": SIZES,
+        "splits": {**like.data["splits"], "max_samples": 160},
+        "batch_size": 8,
+    }
+    made = replace(like, name="small", rounds=2, data=data, attacks=[RIDER], bad={"free_rider": [2]})
+    return replace(made, **changes)
+
+
+#: Of a process alone: Lightning's counts of its own batches, beside the totals that all have, and where it writes.
+OWN = re.compile(r"'zero_grad'|scheduler_progress|progress'.*'current'|is_last_batch|\['csv'\]|path|best_k_models")
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    """Of two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
+    one, other = (leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b))
+    found = [place for place in {**one, **other} if one.get(place) != other.get(place)]
+    for name in ("contributions.csv", "metrics.txt"):
+        if (a / name).is_file() and (a / name).read_bytes() != (b / name).read_bytes():
+            found.append(name)
+    return found
+
+
+def leaves_of(checkpoint: Any) -> dict[str, Any]:
+    leaves = {keystr(place): leaf for place, leaf in tree_flatten_with_path(checkpoint)[0]}
+    return {place: held(leaf) for place, leaf in leaves.items() if not OWN.search(place)}
+
+
+def held(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype, leaf.numpy().tobytes()
+    return repr(leaf)  # NaN is NaN

@@ -1,0 +1,291 @@
+"""Federations of three sites: in this process, their packets through JSON and copies; and as processes of Flower with
+TLS and authentication, started by the template's own scripts."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
+from flsv.aggregation import ShapFedWA
+from flsv.data import GroupPartitioner, OneClient, load_image_data
+from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
+from flsv.metrics import ClassSpecificShapley
+from helpers.data import grouped
+from helpers.fits import trainer_for
+
+NAMES = ["Boston", "Lyon", "Osaka"]
+SEED = 7
+ROUNDS = 3
+#: Validation and test samples of the sites' own.
+SPLITS = {"client_val": 0.3, "client_test": 0.2}
+Make = Callable[..., FederatedLoop]
+
+
+def groups() -> list[int]:
+    """The site of each of the digits."""
+    draw = torch.Generator().manual_seed(3)
+    return torch.randint(0, len(NAMES), (1437,), generator=draw).tolist()
+
+
+def whole(**options: Any) -> FederatedDataModule:
+    """What one process would train on."""
+    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(), batch_size=48, **grouped(options))
+
+
+class ServerData(L.LightningDataModule):
+    """The validation samples that the server of :func:`whole` has."""
+
+    def val_dataloader(self) -> Any:
+        data = whole()
+        data.setup("fit")
+        return data.val_dataloader()
+
+
+class SiteData(L.LightningDataModule):
+    """One client's training samples of :func:`whole`, as a project of its own would have them."""
+
+    def __init__(self, client: int) -> None:
+        super().__init__()
+        self.client = client
+
+    def train_dataloader(self) -> DataLoader:
+        data = whole()
+        data.setup("fit")
+        train = load_image_data("digits").train
+        return DataLoader(Subset(train, data.client_indices(self.client).tolist()), batch_size=48, shuffle=True)
+
+
+def module(**options: Any) -> ClassifierClient:
+    torch.manual_seed(SEED)
+    options = {"optimizer": partial(torch.optim.SGD, lr=0.1), **options}
+    return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **options)
+
+
+def momentum() -> ClassifierClient:
+    return module(optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+
+
+def shapfed(**options: Any) -> FederatedLoop:
+    usual = {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}
+    return FederatedLoop(**{**usual, "seed": SEED, "reporting": Reporting(table=False), **options})
+
+
+def one_process(tmp: Path, make: Make, make_module: Any = module, **data: Any) -> FederatedLoop:
+    loop = make()
+    trainer_for(loop, tmp, ROUNDS).fit(make_module(), whole(**data))
+    return loop
+
+
+def site(
+    tmp: Path, client: int, make: Make, make_module: Any = module, policy: SitePolicy | None = None, **data: Any
+) -> Site:
+    def own() -> L.LightningDataModule:
+        if not data:
+            return SiteData(client)
+        return FederatedDataModule(SiteData(client), OneClient(), **grouped({"server_val": 0.0, **data}))
+
+    return Site(make_module, own, make, tmp / "sites" / NAMES[client], upload_seed=SEED, policy=policy)
+
+
+class Replay:
+    """Sites that send what they are given here, by the kind of what they are asked."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, dict[int, Any]] = {}
+
+    def present(self) -> dict[int, str]:
+        return dict(enumerate(NAMES, 100))
+
+    def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Any]]:
+        for address, packet in packets.items():
+            yield address, self.says[packet.kind][address]
+
+
+class SiteTransport:
+    """Sites behind a wire, by address; ``spoil`` is what becomes of their replies there."""
+
+    def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES) -> None:
+        self.sites, self.names = dict(sites), dict(enumerate(names, 100))
+        self.spoil: Callable[[int, Packet, Packet], Any] = lambda address, packet, reply: reply
+
+    def present(self) -> dict[int, str]:
+        return {address: self.names[address] for address in self.sites}
+
+    def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Any]]:
+        for address, packet in packets.items():
+            if address not in self.sites:
+                continue
+            reply = self.spoil(address, packet, _through(self.sites[address].answer(_through(packet))))
+            if reply is not None:
+                yield address, reply
+
+
+def _through(packet: Packet) -> Packet:
+    tensors = {name: tensor.clone() for name, tensor in packet.tensors.items()}
+    return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
+
+
+class Remotely:
+    """The same federation with a wire in it."""
+
+    def __init__(self, tmp: Path, make: Make, make_module: Any = module, **data: Any) -> None:
+        self.tmp, self.make, self.make_module = tmp, make, make_module
+        self.transport = SiteTransport({100 + i: site(tmp, i, make, make_module, **data) for i in range(len(NAMES))})
+
+    def fit(self, rounds: int = ROUNDS, own: Any = None, **options: Any) -> FederatedLoop:
+        directory = Directory(
+            self.transport, NAMES, agreement(self.make_module(), self.make()), self.tmp / "book.json", 1, 0.2
+        )
+        directory.gather()
+        data = RemoteData(NAMES, [directory.sizes[i] for i in range(len(NAMES))], 10, own=own)
+        self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
+        ckpt = options.pop("ckpt_path", None)
+        trainer_for(self.loop, self.tmp, rounds, **options).fit(self.make_module(), data, ckpt_path=ckpt)
+        return self.loop
+
+
+def kept_at(tmp: Path, name: str) -> list[dict[str, Any]]:
+    """What a site keeps of the only run, the newest last."""
+    (path,) = (tmp / "sites" / name).rglob("state.pt")
+    return list(torch.load(path, weights_only=True).values())
+
+
+def assert_same(remote: FederatedLoop, local: FederatedLoop) -> None:
+    torch.testing.assert_close(remote.state.model(), local.state.model(), rtol=0, atol=0)
+    assert remote.contributions.keys() == local.contributions.keys()
+    for name, value in local.board.contributions.items():
+        torch.testing.assert_close(remote.board.contributions[name], value, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(remote.client_scores, local.client_scores, rtol=0, atol=0, equal_nan=True)
+
+
+BIN = Path(sys.executable).parent
+SECONDS = 420
+ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let it in
+
+
+class Deployment:
+    """Everything that runs but the server's rounds, in a project of ``flsv init --flower``."""
+
+    def __init__(self, folder: Path, policy: str) -> None:
+        self.folder, self._policy = folder, policy
+        port, *ports = free_ports(1 + len(NAMES))
+        self._ports = dict(zip(NAMES, ports))
+        own = {"FLWR_HOME": str(folder / ".flwr"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+        self.env = {**os.environ, **own, "SUPERLINK": f"127.0.0.1:{port}", "FLWR_TELEMETRY_ENABLED": "0"}
+        self.processes: dict[str, subprocess.Popen] = {}
+
+    def begin(self) -> None:
+        self._do("sh", "keys.sh", *NAMES)
+        (self.folder / "flsv-site.toml").write_text(self._policy)
+        self.start_link()
+        self._do(sys.executable, "deploy/run.py", "register")
+        for site in NAMES:
+            self.start_site(site)
+
+    def start_link(self) -> None:
+        self._start("link", "sh", "deploy/superlink.sh")
+        self.wait_for("link", lambda log: "Uvicorn running" in log)
+
+    def start_site(self, site: str, until_accepted: bool = False) -> None:
+        """Start a SuperNode; again and again, as a supervisor does it, where the SuperLink thinks that it is there."""
+        again = ("sh", "-c", 'until "$@"; do sleep 2; done', "sh") if until_accepted else ()
+        more = {"SITE": site, "PORT": str(self._ports[site])}
+        self._start(site, *again, "sh", "deploy/supernode.sh", **more)
+
+    def run(self, name: str = "run") -> None:
+        """Start the server's rounds; ``name``.log is what they print."""
+        self._start(name, "flwr", "run", ".", "federation", "--stream")
+
+    def supervise(self, name: str) -> None:
+        """Likewise, by ``run.py``, which starts them again until they are done."""
+        self._start(name, sys.executable, "deploy/run.py", STATUS=str(self.folder / "runs" / "status.json"))
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, to a process started here and to all that it started."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+
+    def wait_for(self, name: str, seen: Callable[[str], bool], seconds: float = 150) -> None:
+        """Until a log shows it."""
+        log, deadline = self.folder / f"{name}.log", time.monotonic() + seconds
+        while not seen(log.read_text()):
+            assert time.monotonic() < deadline, log.read_text()
+            assert self.processes[name].poll() is None or seen(log.read_text()), log.read_text()
+            time.sleep(0.2)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _do(self, *command: str) -> None:
+        done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def _start(self, name: str, *command: str, **more: str) -> None:
+        log = (self.folder / f"{name}.log").open("w")
+        self.processes[name] = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env={**self.env, **more},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def deployment(folder: Path, policy: str) -> Iterator[Deployment]:
+    """One that ends all its processes."""
+    deployed = Deployment(folder, policy)
+    try:
+        deployed.begin()
+        yield deployed
+    finally:
+        deployed.end()
+
+
+def free_ports(count: int) -> list[int]:
+    """Below those that a client is given for its end of a connection: a port that is free for a moment, while its
+    server is started again, would be taken by one of those who try to reach it."""
+    with ExitStack() as stack:
+        found: list[int] = []
+        for port in random.sample(range(10_000, 30_000), 1000):
+            each = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                each.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError("no ports are free")
+
+
+def living(folder: Path) -> set[int]:
+    """The processes that live on for sites below this folder."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            line = path.read_bytes()
+            if b"flower_resident import _live" in line and str(folder).encode() in line:
+                found.add(int(path.parent.name))
+    return found

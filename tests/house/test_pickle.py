@@ -1,0 +1,82 @@
+"""A loop and its metrics can be copied and pickled, before a fit, within one and after."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from flsv import ClientEvaluation
+from flsv.aggregation import FedAdam
+from flsv.federation import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, PartialFederatedShapley
+from flsv.personalization import Standalone
+from flsv.privacy import GaussianPrivacy
+from flsv.training.algorithms import FedDyn, FedDynServer
+from helpers.data import toy_data
+from helpers.fits import fit, same_values, vector
+from helpers.models import Plain, network
+
+LOOPS: dict[str, Callable[[], FederatedLoop]] = {
+    "metrics": lambda: FederatedLoop(
+        FedAdam(),
+        {"cssv": ClassSpecificShapley(), "cost": CommunicationCost(), "partial": PartialFederatedShapley()},
+        uploads=[GaussianPrivacy(1.0, 1.0)],
+        seed=1,
+    ),
+    "own models": lambda: FederatedLoop(
+        personalizer=Standalone(), optimizer_state="persist", evaluation=ClientEvaluation(keep_trained=True), seed=1
+    ),
+    "two sides": lambda: FederatedLoop(FedDynServer(), client_algorithm=FedDyn(0.1), seed=1),
+}
+
+
+def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
+    module = Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
+    return vector(fit(loop, folder, module, toy_data(server_val=0.3), rounds=2))
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
+def test_before_and_after_a_fit(tmp_path: Path, name: str) -> None:
+    loop = LOOPS[name]()
+    before = pickle.loads(pickle.dumps(loop))
+    expected = run(loop, tmp_path)
+    after = pickle.loads(pickle.dumps(loop))
+    assert same_values(after.state_dict(), loop.state_dict())
+    assert same_values(after.contributions, loop.contributions)
+    for metric, live in after.metrics.items():
+        assert same_values(live.compute(), loop.metrics[metric].compute())
+    assert all(after.metrics[key] is metric for key, metric in after.config.metrics.items())
+    with pytest.raises(RuntimeError, match=r"call trainer\.fit first"):
+        print(after.clients)
+    # Either copy can be fitted, and does what the original did.
+    for each in (before, after):
+        assert torch.equal(run(each, tmp_path), expected)
+        assert same_values(each.contributions, loop.contributions)
+        assert same_values(each.state.state_dict(), loop.state.state_dict())
+    assert after.metrics.keys() == loop.metrics.keys()
+
+
+class WithLambda(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = lambda x: 2 * x
+
+
+def test_a_modules_lambda_is_nothing_to_the_loop(tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    fit(loop, tmp_path, WithLambda(), rounds=1)
+    assert pickle.loads(pickle.dumps(loop)).round_index == 1
+    shown = "FederatedLoop(aggregator=FedAvg(), metrics={'cssv': ClassSpecificShapley()}, seed=1), 1 rounds done"
+    assert repr(loop) == shown
+
+
+def test_a_copy_holds_neither_the_data_nor_the_trainer(tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    fit(loop, tmp_path)
+    assert len(pickle.dumps(loop)) < 20_000
+    assert not {"_data", "_reporter", "_boundary"} & vars(copy.deepcopy(loop)).keys()

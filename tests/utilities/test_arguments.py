@@ -1,0 +1,61 @@
+"""What a loop and a data module were made with is what they use and what they say: nothing can be set later that would
+be told and not used. And what may be part of a path."""
+
+import inspect
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
+from flsv.aggregation import GeometricMedian
+from flsv.attacks import SignFlip
+from flsv.filters import CopyFilter, OutlierFilter
+from flsv.metrics import ClassSpecificShapley
+from flsv.utilities.arguments import plain_name
+from helpers.data import toy_data
+
+
+def test_arguments_are_not_set_but_replaced() -> None:
+    loop, data = FederatedLoop(), toy_data()
+    before = loop.config
+    for name in inspect.signature(FederatedLoop).parameters:
+        with pytest.raises(ConfigurationError, match=rf"\.{name} = 3 comes too .* loop\.replace\({name}=3\)"):
+            setattr(loop, name, 3)
+        assert getattr(loop, name) != 3
+    assert loop.config is before
+    for name in inspect.signature(FederatedDataModule).parameters:
+        if not name.endswith("batch_size"):
+            with pytest.raises(ConfigurationError, match=rf"{name} = 3 comes too late.*Module\(\.\.\., {name}=3\)"):
+                setattr(data, name, 3)
+
+
+def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
+    first = FederatedLoop(
+        local_epochs=3, filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], metrics={"cssv": ClassSpecificShapley()}
+    )
+    second = first.replace(aggregator=GeometricMedian(), filters=[])
+    assert (second.local_epochs, second.metrics["cssv"]) == (3, first.metrics["cssv"])
+    assert isinstance(second.config.aggregator, GeometricMedian)
+    assert len(first.filters) == 2
+    assert repr(second.filters) == "(OutlierFilter(threshold=None),)"
+
+
+def test_what_a_loop_holds_is_not_changed_from_outside() -> None:
+    attacks: Any = [SignFlip(clients=[1])]
+    loop = FederatedLoop(uploads=attacks)
+    attacks.append(SignFlip(clients=[2]))
+    assert len(loop.uploads) == 1
+    for held in (loop.metrics, loop.strategies):
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            held["mine"] = None  # type: ignore[index]
+    with pytest.raises(FrozenInstanceError):
+        loop.config.seed = 3  # type: ignore[misc]
+
+
+def test_plain_names() -> None:
+    for name in ("ours, renormalized", "cssv-2.1", "Größe", "x" * 100):
+        assert plain_name(name) == name
+    for other in ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x", "x" * 101, 3):
+        with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
+            plain_name(other, "picture")  # type: ignore[arg-type]

@@ -1,0 +1,257 @@
+"""What arguments may be is declared beside the constructors: all public classes, and the mechanism itself."""
+
+import contextlib
+import copy
+import dataclasses
+import importlib
+import inspect
+import math
+import pickle
+import types
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from torch import nn
+
+from flsv import ConfigurationError
+from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
+from flsv.cli import main
+from flsv.configuration.identity import described
+from flsv.data import IIDPartitioner
+from flsv.privacy import GaussianPrivacy
+from flsv.utilities.declared import Count, Declared, Momentum, NonNegative, Positive, Share, check_argument, declared
+
+PACKAGES = (
+    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.valuation.features", "flsv.filters",
+    "flsv.training.algorithms", "flsv.metrics", "flsv.models", "flsv.personalization", "flsv.privacy", "flsv.sampling",
+    "flsv.uploads", "flsv.valuation",
+)  # fmt: skip
+#: What a class cannot be made without, beside numbers.
+NEEDED: dict[str, dict[str, Any]] = {
+    "Backbone": {"name": "lenet5"},
+    "CSVData": {"path": "table.csv"},
+    "CharacterData": {"path": "tales.csv"},
+    "TableData": {"path": "table.csv", "target": "y"},
+    "TextData": {"path": "news.csv"},
+    "LongTail": {"partitioner": IIDPartitioner(3)},
+    "ProportionPartitioner": {"matrix": [[1.0, 1.0]]},
+    "SizePartitioner": {"proportions": [1.0, 1.0]},
+    "Bucketing": {"aggregator": FedAvg()},
+    "MoreauSGD": {"params": [nn.Parameter(torch.zeros(1))]},
+    "OpenSetLabelNoise": {"unknown_classes": [0]},
+    "PrivacyLoss": {"privacy": GaussianPrivacy(clip=1.0, noise_multiplier=1.0)},
+    "ServerOptimizer": {"optimizer": partial(torch.optim.SGD, lr=1.0)},
+}
+STEP = 1e-6
+
+
+def public_classes(packages: Sequence[str]) -> list[type]:
+    items = [getattr(package, name) for package in map(importlib.import_module, packages) for name in package.__all__]
+    return list(dict.fromkeys(item for item in items if inspect.isclass(item) and not inspect.isabstract(item)))
+
+
+def public() -> list[type]:
+    return [cls for cls in public_classes(PACKAGES) if hasattr(cls.__init__, "__wrapped__")]
+
+
+def alternatives(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Types of a union, each with its markers."""
+    if get_origin(hint) in (Union, types.UnionType):
+        for part in get_args(hint):
+            yield from alternatives(part)
+    elif get_origin(hint) is Annotated:
+        base, *markers = get_args(hint)
+        yield from ((kind, tuple(markers)) for kind, _ in alternatives(base))
+    else:
+        yield hint, ()
+
+
+def edge(kind: type, marker: Any) -> tuple[float, float]:
+    """The last value that a bound does not admit, and the first that it does."""
+    (bound,) = dataclasses.astuple(marker)
+    step = 1 if kind is int else STEP
+    return {
+        Gt: (bound, bound + step),
+        Ge: (bound - step, bound),
+        Lt: (bound, bound - step),
+        Le: (bound + step, bound),
+    }[type(marker)]
+
+
+def beyond(hint: Any) -> Iterator[Any]:
+    """Values that no alternative admits."""
+    kinds = dict(alternatives(hint))
+    for kind, markers in kinds.items():
+        if kind in (int, float):
+            yield from (math.nan, math.inf, -math.inf)
+            if kind is int:
+                yield 1.5
+            yield from (edge(kind, marker)[0] for marker in markers if not isinstance(marker, str))
+    if str not in kinds and not any(get_origin(kind) in (list, Sequence) for kind in kinds):
+        yield "nonsense"
+
+
+def at_bounds(hint: Any) -> Iterator[Any]:
+    """Values that are just admitted."""
+    for kind, markers in alternatives(hint):
+        yield from (edge(kind, marker)[1] for marker in markers if not isinstance(marker, str))
+        yield from get_args(kind) if get_origin(kind) is Literal else [True] if kind is bool else []
+
+
+CASES = [(cls, name, hint) for cls in public() for name, (hint, _) in declared(cls.__init__).items()]
+
+
+def arguments(cls: type) -> dict[str, Any]:
+    required = {
+        name: hint for name, (hint, default) in declared(cls.__init__).items() if default is inspect.Parameter.empty
+    }
+    plain = {name: next(at_bounds(hint), 1.0) for name, hint in required.items()}
+    return {**plain, **NEEDED.get(cls.__name__, {})}
+
+
+@pytest.mark.parametrize(("cls", "name", "hint"), CASES, ids=lambda part: part if isinstance(part, str) else "")
+def test_bounds_are_kept(cls: type, name: str, hint: Any) -> None:
+    for value in beyond(hint):
+        with pytest.raises(ConfigurationError) as error:
+            cls(**{**arguments(cls), name: value})
+        assert str(error.value).startswith(f"{cls.__name__}({name}={value!r}): expected ")
+    for value in at_bounds(hint):
+        check_argument(cls.__name__, name, value, hint)
+        with contextlib.suppress(ConfigurationError):  # beside the other arguments it may be wrong
+            cls(**{**arguments(cls), name: value})
+
+
+@pytest.mark.parametrize("cls", [cls for cls in public() if issubclass(cls, Declared)])
+def test_what_differs_in_an_argument_is_described_otherwise(cls: type) -> None:
+    """A resumed run, a table of runs and run.json go by it."""
+    options = {name: [*at_bounds(hint), 0.25, 2, 3, 4] for name, (hint, _) in declared(cls.__init__).items()}
+    if "metric" in inspect.signature(cls).parameters:
+        options["metric"] = ["sv", "another"]
+    # What a federation gives, and what changes no number, may be missing.
+    for name in options.keys() - {"num_clients", "num_classes", "workers"}:
+        texts: dict[str, Any] = {}
+        for value in options[name]:
+            with contextlib.suppress(ConfigurationError):  # where it is not admitted, or not beside the others
+                part = cls(**{**arguments(cls), name: value})
+                assert texts.setdefault(f"{described(part)} {part!r}", value) == value, name
+
+
+def test_lists_of_numbers() -> None:
+    for wrong in ([1.0, math.nan], (1.0, "2"), "12", 3.0):
+        with pytest.raises(ConfigurationError, match=r"expected a list \(each: a finite number of at least 0\)"):
+            check_argument("Owner", "shares", wrong, Sequence[NonNegative])
+    check_argument("Owner", "shares", torch.ones(2), list[NonNegative])  # whoever takes it looks into it
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (1.5, Annotated[float, Gt(0), Le(1)], "a finite number in (0, 1]."),
+        (0, Positive, "a finite number above 0."),
+        (1, Momentum, "a finite number in [0, 1)."),
+        (2.5, Count, "a whole number of at least 1."),
+        (True, Count, "a whole number of at least 1."),
+        ("much", Share | None, "a finite number in [0, 1] or None."),
+        (10**400, float, "a finite number."),
+        (torch.ones(2), float, "a finite number."),
+        (1, bool, "True or False."),
+        ("c", Literal["a", "b"] | None, '"a" or "b" or None.'),
+        (0, Annotated[float, Gt(0), "Such as 1.5."] | None, "a finite number above 0 or None. Such as 1.5."),
+    ],
+)
+def test_what_a_message_says(value: Any, hint: Any, expected: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        check_argument("Owner", "x", value, hint)
+    assert str(error.value).endswith(f"): expected {expected}")
+
+
+class Own(Aggregator):
+    """As somebody else writes one."""
+
+    rules = ((lambda a: a.high > a.low, "high={high}: expected more than low, {low}."),)
+
+    def __init__(self, low: NonNegative = 0, high: float = 1, name: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.low, self.high, self.name = low, high, name
+
+    weights = FedAvg.weights
+    weighting = "uniform"
+
+
+def test_a_class_of_ones_own_is_checked_and_shown_by_its_base() -> None:
+    own = Own(0.5, high=2.0)
+    assert repr(own) == "Own(low=0.5, high=2.0)"
+    assert repr(copy.deepcopy(own)) == repr(pickle.loads(pickle.dumps(own))) == repr(own)
+    assert list(inspect.signature(Own).parameters) == ["low", "high", "name", "kwargs"]
+    with pytest.raises(ConfigurationError, match=r"Own\(low=-1\): expected a finite number of at least 0"):
+        Own(-1)
+    with pytest.raises(ConfigurationError, match=r"Own\(server_lr=0\): expected a finite number above 0"):
+        Own(server_lr=0)  # by its base's constructor
+    with pytest.raises(ConfigurationError, match=r"Own\(low=3\): high=1: expected more than low, 3\."):
+        Own(3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'hihg'"):
+        TrimmedMean(hihg=2)  # type: ignore[call-arg]
+
+
+def test_rules_may_be_added_without_a_constructor() -> None:
+    class Narrow(Own):
+        rules = ((lambda a: a.high < 10, "expected high below 10."),)
+
+    with pytest.raises(ConfigurationError, match=r"Narrow\(high=20\): expected high below 10\."):
+        Narrow(high=20)
+    with pytest.raises(ConfigurationError, match="expected more than low"):
+        Narrow(low=5)
+
+
+def test_the_command_line_reads_the_same_annotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "--federation.aggregator.help", "TrimmedMean"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert "--federation.aggregator.trim" in text
+    assert "(type: float, default: 0.2)" in text
+    config = tmp_path / "bad.yaml"
+    digits = Path(__file__).parents[2] / "configs" / "digits.yaml"
+    for value, said in (("0.7", "TrimmedMean(trim=0.7): expected a finite number in [0, 0.5)."), ("much", "trim")):
+        aggregator = "{class_path: flsv.aggregation.TrimmedMean, init_args: {trim: VALUE}}"
+        config.write_text(f"federation: {{aggregator: {aggregator}}}".replace("VALUE", value))
+        with pytest.raises(SystemExit) as end:
+            raise SystemExit(main(["fit", "--config", str(digits), "--config", str(config)]))
+        assert end.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+ODD = [
+    *(np.int64(3), np.float32(0.5), np.float64(2.0), 4.0, torch.tensor(2), torch.tensor(0.5), np.True_, math.nan),
+    *(np.array([math.nan, 1.0]), np.ones(3), np.ones((2, 2), np.int64), torch.ones(2), [np.int64(2), np.nan], 2**70),
+    *("x", b"x", [], {}, (None,), object(), 1j, np.datetime64("NaT")),
+]
+
+
+def made_by_users() -> list[type]:
+    """All public classes whose constructors look at their arguments."""
+    modules = L.LightningModule | L.LightningDataModule
+    return [cls for cls in public_classes(PACKAGES) if cls in public() or issubclass(cls, modules)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cls", made_by_users())
+def test_numbers_of_other_packages_are_pythons_or_refused(cls: type) -> None:
+    """No traceback of another package, whatever is given for an argument that is checked."""
+    for name, (hint, _) in declared(cls.__init__).items():
+        for value in ODD:
+            try:
+                part = cls(**{**arguments(cls), name: value})
+                taken = check_argument(cls.__name__, name, value, hint)
+            except ConfigurationError:
+                continue
+            held = getattr(part, name, taken)
+            assert not isinstance(taken, np.generic | np.ndarray | torch.Tensor), name
+            assert not isinstance(held, np.generic | np.ndarray), name

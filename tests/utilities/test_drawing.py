@@ -1,0 +1,107 @@
+"""Names and pictures that matplotlib or rich cannot bear do not stop a run."""
+
+import io
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from flsv import Reporting
+from flsv.aggregation import FedAvg
+from flsv.core import Client, LocalData
+from flsv.core.artifacts import keep_artifact, write_artifacts
+from flsv.data import plot_partition
+from flsv.federation import FederatedLoop
+from flsv.metrics import ClassSpecificShapley
+from flsv.metrics.plot import plot_contributions
+from flsv.results.run_table import Numbers, frame, rows_of
+from flsv.results.terminal import class_columns, print_table
+from flsv.utilities.charts import drawing
+from helpers.fits import fit
+
+#: What rich takes for markup or an emoji, what matplotlib takes for a formula or leaves out, and what has no room.
+NAMES = ["[/b]", "$x^{$", "$a$", ":smile:", "_hidden", "two\nlines", "x" * 300, "\\[red]", "", "%s {0}"]
+
+
+def pictures(folder: Path) -> list[str]:
+    return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
+
+
+def test_every_name_can_be_drawn(tmp_path: Path) -> None:
+    count = len(NAMES)
+    figures = [
+        plot_partition(torch.ones(3, count, dtype=torch.long), NAMES)[0],
+        plot_contributions(torch.rand(3, count), class_names=NAMES)[0],
+        *(plot_contributions(torch.rand(3, 2), name=n, class_names=["a", "b"], columns=n)[0] for n in NAMES),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for figure in figures:
+            figure.savefig(tmp_path / "figure.png", dpi=20)
+    assert len(figures[0].legends[0].get_texts()) == count - 1  # all that are not empty
+
+
+def test_tables_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    names = [name for name in NAMES if "\n" not in name and len(name) < 24]
+    columns = {str(place): name for place, name in enumerate([*names, "one", "two", "two"])}
+    table = frame(rows_of(0, [Numbers("cssv", torch.rand(2, len(columns)), columns)], ["0", "1"]))
+    with redirect_stdout(io.StringIO()) as printed:
+        print_table("[/b] by class", ["0", "1"], class_columns(table, "cssv", 2))
+    title, head, *_ = printed.getvalue().splitlines()
+    assert title == "[/b] by class"
+    assert all(name in head for name in names)
+    assert "one (" not in head
+    assert head.count("two (") == 2
+
+
+def test_what_raises_is_a_warning_and_an_interrupt_is_not() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"picture p could not be drawn \(ValueError: first\)\. The run goes"),
+        drawing("p"),
+    ):
+        raise ValueError("first\nsecond")
+    with pytest.raises(KeyboardInterrupt), drawing("p"):
+        raise KeyboardInterrupt
+
+
+class Undrawable(ClassSpecificShapley):
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        raise MemoryError("no room")
+
+
+def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("Number of bins")
+
+    monkeypatch.setattr("flsv.federation.reports.plot_partition", fail)
+    metrics = {"bad": Undrawable(), "good": ClassSpecificShapley()}
+    loop = FederatedLoop(FedAvg(), metrics, seed=1, reporting=Reporting(figures=1))
+    with pytest.warns(UserWarning, match="could not be drawn") as caught:
+        fit(loop, tmp_path, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
+    said = [str(warning.message) for warning in caught if "could not be drawn" in str(warning.message)]
+    assert any("picture data/partition could not be drawn (ValueError: Number of bins)" in text for text in said)
+    assert any("picture Contributions/bad could not be drawn (MemoryError: no room)" in text for text in said)
+    assert loop.round_index == 2
+    assert pictures(tmp_path / "run") == ["Contributions/good"]
+
+
+def test_a_clients_picture_that_fails(tmp_path: Path) -> None:
+    def draw() -> Figure:
+        raise ValueError("no room")
+
+    client = Client(0, LocalData("client 0", lambda split: [], torch.ones(2).long(), torch.ones(2).long()))
+    client.ask(keep_artifact, "bad", draw)
+    client.ask(keep_artifact, "good", Figure)
+    with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):
+        client.ask(write_artifacts, tmp_path, 0)
+    assert [path.name for path in tmp_path.glob("*.png")] == ["good.png"]
+    assert pictures(tmp_path / "pictures") == ["good"]

@@ -1,0 +1,94 @@
+"""Numbers that are not finite get past no constructor and no function; test_declared.py has all that are declared."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from utilities.test_declared import CASES, PACKAGES, public_classes
+
+from flsv import ClassifierClient, ConfigurationError, functional
+from flsv.data import SizePartitioner
+from flsv.training.algorithms import MoreauSGD
+from flsv.utilities.arguments import check_number
+
+#: Whose constructors check by hand, and what they are made of.
+BY_HAND: dict[type, Any] = {MoreauSGD: [nn.Parameter(torch.zeros(1))]}
+#: Made by the package itself, with numbers that it has worked out.
+RECORDS = {"ClientUpdate", "Cohort", "CSVData", "Round"}  # CSVData is a base class
+
+
+def float_arguments(function: Any) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()  # annotations are strings here
+    return [p.name for p in parameters if "float" in str(p.annotation).split(" | ")]
+
+
+def test_every_constructor_that_takes_a_number_declares_it_or_is_here() -> None:
+    checked = {(cls, name) for cls, name, _ in CASES}
+    taken = {
+        (cls, name)
+        for cls in public_classes(PACKAGES)
+        if cls.__name__ not in RECORDS
+        for name in float_arguments(cls.__init__)
+    }
+    assert {cls for cls, _ in taken - checked} == set(BY_HAND)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("cls", BY_HAND)
+def test_constructors_that_check_by_hand(cls: type, bad: float) -> None:
+    for argument in float_arguments(cls.__init__):
+        with pytest.raises(ConfigurationError, match=f"{argument}.*{bad}"):
+            cls(BY_HAND[cls], **{argument: bad})
+
+
+def test_lists_of_numbers() -> None:
+    with pytest.raises(ConfigurationError, match="proportions"):
+        SizePartitioner([1.0, 2.0, float("nan")])
+    with pytest.raises(ConfigurationError, match="class_weights"):
+        ClassifierClient(num_classes=3, input_shape=(4,), class_weights=[0.5, 0.5, float("inf")])
+
+
+def game(masks: torch.Tensor) -> torch.Tensor:
+    return masks.float().sum(1)
+
+
+def estimators() -> list[tuple[Callable[..., Any], str]]:
+    sampled = [f for f in functional.ESTIMATORS.values() if f is not functional.exact_shapley]  # which has no error
+    return [(f, argument) for f in sampled for argument in float_arguments(f)]
+
+
+@pytest.mark.parametrize(("estimator", "argument"), estimators(), ids=lambda part: getattr(part, "__name__", part))
+def test_no_estimator_takes_a_threshold_that_is_not_a_number(estimator: Callable[..., Any], argument: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{argument}=nan"):
+        estimator(game, 3, **{argument: float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "said"),
+    [
+        (functional.wasserstein_distance, {"p": 0.5}, "p="),
+        (functional.interpolating_measure, {"t": float("nan")}, "t=nan"),
+        (functional.debiased_potential, {"blur": float("nan")}, "blur|eps"),
+        (functional.debiased_potential, {"scaling": float("nan")}, "scaling=nan"),
+    ],
+)
+def test_functions_of_transport(function: Callable[..., Any], arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        function(torch.eye(3), torch.eye(3), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "expected"),
+    [
+        (1.0, {"least": 0, "below": 1}, "a finite number in [0, 1)"),
+        (2.5, {"least": 1, "whole": True}, "a whole number of at least 1"),
+        (None, {"least": 0}, "a finite number of at least 0"),
+    ],
+)
+def test_what_a_bound_says(value: Any, bounds: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        check_number("Owner", "x", value, **bounds)
+    assert str(error.value) == f"Owner(x={value!r}): expected {expected}."
