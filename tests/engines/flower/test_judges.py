@@ -13,7 +13,7 @@ from flsv import FederatedDataModule
 from flsv.cli import main
 from flsv.data import GroupPartitioner, Splits
 from helpers.fits import trainer_for
-from helpers.sites import SECONDS, SITES, deployment
+from helpers.sites import NAMES, SECONDS, deployment
 
 pytestmark = pytest.mark.flower
 
@@ -48,7 +48,7 @@ def test_supernodes_judge_as_one_process_does(tmp_path: Path, monkeypatch: pytes
     with deployment(folder, 'questions = ["flsv.games.judges:judge"]\n') as processes:
         processes.supervise("rounds")
         processes.wait_for("rounds", lambda log: "the run has" in log, SECONDS)
-        asked = (folder / f"{SITES[0]}.log").read_text().count("flsv.games.judges:judge")
+        asked = (folder / f"{NAMES[0]}.log").read_text().count("flsv.games.judges:judge")
     assert asked == 9, (
         folder / "rounds.log"
     ).read_text()  # before training, the model at its start and end, and two games a round
