@@ -21,7 +21,7 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.one_seed import one_seed_stderr
-from flsv.games.performance import Mode
+from flsv.games.performance import Judges, Mode
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
@@ -148,7 +148,8 @@ class ShadowShapley(MeasuredMetric):
 
     When not to use it:
         With large models or slow sites: clients train and send several models. Where sites must not tell more than one
-        update: coalitions' models say more. Once, after the run, ``flsv retrain`` gives the same values.
+        update: coalitions' models say more. With ``judges="clients"``, to pay clients who may lie about what they
+        judge. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -166,6 +167,8 @@ class ShadowShapley(MeasuredMetric):
             Training goes on in every round.
         max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
             a fit of its own. Coalitions that are named are trained whatever they cost.
+        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
+            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -199,6 +202,7 @@ class ShadowShapley(MeasuredMetric):
         mode: Mode | None = None,
         every: Count = 1,
         max_fits: Annotated[float, Ge(1)] = 10,
+        judges: Judges = "server",
         **kwargs: Any,
     ) -> None:
         self.max_fits = max_fits
@@ -206,7 +210,8 @@ class ShadowShapley(MeasuredMetric):
         self.every = every
         self._last: int | None = None
         self._pending: str | None = None
-        self._measure(performance, mode, per_class or num_classes is not None)
+        self._judged: Tensor | None = None
+        self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
@@ -266,12 +271,15 @@ class ShadowShapley(MeasuredMetric):
         self.seen[client_ids] += 1
         if (round_index + 1) % self.every and round_index != self._last:
             return
+        utilities = utility(masks)
+        if self.judges == "clients":
+            self._judged = utilities[masks.all(1)].mean()
         if self._pending is not None:
-            ends = utility(masks).detach().to(self.ends).reshape(1, 2, -1)
+            ends = utilities.detach().to(self.ends).reshape(1, 2, -1)
             self.ends = torch.cat([self.ends, ends])
             self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
             return
-        self._share_out(masks, utility(masks))
+        self._share_out(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
 
     def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
@@ -336,5 +344,6 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of models evaluated in all rounds."""
-        return {"evaluations": self.evaluations.clone()}
+        """Return the number of evaluated models, and the clients' last score of the federation's model."""
+        found = {"evaluations": self.evaluations.clone()}
+        return found if self._judged is None else found | {"judged": self._judged}

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from flsv.utilities.display import CLIENTS
+
 NONE = "\N{EN DASH}"
 #: Clients, or pairs of them, that are named one by one.
 FEW = 3
@@ -178,12 +180,13 @@ def change(by: str, start: float | None, end: float | None) -> str:
         ('loss on the validation set fell from 2.25 to 0.500', 'val_f1 on the validation set is 0.500')
     """
     title = WORDS["titles"].get(by, by)
+    where = "" if by.startswith(CLIENTS) else " on the validation set"
     first, last = (NONE if value is None else performance(by, value) for value in (start, end))
     if start is None or end is None:
-        return f"{title} on the validation set is {last}"
+        return f"{title}{where} is {last}"
     rise = abs(end) - abs(start) if by == "negative_loss" else end - start
     verb = "rose" if rise > 0 else "fell" if rise < 0 else "stayed"
-    return f"{title} on the validation set {verb} from {first} to {last}"
+    return f"{title}{where} {verb} from {first} to {last}"
 
 
 def gain(by: str, value: float, whole: float = math.nan) -> str:

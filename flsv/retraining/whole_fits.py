@@ -81,7 +81,9 @@ def called(measure: str | ModelScore) -> str:
         >>> called("accuracy"), called(ModelScore("val_loss", "min"))
         ('accuracy', 'val_loss (min)')
     """
-    return measure if isinstance(measure, str) else measure.called or f"{measure.title} ({measure.mode})"
+    if isinstance(measure, str):
+        return measure
+    return measure.title if measure.called else f"{measure.title} ({measure.mode})"
 
 
 def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
@@ -261,7 +263,7 @@ class WholeFits:
 
     def _curve(self, cells: Mapping[tuple[str, int], list[float]], by: str) -> Tensor:
         curve = torch.tensor([cells[by, index] for index in self._rounds], dtype=torch.float64)
-        return curve if self._measures[by] == "per_class_accuracy" else curve[:, 0]
+        return curve if curve.shape[1] > 1 else curve[:, 0]
 
     def _keep(self, members: Members, curves: Curves) -> None:
         if self._kept is None:
