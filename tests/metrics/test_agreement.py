@@ -47,14 +47,14 @@ def fed(**kwargs: Any) -> ClassSpecificShapley:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_running_value_is_algorithm_1(momentum: float) -> None:
+def test_class_specific_shapley_running_value_is_algorithm_1(momentum: float) -> None:
     metric, wanted = fed(momentum=momentum), expected(momentum)
     torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
     overall = metric.per_client(metric.compute())
     torch.testing.assert_close((1 + overall) / 2, participant_weights(wanted)[0], equal_nan=True)  # eq. 6
 
 
-def test_two_classes_are_one_number_and_it_is_said() -> None:
+def test_class_specific_shapley_of_two_classes_warns() -> None:
     with pytest.warns(UserWarning, match="two classes both have the same value"):
         ClassSpecificShapley().bind(3, 2)
     with warnings.catch_warnings():
@@ -173,7 +173,7 @@ def drawn(seed: int, n: int, size: int = 7) -> tuple[Tensor, Tensor, Tensor, Ten
     return torch.arange(n), -torch.rand(n, generator=draw), updates, torch.arange(1, n + 1) * 10
 
 
-def test_the_formulas_and_the_intervals() -> None:
+def test_gradient_agreement_and_its_intervals_equal_the_formulas() -> None:
     """Three rounds, two steps: the standard errors of the sum and of the mean, as shares, added up."""
     rounds = [drawn(seed, 4) for seed in range(3)]
     metric = GradientAgreement(num_clients=4)
@@ -190,7 +190,7 @@ def test_the_formulas_and_the_intervals() -> None:
     np.testing.assert_allclose(high.numpy(), np.minimum(value + half, 1), rtol=1e-3, atol=1e-6)
 
 
-def test_who_is_absent_early_is_not_punished() -> None:
+def test_gradient_agreement_does_not_punish_early_absence() -> None:
     """Slopes fall by half from round to round; two equal clients, one of which misses the first round."""
     metric, plain = GradientAgreement(num_clients=3, blend=0.0), torch.zeros(3)
     update = torch.ones(3, 5)
@@ -223,7 +223,7 @@ def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path, b
     np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
 
 
-def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
+def test_gradient_agreement_of_a_regression_uses_the_logged_loss(tmp_path: Path) -> None:
     splits = Splits(max_samples=200, server_val=0.3)
     data, recorded = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits), Recorded()
     metrics = {"mine": GradientAgreement(loss="val_loss"), "seen": recorded}
@@ -241,7 +241,7 @@ def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_refused() -> None:
+def test_agreement_metrics_with_wrong_input_raise() -> None:
     with pytest.raises(ConfigurationError, match="no classes to balance"):
         GradientAgreement(loss="val_loss", balanced=True)
     metric = GradientAgreement(num_clients=3)

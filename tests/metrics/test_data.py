@@ -27,7 +27,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_shares_are_those_of_the_distances() -> None:
+def test_wasserstein_contribution_shares_are_inverse_distances() -> None:
     clients, server = clients_of([draw(30, 1), draw(20, 2, 1.0), draw(25, 3, 3.0)]), server_of(*draw(30, 0))
     metric = WassersteinContribution(3, features="pixels", **CHEAP)
     metric.update(torch.arange(3), clients, server, generator=seeded())
@@ -37,7 +37,7 @@ def test_shares_are_those_of_the_distances() -> None:
     assert metric.compute().argsort(descending=True).tolist() == [0, 1, 2]
 
 
-def test_every() -> None:
+def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -> None:
     clients, server = clients_of([draw(20, seed) for seed in range(1, 4)]), server_of(*draw(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
     history = []
@@ -110,7 +110,7 @@ def made(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
     return metric, clients
 
 
-def test_it_is_one_minus_the_share_of_flagged_samples() -> None:
+def test_suspicious_samples_value_is_one_minus_the_flagged_share() -> None:
     metric, clients = made()
     shares = [client.ask(sample_values).flagged.float().mean() for client in clients[:2]]
     torch.testing.assert_close(metric.compute()[:2], 1 - torch.stack(shares))
@@ -119,7 +119,7 @@ def test_it_is_one_minus_the_share_of_flagged_samples() -> None:
     assert metric.diagnostics()["distance"][0] > metric.diagnostics()["distance"][1]
 
 
-def test_only_counts_are_in_its_state() -> None:
+def test_suspicious_samples_state_holds_counts_only() -> None:
     metric, clients = made()
     assert {name: list(state.shape) for name, state in metric.state_dict().items()} == {
         "distances": [3], "flagged": [3], "rounds": [],
@@ -130,7 +130,7 @@ def test_only_counts_are_in_its_state() -> None:
     assert clients[0].ask(lambda local: "artifacts" not in local.memory)
 
 
-def test_the_papers_rule() -> None:
+def test_positive_rule_flags_samples_with_positive_gradients() -> None:
     metric, clients = made(rule="positive", options={"calibration": "client"})
     values = clients[1].ask(sample_values)
     assert torch.equal(values.flagged, values.gradients > 0)
