@@ -143,11 +143,11 @@ def make_resumable() -> FederatedLoop:
 
 
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
-def test_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_vmap_resumes_to_the_bit(tmp_path: Path) -> None:
     assert_resumes(make_resumable, tmp_path, Plain, partial(toy_data, (4, 2, 1, 3)))
 
 
-def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_of_rows_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flsv.engines import vmap
 
     attempt, tried = vmap.try_rows, []

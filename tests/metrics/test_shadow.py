@@ -162,7 +162,7 @@ def test_the_federation_trains_as_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "CGSV"])
-def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_shadow_shapley_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
     def federation() -> FederatedLoop:
         return shadow_loop(ShadowShapley(), sampler=UniformSampler(2), **FEDERATIONS.get(name, dict)())
 

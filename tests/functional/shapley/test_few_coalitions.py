@@ -25,7 +25,7 @@ def played(masks: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_all_coalitions_are_exact(n: int) -> None:
+def test_few_coalitions_shapley_of_all_coalitions_is_exact(n: int) -> None:
     table = random_table(n, 1)
     masks = few_coalitions(n, "all")[torch.randperm(2**n, generator=torch.Generator().manual_seed(n))]
     found = few_coalitions_shapley(masks, table_game(table)(masks))
