@@ -195,8 +195,7 @@ def questions() -> dict[str, list[str]]:
     """Question to the names of the metrics that answer it, as the package's docstring has them."""
     text = ast.get_docstring(ast.parse((ROOT / "flsv" / "metrics" / "__init__.py").read_text())) or ""
     return {
-        question: re.findall(r"\b[A-Z][a-zA-Z]+[a-z][A-Z]\w+\b", names)
-        for question, names in _QUESTION.findall(text)
+        question: re.findall(r"\b[A-Z][a-zA-Z]+[a-z][A-Z]\w+\b", names) for question, names in _QUESTION.findall(text)
     }
 
 
