@@ -341,6 +341,29 @@ def test_rows_that_turn_out_to_be_others_are_given_up(
     assert torch.equal(vector(trained), vector(without))
 
 
+class Calls(Plain):
+    """Trains by a function that holds the module, as a loss with a log may."""
+
+    def __init__(self, net: torch.nn.Module, reads: bool) -> None:
+        super().__init__(net)
+        self.reads = reads
+        self.step = lambda batch: Plain.training_step(self, batch, 0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.step(batch)
+        return loss if not self.reads or float(loss) < 1e9 else 0 * loss
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_functions_that_hold_the_module_train_the_coalitions(tmp_path: Path, reads: bool) -> None:
+    """By rows, and by fits."""
+    net = network(batch_norm=False)
+    expected = values_by_retraining(tmp_path, Plain(copy.deepcopy(net)), 2)
+    federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+    fit(federation, tmp_path, Calls(net, reads), data(), rounds=2)
+    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_given_up_resumes_to_the_bit(tmp_path: Path) -> None:
     def module() -> Plain:
         return Between(network(batch_norm=False))
