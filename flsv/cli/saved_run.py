@@ -14,6 +14,7 @@ from flsv.cli.command import NO_BARS
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.configuration.identity import Identity, configured
 from flsv.federation import FederatedLoop
+from flsv.games.performance import Judges
 from flsv.results.folder import RECORD
 from flsv.utilities.errors import ConfigurationError
 
@@ -116,10 +117,11 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
     named: dict[tuple[Any, str | None], None] = {}
     for by in (found | loop.board.performances).values():
-        if by == "per_class_accuracy":
+        name = by if isinstance(by, str) else by.called
+        if name == "per_class_accuracy":
             named["balanced_accuracy", None] = None
-        elif isinstance(by, str) or by.called:
-            named[by if isinstance(by, str) else by.called, None] = None
+        elif name:
+            named[name, None] = None
         else:
             named[by.of, by.mode] = None
     if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
@@ -127,3 +129,9 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
             f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: say which one by --metric."
         )
     return next(iter(named), ("accuracy", None))
+
+
+def judges_of(loop: FederatedLoop) -> Judges:
+    """Return who judged coalitions' models in a run: the server, unless all of its games were the clients'."""
+    found = {getattr(loop.metrics[name], "judges", "server") for name in loop.board.performances}
+    return "clients" if found == {"clients"} else "server"

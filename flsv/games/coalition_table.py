@@ -29,7 +29,8 @@ class CoalitionTable:
     """
 
     def __init__(self, round: Round, evaluator: VectorEvaluator, ranks: Ranks = ALONE) -> None:
-        self.round, self.evaluator, self._ranks = round, evaluator, ranks
+        self.round, self.evaluator = round, evaluator
+        self._ranks = ALONE if evaluator.asks_clients else ranks
         self._rows: dict[tuple[object, int | bytes], int] = {}
         self._scores: Scores | None = None
 

@@ -22,7 +22,7 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.one_seed import one_seed_stderr
-from flsv.games.performance import Mode
+from flsv.games.performance import Judges, Mode
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
@@ -111,11 +111,12 @@ class ShadowShapley(MeasuredMetric):
     :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not,
     the values come after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its
     own; ranks divide these fits. Which way, why, and its cost are logged before the first round
-    (``docs/reference/compatibility.md`` lists kinds of modules). In both ways, U(S) after a round is the performance of
-    coalition S's model on the server's validation set. With ``coalitions="all"`` the values are exact; with fewer they
-    are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv retrain`` with this seed,
-    after so many rounds: coalition models carry over between rounds, so values are not summed over rounds. With a
-    sampler, a coalition trains with its members that are drawn; where none is, its model stays.
+    (``docs/reference/compatibility.md`` lists kinds of modules), and again where rows turn out in the middle of
+    training not to be the same: from that round on, the values come after training. In both ways, U(S) after a round is
+    the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the values are
+    exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv
+    retrain`` with this seed, after so many rounds: coalition models carry over between rounds, so values are not summed
+    over rounds. With a sampler, a coalition trains with its members that are drawn; where none is, its model stays.
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
@@ -132,7 +133,8 @@ class ShadowShapley(MeasuredMetric):
     Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
     client algorithms are those of every coalition. Refused before training are personalizers; parts of the module that
     stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
-    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, and clients on sites.
+    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, since a coalition of
+    whose members nobody is drawn has no round, and clients on sites.
 
     A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
     federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:
@@ -147,7 +149,8 @@ class ShadowShapley(MeasuredMetric):
 
     When not to use it:
         With large models or slow sites: clients train and send several models. Where sites must not tell more than one
-        update: coalitions' models say more. Once, after the run, ``flsv retrain`` gives the same values.
+        update: coalitions' models say more. With ``judges="clients"``, to pay clients who may lie about what they
+        judge. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -166,6 +169,8 @@ class ShadowShapley(MeasuredMetric):
             is validated by itself, five times in a run.
         max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
             a fit of its own. Coalitions that are named are trained whatever they cost.
+        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
+            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -199,6 +204,7 @@ class ShadowShapley(MeasuredMetric):
         mode: Mode | None = None,
         every: Count | None = None,
         max_fits: Annotated[float, Ge(1)] = 10,
+        judges: Judges = "server",
         **kwargs: Any,
     ) -> None:
         self.max_fits = max_fits
@@ -207,7 +213,8 @@ class ShadowShapley(MeasuredMetric):
         self._interval = every or 1
         self._last: int | None = None
         self._pending: str | None = None
-        self._measure(performance, mode, per_class or num_classes is not None)
+        self._judged: Tensor | None = None
+        self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
@@ -269,12 +276,15 @@ class ShadowShapley(MeasuredMetric):
         self.seen[client_ids] += 1
         if (round_index + 1) % self._interval and round_index != self._last:
             return
+        utilities = utility(masks)
+        if self.judges == "clients":
+            self._judged = utilities[masks.all(1)].mean()
         if self._pending is not None:
-            ends = utility(masks).detach().to(self.ends).reshape(1, 2, -1)
+            ends = utilities.detach().to(self.ends).reshape(1, 2, -1)
             self.ends = torch.cat([self.ends, ends])
             self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
             return
-        self._share_out(masks, utility(masks))
+        self._share_out(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
 
     def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
@@ -339,5 +349,6 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of models evaluated in all rounds."""
-        return {"evaluations": self.evaluations.clone()}
+        """Return the number of evaluated models, and the clients' last score of the federation's model."""
+        found = {"evaluations": self.evaluations.clone()}
+        return found if self._judged is None else found | {"judged": self._judged}

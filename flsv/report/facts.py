@@ -12,7 +12,7 @@ from markupsafe import Markup
 from flsv.report import drawing
 from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
-from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, retrained_from
+from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, by_partners, retrained_from
 from flsv.results.terminal import undecided
 from flsv.results.text import NONE, WORDS, by_value, joined, number, percent, value_columns
 from flsv.utilities.csv_files import NAN, number_or_nan
@@ -44,6 +44,7 @@ def of_rounds(record: Mapping[str, Any]) -> list[str]:
 def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Caveats of retraining-based values, the rows of ``retrained.csv``."""
     found = [WORDS["ranking_only"]] if rows[0].get("trainings") in RANKING_ONLY else []
+    found += [WORDS["judged"]] if by_partners(rows[0]["by"]) else []
     majority = rows[0]["majority"]
     return [*found, WORDS["one_class"].format(percent(majority))] if majority >= _MOSTLY else found
 
@@ -55,7 +56,8 @@ def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
         metric: as ``run.json`` describes it.
         errors: whether there are standard errors or intervals.
     """
-    found = list(WORDS["caveats"].get(metric["class"], ()))
+    found = [WORDS["judged"]] if metric.get("judges") == "clients" else []
+    found += WORDS["caveats"].get(metric["class"], ())
     return found if errors else [*found, WORDS["no_error"]]
 
 
@@ -188,12 +190,14 @@ def budget(shares: Shares) -> list[Markup | str]:
     intervals = SAY["budget_intervals" if shares.table["share_low"].notna().any() else "budget_without_intervals"]
     rule = WORDS["rules"][shares.budget.rule]
     found: list[Markup | str] = [SAY["budget"].format(basis.title, basis.of, rule), intervals]
+    found += [warning(WORDS["judged"])] if basis.judged else []
     return found if basis.to_pay_by else [*found, warning(SAY["not_to_pay_by"].format(basis.key))]
 
 
 def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
     """What the clients are worth by retraining, of which this is a row."""
-    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"])
+    samples = SAY["judged_by_partners" if by_partners(row["by"]) else "judged_by_server"]
+    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"], samples)
     return section("Retrained with some clients only", intro, *parts)
 
 

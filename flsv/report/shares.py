@@ -16,6 +16,7 @@ from flsv.report.reading import Run, over_seeds
 from flsv.results.text import NONE, WORDS, joined, percent
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Positive, checked
+from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
 #: Beside the report.
@@ -47,6 +48,7 @@ class Budget:
             metric, if there is one alone that may be paid by.
         rule: what becomes of values below 0, see :func:`flsv.allocate`.
         currency: such as ``"EUR"``; it says how many decimals amounts have.
+        judged_by_partners: consent to values for which the partners have judged models themselves.
 
     Raises:
         ConfigurationError: an argument out of range, or an amount with more decimals than the currency has.
@@ -60,6 +62,7 @@ class Budget:
     by: str | None = None
     rule: Negatives = "zero"
     currency: str = ""
+    judged_by_partners: bool = False
 
     def __post_init__(self) -> None:
         if round(self.amount, self.decimals) != self.amount:
@@ -96,6 +99,7 @@ class Basis:
         to_pay_by: whether its page does not say otherwise.
         seeds: how many, of whose values these are the mean.
         retrains: whether they are values of training coalitions, after the run or beside it.
+        judged: whether the partners themselves have judged models.
     """
 
     key: str
@@ -107,6 +111,7 @@ class Basis:
     to_pay_by: bool = True
     seeds: int = 1
     retrains: bool = False
+    judged: bool = False
 
 
 def basis_of(run: Run, by: str | None = None) -> Basis:
@@ -152,8 +157,8 @@ def _measured(run: Run, metric: str) -> Basis:
     run = over_seeds(run)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
     about, ends = run.about(metric), run.ends(metric)
-    retrains = about["class"] == "ShadowShapley"
-    return Basis(metric, title, _of(run.runs), run.final(metric), *ends, about["to_pay_by"], run.seeds, retrains)
+    said: Any = about["to_pay_by"], run.seeds, about["class"] == "ShadowShapley", about.get("judges") == "clients"
+    return Basis(metric, title, _of(run.runs), run.final(metric), *ends, *said)
 
 
 def _retrained(run: Run) -> Basis:
@@ -168,7 +173,12 @@ def _retrained(run: Run) -> Basis:
     value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
     of = f"{retrained_from(first, run.record['rounds'])}, {_day(run)}"
     title, seeds = f"retraining, by {first['by']}", len(first["seeds"].split())
-    return Basis(RETRAINED, title, of, value, low, high, seeds=seeds, retrains=True)
+    return Basis(RETRAINED, title, of, value, low, high, seeds=seeds, retrains=True, judged=by_partners(first["by"]))
+
+
+def by_partners(by: str) -> bool:
+    """Whether values by this performance rest on what the partners have judged."""
+    return by.startswith(CLIENTS)
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
@@ -251,6 +261,11 @@ def shares_of(run: Run, budget: Budget) -> Shares:
         ConfigurationError: nothing that it may be shared out by, see :func:`basis_of`, or nobody who has a claim.
     """
     basis = basis_of(run, budget.by)
+    if basis.judged and not budget.judged_by_partners:
+        raise ConfigurationError(
+            f"{basis.title}: {WORDS['judged']} To share a budget out among partners who trust each other, say "
+            "--judged-by-partners (in Python Budget(..., judged_by_partners=True))."
+        )
     values = torch.tensor(basis.values, dtype=torch.float64)
     shares, amounts = allocate(values, 1.0, budget.rule), allocate(values, budget.amount, budget.rule, unit=budget.unit)
     table = DataFrame({"client": range(run.num_clients), "client_name": run.client_names, "value": basis.values})

@@ -19,15 +19,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import (
-    Checkpoint,
-    DeviceStatsMonitor,
-    EarlyStopping,
-    LearningRateMonitor,
-    ModelSummary,
-    ProgressBar,
-    Timer,
-)
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -48,16 +39,12 @@ from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
 from flsv.sampling import FixedCohort, FullParticipation
 from flsv.server.round_server import NoModel
+from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.atomic_files import whole_lines
 from flsv.utilities.csv_files import Cell, read_csv, whole
 from flsv.utilities.result_file import Kept, members_text, read_members
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
-#: Callbacks that watch a run for its own sake, or end it.
-OF_THE_RUN = (
-    *(Checkpoint, EarlyStopping, Timer),
-    *(ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor),
-)
 #: In a run's folder, what its coalitions' fits came to.
 COALITIONS = "coalitions.csv"
 #: Seconds between two lines that say how far the trainings are.
@@ -94,7 +81,9 @@ def called(measure: str | ModelScore) -> str:
         >>> called("accuracy"), called(ModelScore("val_loss", "min"))
         ('accuracy', 'val_loss (min)')
     """
-    return measure if isinstance(measure, str) else measure.called or f"{measure.title} ({measure.mode})"
+    if isinstance(measure, str):
+        return measure
+    return measure.title if measure.called else f"{measure.title} ({measure.mode})"
 
 
 def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
@@ -286,7 +275,7 @@ class WholeFits:
 
     def _curve(self, cells: Mapping[tuple[str, int], list[float]], by: str) -> Tensor:
         curve = torch.tensor([cells[by, index] for index in self._rounds], dtype=torch.float64)
-        return curve if self._measures[by] == "per_class_accuracy" else curve[:, 0]
+        return curve if curve.shape[1] > 1 else curve[:, 0]
 
     def _keep(self, members: Members, curves: Curves) -> None:
         if self._kept is None:

@@ -29,7 +29,7 @@ from flsv.games.games_outside_fit import LOSS, games_outside_fit
 from flsv.games.performance import is_logged
 from flsv.games.replica import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
-from flsv.results.measured import numbers_of, overall
+from flsv.results.rows import numbers_of, overall
 from flsv.results.run_table import COLUMNS, frame, rows_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -323,9 +323,11 @@ def _check(
     for name, fields in board.fields.items():
         asked = [field for field in fields.values() if isinstance(field, str)]
         late = [each for each in asked if each in _OF_A_LOOP or stage_of([each]) in _LATE]
-        if late or getattr(board.metrics[name], "reported_by", None):
+        judged = name in board.evaluating and 'judges="clients"'
+        if late or judged or getattr(board.metrics[name], "reported_by", None):
+            asked_for = late or judged or "reports of the clients"
             raise ConfigurationError(
-                f"metric {name!r} ({type(board.metrics[name]).__name__}) asks for {late or 'reports of the clients'}, "
+                f"metric {name!r} ({type(board.metrics[name]).__name__}) asks for {asked_for}, "
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
     check_space(space, board, [], head, given)

@@ -10,6 +10,9 @@ from pathlib import Path
 #: Rows of a table in a notebook.
 MOST = 20
 
+#: How the title of a performance begins by which the clients judge models.
+CLIENTS = "clients' "
+
 
 def shown(path: Path) -> str:
     """A path as short as it can be said from here, quoted where a shell needs that.
