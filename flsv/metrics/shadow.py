@@ -165,8 +165,9 @@ class ShadowShapley(MeasuredMetric):
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last; between them the previous values stand.
-            Training goes on in every round. None: every round; of a value that the module logs, for which each model
-            is validated by itself, five times in a run.
+            Training goes on in every round. None: every round; of other performances than ``"accuracy"``,
+            ``"balanced_accuracy"`` and ``"negative_loss"``, for which each model is validated by itself, five times in
+            a run.
         max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
             a fit of its own. Coalitions that are named are trained whatever they cost.
         judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
