@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from typing import Annotated, Any
 
 import torch
@@ -164,7 +165,9 @@ class ShadowShapley(MeasuredMetric):
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last; between them the previous values stand.
-            Training goes on in every round.
+            Training goes on in every round. None: every round; of other performances than ``"accuracy"``,
+            ``"balanced_accuracy"`` and ``"negative_loss"``, for which each model is validated by itself, five times in
+            a run.
         max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
             a fit of its own. Coalitions that are named are trained whatever they cost.
         judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
@@ -200,7 +203,7 @@ class ShadowShapley(MeasuredMetric):
         performance: str | Metric = "accuracy",
         per_class: bool = False,
         mode: Mode | None = None,
-        every: Count = 1,
+        every: Count | None = None,
         max_fits: Annotated[float, Ge(1)] = 10,
         judges: Judges = "server",
         **kwargs: Any,
@@ -208,6 +211,7 @@ class ShadowShapley(MeasuredMetric):
         self.max_fits = max_fits
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
+        self._interval = every or 1
         self._last: int | None = None
         self._pending: str | None = None
         self._judged: Tensor | None = None
@@ -237,6 +241,8 @@ class ShadowShapley(MeasuredMetric):
 
     def check_rounds(self, rounds: int) -> None:
         self._last = rounds - 1
+        if self.every is None and not isinstance(self.performance, str):
+            self._interval = ceil(rounds / 5)
 
     def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
         if round.trained is None or round.games is None:
@@ -269,7 +275,7 @@ class ShadowShapley(MeasuredMetric):
         masks = coalitions.cpu()
         self.seen = self.seen.clone()
         self.seen[client_ids] += 1
-        if (round_index + 1) % self.every and round_index != self._last:
+        if (round_index + 1) % self._interval and round_index != self._last:
             return
         utilities = utility(masks)
         if self.judges == "clients":

@@ -37,7 +37,7 @@ from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
-from flsv.sampling import FixedCohort
+from flsv.sampling import FixedCohort, FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.atomic_files import whole_lines
@@ -98,6 +98,18 @@ def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
     silent = Reporting(table=False, figures=0, files=False)
     return loop.replace(sampler=cohort, seed=seed, metrics=metrics, reporting=silent, evaluation=ClientEvaluation())
+
+
+def all_take_part(loop: Any) -> str | None:
+    """Say that coalitions train without the federation's sampler; None: it has none that leaves clients out.
+
+    Args:
+        loop: a :class:`flsv.FederatedLoop`, the whole federation's.
+    """
+    sampler = loop.config.sampler
+    if isinstance(sampler, FullParticipation):
+        return None
+    return f"all members of a coalition train in every round, and the run drew its cohorts by {sampler!r}: another game"
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:

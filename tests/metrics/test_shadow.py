@@ -26,7 +26,7 @@ from flsv.aggregation import (
 )
 from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling
 from flsv.filters import NormCap, OutlierFilter, SampleCap
-from flsv.functional import exact_shapley
+from flsv.functional import exact_shapley, few_coalitions
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -209,6 +209,15 @@ def test_values_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:
     assert torch.equal(whole.contributions["shadow"], some.contributions["shadow"])
     assert int(some.metrics["shadow"].evaluations) == 2 * 8
     assert int(whole.metrics["shadow"].evaluations) == 3 * 8
+
+
+@pytest.mark.parametrize(("of", "rounds"), [({}, 12), ({"performance": "val_loss", "mode": "min"}, 4)])
+def test_what_the_module_logs_is_valued_five_times_at_most(of: dict[str, Any], rounds: int) -> None:
+    metric = ShadowShapley(num_clients=2, **of)
+    metric.check_rounds(12)
+    for index in range(12):
+        metric.update(torch.arange(2), few_coalitions(2), lambda masks: masks.sum(1).double(), index)
+    assert int(metric.evaluations) == 4 * rounds
 
 
 class Twice(Plain):
