@@ -2,8 +2,8 @@
 
 A classifier's model is worth the mean over classes of the share of all clients' held-out samples that it gets right; by
 any other score, it is worth the mean of the clients' scores, weighted by their held-out samples. It is one game for all
-clients, so values sum to the gain. The partners judge themselves: whoever lies about what it judges changes what
-everybody is paid.
+clients, so values sum to the gain. The partners judge themselves: whoever lies about what it judges can take 12 % of a
+payment more on average, and up to 85 % (``docs/results/judges.md``). So it is for partners who do not lie.
 
 A client tells how many of its samples of each class a model gets right. Hits of known models on single samples would
 reveal labels, so a class of which a client holds out fewer than :data:`LEAST` samples is left to the others. A class

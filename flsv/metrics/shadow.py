@@ -132,6 +132,10 @@ class ShadowShapley(MeasuredMetric):
     federation had; other callbacks are copied. A coalition that is trained is kept in ``coalitions.csv``: after a kill
     ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
 
+    With ``judges="clients"`` the partners judge coalitions themselves, by what they hold out, and no server needs
+    validation data, see :mod:`flsv.games.judges`. In trials one that lied about what it judged took 12 % of a payment
+    more on average, and up to 85 %: this is for partners who do not lie.
+
     What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
     of its coalitions, which says more of its data than its update alone.
 
