@@ -7,8 +7,9 @@
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
 only and shares out what comes of it by Shapley values. Where the module allows it, the models of all coalitions are
 rows of one batched model and train side by side, with three seeds: all coalitions of up to seven clients, whose values
-are exact; of more clients each alone, every two, and all but one. Where it does not, the command says why, trains each
-client alone, all but one, and all (2 n + 1 trainings, one after the other) and fits a game to their utilities.
+are exact; of more clients each alone, every two, and all but one (of ten to twelve, and all but two). Where it does
+not, the command says why, trains each client alone, all but one, and all (2 n + 1 trainings, one after the other) and
+fits a game to their utilities.
 --trainings singles (n + 1 trainings) ranks clients only: no amounts follow from it. Ranks share the coalitions out.
 Values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with what was trained
 and with whatever was changed. Beside them stand the shares by accuracy, by balanced accuracy and by the loss, and those
@@ -37,7 +38,7 @@ from flsv.cli.command import command_parser, printer, shown
 from flsv.cli.parser import FederatedCLI, loop_of
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
+from flsv.functional.shapley.few_coalitions import Which, default_design, few_coalitions, retrained_shapley
 from flsv.games.performance import CLASSIFICATION, Judges, ModelScore, judged_by, performance_of
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.games.stored_utility import StoredUtility
@@ -147,7 +148,7 @@ def retrain(
         "majority": majority,
         "seeds": " ".join(trained),
         "rounds": cli.trainer.max_epochs,
-        "trainings": _design(which, everything),
+        "trainings": _design(which, everything, utility.num_players),
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
     clients = cli.datamodule.client_names
@@ -160,10 +161,10 @@ def retrain(
     return rows, run / RETRAINED
 
 
-def _design(which: Which, everything: bool) -> str:
+def _design(which: Which, everything: bool, num_clients: int) -> str:
     if everything:
         return "all"
-    return "pairs+leave-one-out" if which == "auto" else which
+    return default_design(num_clients) if which == "auto" else which
 
 
 def _scores(metric: str, mode: Any, judges: Judges) -> tuple[str | ModelScore | Sequence[str], Sequence[str], str]:

@@ -22,7 +22,7 @@ class CoalitionTable:
     Args:
         round: the players and their updates.
         evaluator: evaluates their models.
-        ranks: processes that share the evaluations out; each has all scores.
+        ranks: processes among which the evaluations are divided; each gets all scores.
 
     Attributes:
         evaluations: models evaluated so far.
@@ -39,21 +39,21 @@ class CoalitionTable:
         return len(self._rows)
 
     def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
-        """The scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU); new ones are evaluated."""
-        anybody = masks.any(1).tolist()
-        keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), anybody)]
+        """Return the scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU); evaluate new ones."""
+        has_members = masks.any(1).tolist()
+        keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
         new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
         order = sorted(new.values())
         if order or self._scores is None:
-            found = self.evaluate(models.builder(masks[order]), len(order))
-            self._scores = found if self._scores is None else Scores.cat([self._scores, found])
-            # Only now: after an error the coalitions can be asked for again.
+            new_scores = self.evaluate(models.builder(masks[order]), len(order))
+            self._scores = new_scores if self._scores is None else Scores.cat([self._scores, new_scores])
+            # Stored last: after an error the coalitions can be evaluated again.
             for position in order:
                 self._rows[keys[position]] = len(self._rows)
         return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """The scores of so many models, shared out among the ranks; nothing is remembered."""
+        """Evaluate ``count`` models, divided among the ranks, without storing their scores in the table."""
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
             return self.evaluator.evaluate(_counted(build, count), count)
@@ -66,7 +66,7 @@ class CoalitionTable:
 
 
 def _counted(build: Build, count: int) -> Build:
-    """The same, and a progress bar sees how many models have been begun."""
+    """Wrap ``build`` so that a progress bar shows how many models have been begun."""
     begun: set[int] = set()  # one may be built again, after an error or in parts
     counting.more("coalitions", count)
 

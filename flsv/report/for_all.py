@@ -16,7 +16,6 @@ from flsv.report.facts import SAY
 from flsv.report.html import command, section, table, warning
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.results.measured import own_title
 from flsv.results.text import (
     NONE,
     WORDS,
@@ -26,6 +25,7 @@ from flsv.results.text import (
     nearest_first,
     number,
     numbers,
+    own_title,
     percent,
     performance,
     ranking,

@@ -63,7 +63,7 @@ class Numbers:
 
 
 def rows_of(index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> list[Row]:
-    """The rows of one round: of each metric the overall values, or column by column; none for NaN.
+    """Make the rows of one round: of each metric the overall values, or column by column; none for NaN.
 
     Example:
         >>> table = rows_of(0, [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])], ["Boston", "Lyon"])
@@ -93,7 +93,7 @@ def rows_of(index: int, numbers: Iterable[Numbers], client_names: Sequence[str])
 
 
 def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
-    """The rows whose value or interval is another than ``before``, of one round each."""
+    """Return the rows whose value or interval differs from ``before``; both are of one round."""
     known = {row[1:4]: row for row in before}
     found = []
     for row in now:
@@ -105,43 +105,43 @@ def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
 
 
 def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
-    """Rows as a data frame, for whoever reads."""
+    """Make a data frame of rows, to read from."""
     return DataFrame(list(rows), columns=[*SCHEMA]).astype(SCHEMA)
 
 
 def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
-    """The rows of one column of a metric."""
+    """Return the rows of one column of a metric."""
     return table[(table["metric"] == metric) & (table["class"] == column)]
 
 
 def columns_in(table: DataFrame, metric: str) -> list[str]:
-    """The keys of a metric's columns, those of classes by number; none where it has one value per client."""
+    """Return the keys of a metric's columns, those of classes by number; none where it has one value per client."""
     found = [column for column in table.loc[table["metric"] == metric, "class"].unique() if column]
     return sorted(found, key=int) if all(column.isdigit() for column in found) else found
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """``[n]``: each client's last value, or the low or high end of its interval; NaN where there is none."""
+    """Return each client's last value ``[n]``, or the low or high end of its interval; NaN where there is none."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
-    """``[r, n]`` of these rounds. A value, once measured, stays until it is measured again; what belongs to one round
-    (weights, scores of clients' own models, norms) is NaN in the others."""
+    """Return the values ``[r, n]`` of these rounds. A value, once measured, stays until it is measured again; what
+    belongs to one round (weights, scores of clients' own models, norms) is NaN in the others."""
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))
     return found if metric in OF_A_ROUND else found.ffill()
 
 
 def tidy(table: DataFrame) -> DataFrame:
-    """As :func:`flsv.read_run` gives it: None where a row is of no class."""
+    """Return the table as :func:`flsv.read_run` gives it: None where a row is of no class."""
     texts = {name: table[name].where(table["class"] != "", None) for name in ("class", "class_name")}
     return table.assign(**texts)[list(COLUMNS)].reset_index(drop=True)
 
 
 def csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Lines of ``contributions.csv``, without the header."""
+    """Write rows as lines of ``contributions.csv``, without the header."""
     return csv_text([["" if cell != cell else cell for cell in row] for row in rows])
 
 
@@ -153,7 +153,7 @@ _HEADER = csv_text([list(SCHEMA)])
 
 
 def read_table(path: Path) -> DataFrame:
-    """All that a run has measured, of its ``contributions.csv``; a last line that a kill cut short is left out.
+    """Read all that a run has measured from its ``contributions.csv``; a last line that a kill cut short is left out.
 
     Raises:
         ConfigurationError: naming the line, for what no run writes, such as a value that is no number.

@@ -19,15 +19,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import (
-    Checkpoint,
-    DeviceStatsMonitor,
-    EarlyStopping,
-    LearningRateMonitor,
-    ModelSummary,
-    ProgressBar,
-    Timer,
-)
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -48,16 +39,12 @@ from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
 from flsv.sampling import FixedCohort
 from flsv.server.round_server import NoModel
+from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.atomic_files import whole_lines
 from flsv.utilities.csv_files import Cell, read_csv, whole
 from flsv.utilities.result_file import Kept, members_text, read_members
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
-#: Callbacks that watch a run for its own sake, or end it.
-OF_THE_RUN = (
-    *(Checkpoint, EarlyStopping, Timer),
-    *(ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor),
-)
 #: In a run's folder, what its coalitions' fits came to.
 COALITIONS = "coalitions.csv"
 #: Seconds between two lines that say how far the trainings are.

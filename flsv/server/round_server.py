@@ -25,7 +25,7 @@ from flsv.core import (
 )
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
-from flsv.filters import Cohort, UpdateFilter, with_guard
+from flsv.filters import Cohort, UpdateFilter, with_finite_check
 from flsv.functional.distances import all_finite, distances
 from flsv.games import CoalitionGames
 from flsv.personalization import Personalized, Personalizer
@@ -66,7 +66,7 @@ class RoundServer:
         self.aggregator: Aggregator = strategies["aggregator"]
         self.personalizer: Personalizer | None = strategies.get("personalizer")
         self.space, self.channel = space, channel
-        self.filters = with_guard(filters)
+        self.filters = with_finite_check(filters)
         self.norms: dict[int, float] = {}
         self.games: CoalitionGames | None = None
 
@@ -184,8 +184,8 @@ class RoundServer:
             cohort = each.apply(cohort)
             if not cohort.updates:
                 break
-        if cohort.said:
-            warnings.warn(" ".join(cohort.said), stacklevel=2)
+        if cohort.warnings:
+            warnings.warn(" ".join(cohort.warnings), stacklevel=2)
         if not cohort.updates:
             excluded = ", or one that is far too large" if sent else ""
             hints = " ".join(filter(None, (each.hint() for each in self.filters)))

@@ -29,7 +29,7 @@ from flsv.games.games_outside_fit import LOSS, games_outside_fit
 from flsv.games.performance import is_logged
 from flsv.games.replica import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
-from flsv.results.measured import numbers_of, overall
+from flsv.results.rows import numbers_of, overall
 from flsv.results.run_table import COLUMNS, frame, rows_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics

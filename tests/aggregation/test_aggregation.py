@@ -29,12 +29,9 @@ from flsv.aggregation import (
     TrimmedMean,
 )
 from flsv.aggregation.fedadam import AdaptiveServer
-from flsv.attacks import Scaling
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
-from flsv.filters import MultiKrum
-from flsv.filters.krum import scores
 from flsv.metrics import DecayedShapley
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedDynServer, FedProx
@@ -296,26 +293,3 @@ def test_a_cohort_of_which_nobody_is_left_out_is_said(tmp_path: Path) -> None:
 def test_a_bucket_has_no_contribution_nor_steps(inner: Aggregator) -> None:
     with pytest.raises(ConfigurationError, match="which a bucket has not"):
         Bucketing(inner)
-
-
-def test_krums_scores_by_hand() -> None:
-    points = torch.randn(8, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    squared = torch.cdist(points, points).square()
-    for byzantine in (0, 1, 2):
-        found = scores(squared, byzantine)
-        for i in range(8):
-            others = sorted(((points[i] - points[j]) ** 2).sum().item() for j in range(8) if j != i)
-            assert found[i].item() == pytest.approx(sum(others[: 8 - byzantine - 2]))
-
-
-@pytest.mark.parametrize(("keep", "kept"), [(None, [1, 1, 0, 1, 1]), (1, None)])
-def test_multi_krum_leaves_out_who_lies_apart(tmp_path: Path, keep: int | None, kept: list[int] | None) -> None:
-    loop = FederatedLoop(filters=[MultiKrum(1, keep)], uploads=[Scaling(-8.0, clients=[2])], seed=1)
-    fit(loop, tmp_path, data=toy_data((4, 4, 4, 4, 4)), rounds=1)
-    assert loop.participations.tolist() == kept or loop.participations.sum() == keep
-
-
-@pytest.mark.parametrize(("arguments", "match"), [((2,), "it takes 7"), ((1, 5), "4 at most can be kept")])
-def test_what_krum_cannot_do(tmp_path: Path, arguments: tuple[int, ...], match: str) -> None:
-    with pytest.raises(ConfigurationError, match=match):
-        fit(FederatedLoop(filters=[MultiKrum(*arguments)]), tmp_path, data=toy_data((4, 4, 4, 4, 4)))

@@ -274,7 +274,7 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
 
 
 def test_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="colluders compare updates where everybody starts"):
+    with pytest.raises(ConfigurationError, match="colluders need updates that all start from the global model"):
         FederatedLoop(uploads=[MinMax()], personalizer=Standalone())
 
     class Short(Collusion):

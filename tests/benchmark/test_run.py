@@ -83,7 +83,7 @@ class Dictionaries(Data):
 
 def test_batches_are_dictionaries() -> None:
     """What the module logs is measured; whatever asks for pairs or logits says so."""
-    data = {"source": {"class_path": "test_run.Dictionaries"}, "partitioner": SIZES, "batch_size": 6}
+    data = {"source": {"class_path": "benchmark.test_run.Dictionaries"}, "partitioner": SIZES, "batch_size": 6}
     model = {"class_path": "helpers.tasks.Glue"}
     mine = small_federation(data=data, model=model, performance="accuracy_all", mode="max", attacks=[], bad={})
     names = ("fedsv", "one_round", "cgsv", "gradient_agreement", "knn_shapley", "lava")

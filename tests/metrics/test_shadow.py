@@ -293,10 +293,69 @@ class Later(Plain):
         return super().training_step(batch, batch_idx) * (2 if other else 1)
 
 
-def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where both began alike and saw the same."""
+class Stops(Plain):
+    """From the second round on no rows of one batched model can take its step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if self.current_epoch == 0 or float(loss) < 1e9 else 0 * loss
+
+
+class Between(Plain):
+    """Changes its weights between two rounds."""
+
+    def on_validation_epoch_end(self) -> None:
+        if self.current_epoch == 1:
+            with torch.no_grad():
+                self.net[0].weight.mul_(0.5)
+
+
+#: Modules whose rows turn out to be none in the second round.
+GIVEN_UP = {"model of a coalition differs by": Later, "calling .item": Stops, "have changed between rounds": Between}
+
+
+def values_by_retraining(folder: Path, module: L.LightningModule, rounds: int, **options: Any) -> torch.Tensor:
+    def alone(cohort: FixedCohort) -> L.Trainer:
+        federation = shadow_loop(**copy.deepcopy(options)).replace(sampler=cohort, metrics=options.get("metrics"))
+        return trainer_for(federation, folder, rounds)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return exact_shapley(RetrainedUtility(alone, module, data(), "negative_loss"), 3).values
+
+
+@pytest.mark.parametrize("match", GIVEN_UP)
+def test_rows_that_turn_out_to_be_others_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str
+) -> None:
+    """In the midst of training: coalitions are trained by fits when it has ended, and the federation goes on."""
     monkeypatch.setattr("flsv.training.rows.coalition_rows.COMPARED", 1)
-    refused(tmp_path, "model of a coalition differs by", Later(network(batch_norm=False)), rounds=2)
+    module = GIVEN_UP[match](network(batch_norm=False))
+    expected = values_by_retraining(tmp_path, module, ROUNDS)
+    plain = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+    without = fit(plain, tmp_path, copy.deepcopy(module), data(), ROUNDS)
+    federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+    with pytest.warns(UserWarning, match=f"trained after the run.*{match}.*Until here they were rows"):
+        trained = fit(federation, tmp_path, module, data(), ROUNDS)
+    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(vector(trained), vector(without))
+
+
+def test_what_is_given_up_resumes_to_the_bit(tmp_path: Path) -> None:
+    def module() -> Plain:
+        return Between(network(batch_norm=False))
+
+    whole = assert_resumes(lambda: shadow_loop(ShadowShapley()), tmp_path, module, data)
+    assert not whole.contributions["shadow"].isnan().any()
+
+
+def test_rows_that_are_too_large_are_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flsv.retraining.shadow.MOST_BYTES", 1000)
+    module = Plain(network(batch_norm=False))
+    expected = values_by_retraining(tmp_path, module, 1)
+    federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+    fit(federation, tmp_path, module, data(), rounds=1)
+    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
 
 
 def test_a_performance_that_is_not_finite_ends_no_training() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -198,14 +197,12 @@ def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None
     def write(first: int, rounds: range, value: float) -> None:
         own = logger(tmp_path)
         trainer: Any = SimpleNamespace(callback_metrics={}, max_epochs=9)
-        board = TensorBoard(own, trainer, {"cssv": ClassSpecificShapley()}, ["Boston"], ["0"], Reporting(figures=0))
+        board = TensorBoard(own, trainer, {"cssv": ClassSpecificShapley()}, ["Boston"], ["0"], ["cssv"])
         board.begin(first, {}, {}, Figure)
         for index in rounds:
             rows = rows_of(index, [Numbers("cssv", [[value + index]], {"0": "0"})], ["Boston"])
             shared = {"all": value + index}
-            board.write(
-                RoundResult(index, False, {}, torch.ones(1), {}, {}, {}, table=rows, changes=rows, shared=shared)
-            )
+            board.write(RoundResult(index, rows, rows, shared, shared))
         board.flush()
         board.close()
         own.finalize("success")

@@ -261,5 +261,5 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Lower candidates to at most 5"):
         fit(loop(sampler=PowerOfChoice(2, 6)), tmp_path, data=unequal_data())
     metrics = {"ssv": SurrogateFederatedShapley()}
-    with pytest.raises(ConfigurationError, match="nobody knows a client's chance"):
+    with pytest.raises(ConfigurationError, match="a client's probability to take part is unknown"):
         fit(loop(aggregator=ShapleyWeighted("ssv"), metrics=metrics), tmp_path, data=unequal_data())
