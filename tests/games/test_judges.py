@@ -80,6 +80,7 @@ def test_values_are_of_all_clients_samples_and_sum_to_the_gain(tmp_path: Path) -
     assert found.contributions["class"].by_class.shape == (len(CLIENTS), CLASSES)  # type: ignore[union-attr]
     torch.testing.assert_close(found.contributions["class"], found.contributions["sv"], rtol=0, atol=1e-6)
     assert {("down", "judge"), ("up", "judge")} <= found.channel.names()
+    assert float(model.trainer.callback_metrics["shadow/judged"]) == pytest.approx(start + gain, abs=1e-6)
     assert found.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
     # The same values by fits of the coalitions after the run, and by flsv.retrain.
     later = loop({"shadow": ShadowShapley(judges="clients")})
