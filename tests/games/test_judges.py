@@ -137,7 +137,20 @@ def lies(kind: str, local: LocalData, models: Tensor, *rest: Any, **options: Any
     found = judge(local, models, *rest, **options)
     if repr(local) == "LocalData(client 2)" and kind == "opposite":
         found[1:] = found[0] - found[1:]
-    return found
+    return {
+        "more than there are": torch.cat([found[:1], found[:1] + 1]),
+        "more than it holds out": 10 * found,
+        "short": found[1:],
+    }.get(kind, found)
+
+
+@pytest.mark.parametrize("kind", ["more than there are", "more than it holds out", "short"])
+def test_answers_that_cannot_be_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(judges, "judge", partial(lies, kind))
+    with pytest.raises(
+        ConfigurationError, match=r"clients \[0, 1, 2, 3\] do not judge models.*its answer cannot be one"
+    ):
+        fit(loop({"m": PartialFederatedShapley(judges="clients")}), tmp_path, module(), data())
 
 
 @pytest.mark.parametrize("kind", ["honest", "opposite"])
