@@ -47,7 +47,7 @@ def _named(name: str, mode: Any) -> str | ModelScore:
 def judge(
     local: LocalData, models: Tensor, performance: str | ModelScore | None = None, mode: str | None = None
 ) -> Tensor:
-    """At a client: score models on its held-out samples.
+    """Score models on a client's held-out samples.
 
     Args:
         local: the client's.
@@ -185,7 +185,7 @@ class ClientJudges(VectorEvaluator):
             )
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """The scores of ``count`` models. A client that does not answer is left out, with a warning.
+        """Score ``count`` models. A client that does not answer is left out, with a warning.
 
         Raises:
             NoAnswer: nobody answers.

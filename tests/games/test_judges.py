@@ -158,9 +158,13 @@ def test_who_judges_as_nobody_else_does_is_an_event(tmp_path: Path, monkeypatch:
     assert len(CLIENTS) >= JUDGES
     assert unlike_others(torch.full((6, 8), float("nan"))) == []
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
-    found = loop({"shadow": ShadowShapley(judges="clients")})
-    fit(found, tmp_path, module(), data(), rounds=2)
+    monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
+    found, given, model = loop({"shadow": ShadowShapley(judges="clients")}), given_and_set_up(data()), module()
+    start = by_hand(model, given)
+    fit(found, tmp_path, model, given, rounds=2)
     assert [(each.client, each.what) for each in found.events] == ([(2, UNLIKE)] if kind == "opposite" else [])
+    # What the liar says is of classes that others judge.
+    assert float(found.contributions["shadow"].sum()) == pytest.approx(by_hand(model, given) - start, abs=1e-6)
 
 
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [
