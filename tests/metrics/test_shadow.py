@@ -143,7 +143,7 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("coalitions", ["pairs+leave-one-out", "auto", [[0], [1, 2]]])
-def test_any_coalitions(tmp_path: Path, coalitions: Any) -> None:
+def test_shadow_models_are_the_same_for_any_choice_of_coalitions(tmp_path: Path, coalitions: Any) -> None:
     federation = shadow_loop(KeepsModels(coalitions=coalitions))
     fit(federation, tmp_path, Plain(network(batch_norm=False)), data(), rounds=2)
     whole = shadow_loop(KeepsModels(coalitions="all"))
@@ -162,7 +162,7 @@ def test_the_federation_trains_as_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "CGSV"])
-def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_shadow_shapley_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
     def federation() -> FederatedLoop:
         return shadow_loop(ShadowShapley(), sampler=UniformSampler(2), **FEDERATIONS.get(name, dict)())
 
@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_refused_before_training(tmp_path: Path, what: str) -> None:
+def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(tmp_path: Path, what: str) -> None:
     match, options = REFUSED[what]
     refused(tmp_path, match, **options())
 
