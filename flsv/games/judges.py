@@ -2,8 +2,8 @@
 
 A classifier's model is worth the mean over classes of the share of all clients' held-out samples that it gets right; by
 any other score, it is worth the mean of the clients' scores, weighted by their held-out samples. It is one game for all
-clients, so values sum to the gain. The partners judge themselves: whoever lies about what it judges changes what
-everybody is paid.
+clients, so values sum to the gain. The partners judge themselves: whoever lies about what it judges can take 12 % of a
+payment more on average, and up to 85 % (``docs/results/judges.md``). So it is for partners who do not lie.
 
 A client tells how many of its samples of each class a model gets right. Hits of known models on single samples would
 reveal labels, so a class of which a client holds out fewer than :data:`LEAST` samples is left to the others. A class
@@ -47,7 +47,7 @@ def _named(name: str, mode: Any) -> str | ModelScore:
 def judge(
     local: LocalData, models: Tensor, performance: str | ModelScore | None = None, mode: str | None = None
 ) -> Tensor:
-    """At a client: score models on its held-out samples.
+    """Score models on a client's held-out samples.
 
     Args:
         local: the client's.
@@ -185,7 +185,7 @@ class ClientJudges(VectorEvaluator):
             )
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """The scores of ``count`` models. A client that does not answer is left out, with a warning.
+        """Score ``count`` models. A client that does not answer is left out, with a warning.
 
         Raises:
             NoAnswer: nobody answers.

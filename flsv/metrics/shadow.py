@@ -140,6 +140,10 @@ class ShadowShapley(MeasuredMetric):
     federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:
     after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
 
+    With ``judges="clients"`` the partners judge coalitions themselves, by what they hold out, and no server needs
+    validation data, see :mod:`flsv.games.judges`. In trials one that lied about what it judged took 12 % of a payment
+    more on average, and up to 85 %: this is for partners who do not lie.
+
     These models are sent, too, both ways, and their traffic is counted. The server sees each client's update of every
     model of its coalitions, which reveals more about its data than a single update.
 
