@@ -1,4 +1,4 @@
-"""BatchHooks: lets a Trainer's batch hooks drive the clients' turns, with each client's own batch numbers.
+"""BatchHooks, by which a Trainer's batch hooks drive the clients' turns, with each client's own batch numbers.
 
 An epoch is the whole cohort to Lightning, and all its counts are of the epoch.
 """

@@ -102,7 +102,7 @@ def _state(metric: Metric) -> dict[str, Any]:
 
 
 def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
-    """What the metric would hold, had it seen everybody's batches."""
+    """Set the metric's state to what it would be had this process seen the batches of all ``states``."""
     if not states:
         metric.reset()
         return
@@ -137,14 +137,14 @@ class Counted(NamedTuple):
 
 
 def counted(trainer: L.Trainer) -> Counted:
-    """So far in this process, and what was added."""
+    """Return what this process has counted so far."""
     loop = trainer.fit_loop.epoch_loop
     return Counted(loop.batch_progress.total.ready, trainer.global_step, loop._batches_that_stepped)
 
 
 def add(trainer: L.Trainer, others: Counted) -> None:
-    """Go on as if what the others have counted had been counted here: names of checkpoints and the x-axis of loggers
-    hold these numbers, and where ``trainer.global_step`` stands still, nothing is saved."""
+    """Add what other processes have counted to this one's counts: names of checkpoints and the x-axis of loggers hold
+    these numbers, and where ``trainer.global_step`` stands still, nothing is saved."""
     loop = trainer.fit_loop.epoch_loop
     progress = loop.automatic_optimization.optim_progress.optimizer
     counts = [(loop.batch_progress, others.batches)]
@@ -181,8 +181,8 @@ class IdleLoader:
 
 
 def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Attributes that let an idle batch pass through a Trainer: nothing is moved, no step is taken, and the module is
-    not told of it."""
+    """Return the attributes to patch so that an idle batch passes through a Trainer: nothing is moved, no step is
+    taken, and the module is not told of it."""
     module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
 
     def passing(step: Any) -> Any:

@@ -67,33 +67,33 @@ class Identity:
     samples: Mapping[str, str]
 
     def plain(self) -> dict[str, dict[str, str]]:
-        """As JSON can hold it."""
+        """Convert to JSON types."""
         return {"settings": dict(self.settings), "samples": dict(self.samples)}
 
     def flat(self) -> dict[str, str]:
-        """By one name each."""
+        """Return settings and samples under one name each."""
         return {**self.settings, **{f"samples of {_holder(name)}": each for name, each in self.samples.items()}}
 
     @property
     def key(self) -> str:
-        """A short hash of all of it."""
+        """Return a short hash of settings and samples."""
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()[:12]
 
     def differences(self, before: Identity) -> list[str]:
-        """Every setting that is another, and whose samples are others, in words."""
+        """Say in words which settings differ from ``before``, and whose samples do."""
         if not before.settings:
             return ["nothing tells which"]
         who = self.other_holders(before)
         return [*self.other_settings(before), *([f"other samples or labels for {who}"] if who else [])]
 
     def other_settings(self, other: Identity, words: str = "is {} and was {}") -> list[str]:
-        """Every setting that is another there, in these words for the two values."""
+        """Say which settings differ from ``other``'s, each in these words for the two values."""
         here, there = self.settings, other.settings
         pairs = {name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}}
         return [f"{name} {words.format(mine, theirs)}" for name, (mine, theirs) in pairs.items() if mine != theirs]
 
     def other_holders(self, other: Identity) -> str:
-        """Who holds other samples there, in words; the empty string: nobody."""
+        """Name those who hold other samples than in ``other``; the empty string: nobody."""
         names = [n for n in {**other.samples, **self.samples} if self.samples.get(n) != other.samples.get(n)]
         clients = [name for name in names if name != "server"]
         who = [f"clients [{listed(clients, 10)}]"] if clients else []
@@ -101,7 +101,7 @@ class Identity:
 
 
 def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
-    """A loop's settings that make a run what it is, by the names of the options; as it was made, before any round.
+    """Return a loop's settings that determine its numbers, by the names of the options; as they were before any round.
 
     The others (``local_epochs``, what is evaluated, logged and drawn) may change between two rounds.
     """
@@ -114,7 +114,7 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
 
 
 def of_fit(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
-    """The identity of a fit, which must be equal when it is resumed.
+    """Return the identity of a fit, which must be equal when it is resumed.
 
     Args:
         settings: see :func:`settings_of`.
@@ -136,7 +136,7 @@ def of_fit(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages whose code makes the numbers, as an identity's settings.
+    """Return the versions of the packages whose code makes the numbers, as an identity's settings.
 
     Example:
         >>> sorted(versions())
@@ -146,8 +146,8 @@ def versions() -> dict[str, str]:
 
 
 def configured(config: Mapping[str, Any]) -> dict[str, str]:
-    """A resolved configuration of ``flsv fit`` as an identity's settings: what changes no number is left out; the
-    source of the user's own classes is in, and the versions of the packages.
+    """Turn a resolved configuration of ``flsv fit`` into an identity's settings: without what changes no number, with
+    the source of the user's own classes and the versions of the packages.
 
     Args:
         config: its sections ``model``, ``data``, ``federation`` and ``trainer``. The seed is none of it.
@@ -174,8 +174,8 @@ def configured(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def source_of(made_by: Any) -> str:
-    """A hash of the code of a class, its bases and whatever else is in their files, or of a function; the empty string
-    for what is installed, whose version tells.
+    """Hash the code of a class, its bases and whatever else is in their files, or of a function; the empty string
+    stands for installed code, whose version tells.
 
     Raises:
         OSError: nobody can tell the code, as of a class that was typed into Python.
@@ -195,8 +195,8 @@ def source_of(made_by: Any) -> str:
 
 
 def described(value: Any, depth: int = 4) -> str:
-    """An object by its class and what it was made with, the same in every process. Tensors are left out: they are what
-    it has learnt.
+    """Describe an object by its class and what it was made with, the same in every process. Tensors are left out: they
+    are learnt.
 
     Example:
         >>> from flsv.aggregation import FedAvg
@@ -221,7 +221,7 @@ def described(value: Any, depth: int = 4) -> str:
 
 
 def _made_with(value: Any) -> set[str]:
-    """Names of an object's attributes that say what it was made with."""
+    """Name the attributes of an object that say what it was made with."""
     names = {name for name in vars(value) if not name.startswith("_")}
     names |= {f"_{name}" for name in inspect.signature(type(value).__init__).parameters if f"_{name}" in vars(value)}
     if isinstance(value, Metric):
@@ -230,7 +230,7 @@ def _made_with(value: Any) -> set[str]:
 
 
 def _anywhere(text: str) -> str:
-    """Without addresses in this process's memory."""
+    """Remove addresses in this process's memory from a text."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
@@ -239,7 +239,7 @@ _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_nam
 
 
 def dealt(data: FederatedDataModule) -> dict[str, str]:
-    """A hash of every holder's samples and labels, see :func:`of_fit`."""
+    """Hash every holder's samples and labels, see :func:`of_fit`."""
     contents = data.content_hashes()
     result = {"server": _hash(contents["server"], data.server_val_indices)}
     for client in range(data.num_clients):
@@ -279,7 +279,7 @@ def _holder(name: str) -> str:
 def settings(
     config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
 ) -> dict[str, Any]:
-    """The run's hyper-parameters, flat.
+    """Return the run's hyper-parameters, flat.
 
     Args:
         config: the loop's.
@@ -297,7 +297,7 @@ def settings(
 
 
 def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
-    """What a federation of these strategies is called, from what is not the default.
+    """Name a federation of these strategies, from what is not the default.
 
     Args:
         strategies: by their roles.
@@ -327,7 +327,7 @@ def chosen(
     rounds: int | None,
     optimizers: Sequence[Optimizer],
 ) -> dict[str, str | int | float]:
-    """The settings that tell runs apart, for a table of runs: names that a narrow column does not cut.
+    """Return the settings that distinguish runs in a table of runs, under names that a narrow column does not cut.
 
     Args:
         strategies: by their roles.

@@ -17,7 +17,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 class Kept:
-    """Results in a CSV file.
+    """A CSV file of results to which rows are added.
 
     Args:
         path: of the file; its folder is made with the first row.
@@ -92,7 +92,7 @@ class Kept:
         self._begun = True
 
     def _differences(self, first: str) -> list[str]:
-        """What the settings in a file's first line say otherwise."""
+        """Name the settings that the file's first line gives otherwise."""
         if self._settings is None:
             return []
         try:
@@ -103,7 +103,7 @@ class Kept:
         return [f"{name} is {now} and was {then}" for name, (now, then) in pairs.items() if now != then]
 
     def _drop_last(self, lines: Sequence[str], heads: int, key: Sequence[str]) -> None:
-        """Forget the last result, of which a kill has left half."""
+        """Drop the last result, of which a kill has left half."""
         last = [self.rows[-1][name] for name in key] if self.rows else []
         kept = [place for place, row in enumerate(self.rows) if [row[name] for name in key] != last or not key]
         self.rows = [self.rows[place] for place in kept]
@@ -113,7 +113,7 @@ class Kept:
 
 
 def read_members(cell: str) -> tuple[int, ...]:
-    """Reads a coalition's members, ascending: ``0+2``, or ``-`` for nobody.
+    """Read a coalition's members, ascending: ``0+2``, or ``-`` for nobody.
 
     Raises:
         ValueError: it is none.
@@ -129,5 +129,5 @@ def read_members(cell: str) -> tuple[int, ...]:
 
 
 def members_text(coalition: Iterable[int]) -> str:
-    """What :func:`read_members` reads."""
+    """Write a coalition's members as :func:`read_members` reads them."""
     return "+".join(map(str, coalition)) or "-"
