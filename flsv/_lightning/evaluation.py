@@ -1,5 +1,4 @@
-"""Evaluation of a model within a fit; and how far two ways to compute the same may differ, by precision.
-precision."""
+"""Evaluation of a model within a fit; and how far two ways to compute the same may differ, by precision."""
 
 from __future__ import annotations
 
