@@ -19,7 +19,7 @@ Record = tuple[int, dict[str, Any], int | None]
 
 
 class LoggedValues:
-    """What ``self.log(..., on_epoch=True)`` says of an epoch; installed on a trainer for the length of one fit.
+    """The values of ``self.log(..., on_epoch=True)`` in an epoch; installed on a trainer for the length of one fit.
 
     Lightning adds an epoch's values up as they come. Here every process remembers what its hooks have logged, and when
     the epoch's batches are done, all of it is added up anew in the order in which one process would have logged it: the

@@ -117,7 +117,7 @@ def _parser() -> ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``repeat`` itself."""
+    """Run ``flsv repeat`` with the arguments that follow its name."""
     options, rest = _parser().parse_known_args(list(args))
     bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):

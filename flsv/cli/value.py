@@ -87,14 +87,14 @@ def value(
 
 
 def columns_of(found: Valuation) -> dict[str, Tensor]:
-    """The columns of the table and of the CSV, ``[n]`` each."""
+    """Return the columns of the table and of the CSV, ``[n]`` each."""
     columns = {"samples": found.samples + found.broken, "distance": found.distances, "share": found.shares}
     columns |= {"flagged": found.flagged, "flagged_share": found.flagged_shares}
     return columns | ({"not_finite": found.broken} if found.broken.any() else {})
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``value`` itself."""
+    """Run ``flsv value`` with the arguments that follow its name."""
     parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
     options = parser.add_function_arguments(value, as_group=False, skip={"data", "valuer", "table"})
     objects = instantiated(parser, args)

@@ -104,7 +104,7 @@ def _plain(value: Tensor) -> Tensor:
 
 
 class Results:
-    """Makes each round's result, once for all sinks.
+    """Maker of each round's result, once for all sinks.
 
     Args:
         metrics: by name.

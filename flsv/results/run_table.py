@@ -45,7 +45,7 @@ OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
 
 @dataclass(frozen=True)
 class Numbers:
-    """What one metric says after a round.
+    """The values of one metric after a round.
 
     Args:
         metric: its name.

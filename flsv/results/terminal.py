@@ -228,9 +228,9 @@ PAUSE = 0.1
 
 
 class Terminal(Sink):
-    """Shows the round and the client on the trainer's progress bar, whichever bar it is: Rich's and TQDM's have ``round
-    3/20`` in the place of ``Epoch 2/19``, and while coalitions are evaluated their number. Rich's stays on one line.
-    Prints the clients' table after the bar has left.
+    """The sink that shows the round and the client on the trainer's progress bar, whichever bar it is: Rich's and
+    TQDM's have ``round 3/20`` in the place of ``Epoch 2/19``, and while coalitions are evaluated their number. Rich's
+    stays on one line. It prints the clients' table after the bar has left.
 
     Installed for the length of one fit; ``text`` is what the bar shows.
 

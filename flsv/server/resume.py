@@ -1,4 +1,4 @@
-"""Checks whether a run can be resumed from a checkpoint, before anything of it is loaded."""
+"""Checks of whether a run can be resumed from a checkpoint, before anything of it is loaded."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
 
 @contextmanager
 def complete() -> Iterator[None]:
-    """Within it, a saved state that lacks something is a checkpoint that cannot be used."""
+    """Refuse a checkpoint if what is read from it within the context lacks something."""
     try:
         yield
     except KeyError as error:
@@ -159,7 +159,7 @@ def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: An
 
 
 def _loads_plainly(module: L.LightningModule) -> bool:
-    """Whether nothing changes a state_dict on its way into the module."""
+    """Return whether nothing changes a state_dict on its way into the module."""
     return not (
         is_overridden("on_load_checkpoint", module, L.LightningModule)
         or type(module).load_state_dict is not nn.Module.load_state_dict

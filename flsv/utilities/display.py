@@ -1,4 +1,4 @@
-"""What a shell and a notebook show: paths that can be pasted, and small tables."""
+"""Paths that can be pasted into a shell, and small tables for notebooks."""
 
 from __future__ import annotations
 
