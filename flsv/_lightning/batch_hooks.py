@@ -65,7 +65,7 @@ class BatchHooks:
 
     def remove(self) -> None:
         """Give module and callbacks their own hooks back."""
-        self._patches.give_back()
+        self._patches.restore()
         trainer: Any = self._trainer
         trainer.callbacks = [each for each in trainer.callbacks if each not in self._own]
 

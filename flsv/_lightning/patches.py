@@ -29,7 +29,7 @@ class PatchedAttributes:
         >>> patched = PatchedAttributes([(trainer, "limit", 1)])
         >>> trainer.limit
         1
-        >>> patched.give_back()
+        >>> patched.restore()
         >>> trainer.limit
         5
     """
@@ -43,7 +43,7 @@ class PatchedAttributes:
         for owner, name, value in changes or []:
             setattr(owner, name, value)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Put everything back; a second call does nothing."""
         for owner, name, value in self._before:
             if value is _CLASS:
@@ -65,7 +65,7 @@ def unlogged(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        patches.give_back()
+        patches.restore()
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -166,7 +166,7 @@ def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
     return [(trainer, "__class__", own), (trainer.fit_loop, "setup_data", set_up_unless_counted)]
 
 
-def configured(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
+def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
     """Call the module's ``configure_optimizers`` and return its optimizers and schedulers."""
     optimizers, configs = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
     return optimizers, [config.scheduler for config in configs]

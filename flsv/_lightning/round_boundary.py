@@ -195,7 +195,7 @@ class RoundAverage:
             callback._latest_update_step = trainer.global_step
             callback._latest_update_epoch = trainer.current_epoch
 
-    def give_back(self, module: L.LightningModule) -> None:
+    def restore(self, module: L.LightningModule) -> None:
         """Put the model back where an exception in the midst of validation has left the average."""
         if self._swapped:
             self._swap_models(module)

@@ -53,7 +53,7 @@ class LoggedValues:
 
     def remove(self) -> None:
         """Give Lightning its own methods back; a second call does nothing."""
-        self._patches.give_back()
+        self._patches.restore()
 
     def _remembered(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
         self._log(fx, name, value, **kwargs)
@@ -136,7 +136,7 @@ class Counted(NamedTuple):
         return Counted(*(mine - theirs for mine, theirs in zip(self, other)))
 
 
-def counted(trainer: L.Trainer) -> Counted:
+def counts_so_far(trainer: L.Trainer) -> Counted:
     """Return what this process has counted so far."""
     loop = trainer.fit_loop.epoch_loop
     return Counted(loop.batch_progress.total.ready, trainer.global_step, loop._batches_that_stepped)

@@ -212,7 +212,7 @@ def _validating_stand_in(
     return own, loop
 
 
-def number(name: str, logged: Mapping[str, Any]) -> float:
+def logged_number(name: str, logged: Mapping[str, Any]) -> float:
     """Return the value logged under ``name``, if it is one number."""
     value = torch.as_tensor(logged[name])
     if value.numel() != 1:

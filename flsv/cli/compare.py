@@ -41,12 +41,12 @@ from flsv.games import ModelEvaluator
 from flsv.models.imbalance import OWN_SCORES, ClassScores
 from flsv.personalization import Standalone
 from flsv.results.folder import FolderLock
-from flsv.results.terminal import chosen, print_table
+from flsv.results.terminal import print_table, shown_clients
 from flsv.training.client_manager import try_forward
 from flsv.utilities.charts import client_labels
-from flsv.utilities.csv_files import NAN, Cell, number, number_or_nan, save_table, whole
+from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_float, parse_int, save_table
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import Kept
+from flsv.utilities.result_file import ResultFile
 
 STANDALONE = "standalone"
 #: What a run came to, in its folder.
@@ -56,7 +56,7 @@ MEASURES = OWN_SCORES
 COLUMNS: Mapping[str, Cell] = {
     **{"models": str, "client": str},
     **dict.fromkeys(MEASURES, number_or_nan),
-    **{"seconds": number, "evaluations": whole},
+    **{"seconds": parse_float, "evaluations": parse_int},
 }
 Tests = Literal["shared", "own"]
 Models = Literal["received", "trained", "global"]
@@ -193,7 +193,7 @@ class Outcome:
 # ---- the runs
 
 
-def run(
+def run_algorithm(
     name: str, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, tests: Tests = "shared"
 ) -> Outcome:
     """Run one fit of a trainer with a :class:`flsv.FederatedLoop` among its callbacks; ``tests``: see
@@ -257,12 +257,12 @@ def compare(
         beside = {"seed_everything": os.environ.get("PL_GLOBAL_SEED"), STANDALONE: alone, "tests": tests}
         beside["federation.seed"] = cli.config.federation.seed
         beside["test"] = loader_hash(cli.datamodule.test_dataloader()) if tests == "shared" else ""
-        kept = Kept(out / name / KEPT, COLUMNS, {**identity.flat(), **beside}, anew=True)
+        kept = ResultFile(out / name / KEPT, COLUMNS, {**identity.flat(), **beside}, anew=True)
         say(f"Run {len(outcomes) + 1} of {len(names)}: {name}{', done before' if kept.rows else ''}")
         if kept.rows:
             outcome = Outcome(name, DataFrame(kept.rows), tests, cli.datamodule.client_names)
         else:
-            outcome = run(name, cli.trainer, cli.model, cli.datamodule, tests)
+            outcome = run_algorithm(name, cli.trainer, cli.model, cli.datamodule, tests)
             kept.add(outcome.table.itertuples(index=False, name=None))
         outcomes.append(outcome)
     return outcomes
@@ -304,7 +304,7 @@ def _names(configs: Sequence[str]) -> list[str]:
 OVERALL = ("mean", "fairness", "global", "seconds", "coalitions")
 
 
-def table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
+def score_table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
     """Make the table of one measure of the models that the clients received last, in %: a column per algorithm, the
     standalone first."""
     alone = outcomes[0]
@@ -325,10 +325,10 @@ def table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
 
 def _show(outcomes: Sequence[Outcome]) -> None:
     for measure in MEASURES:
-        cells, clients = table(outcomes, measure), len(outcomes[0].names)
+        cells, clients = score_table(outcomes, measure), len(outcomes[0].names)
         # Of many clients those that gain the most and the least by the first algorithm.
         gains = outcomes[1].gains(outcomes[0], measure) if len(outcomes) > 1 else None
-        shown = [*chosen(gains, clients), *range(clients, len(cells))]
+        shown = [*shown_clients(gains, clients), *range(clients, len(cells))]
         columns = {name: cells[name].tolist() for name in cells}
         print_table(_title(measure, outcomes[0].tests), list(cells.index), columns, shown, corner="")
 

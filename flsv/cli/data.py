@@ -57,7 +57,7 @@ def missing(data: FederatedDataModule) -> pd.DataFrame:
     return frame
 
 
-def summary(data: FederatedDataModule) -> pd.DataFrame:
+def describe_values(data: FederatedDataModule) -> pd.DataFrame:
     """Describe the values that a client trains on as pandas does: a row per column and client."""
     described = {
         (card.name, name): card.values.iloc[data.client_indices(client).numpy()].describe()
@@ -134,5 +134,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         samples(data).to_csv(out / "samples.csv")
         if data.column_cards:
             missing(data).to_csv(out / "columns.csv")
-            summary(data).to_csv(out / "summary.csv")
+            describe_values(data).to_csv(out / "summary.csv")
         print(f"Written: {shown(out)}")

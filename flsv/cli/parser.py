@@ -27,7 +27,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
-from flsv.configuration.identity import Identity, configured, dealt
+from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
@@ -157,7 +157,7 @@ class FederatedCLI(LightningCLI):
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         config = yaml.safe_load(self.parser.dump(self.config))
-        return Identity(configured(config), dealt(self.datamodule))
+        return Identity(config_settings(config), sample_hashes(self.datamodule))
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:

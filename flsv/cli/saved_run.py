@@ -12,7 +12,7 @@ import yaml
 
 from flsv.cli.command import NO_BARS
 from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.configuration.identity import Identity, configured
+from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.games.performance import Judges
 from flsv.results.folder import RECORD
@@ -102,7 +102,7 @@ def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: 
 
 def changed_settings(run: Path, identity: Identity) -> list[str]:
     """List every setting of a run made anew that is not the run's, in words, but for the number of rounds."""
-    before = Identity(configured(yaml.safe_load((run / "config.yaml").read_text())), {})
+    before = Identity(config_settings(yaml.safe_load((run / "config.yaml").read_text())), {})
     silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
     return [text for text in identity.other_settings(before, "{} instead of {}") if text.split()[0] not in silent]
 

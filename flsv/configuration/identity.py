@@ -55,7 +55,7 @@ class Identity:
 
     Args:
         settings: by dotted name, in words.
-        samples: hashes by holder, see :func:`dealt`.
+        samples: hashes by holder, see :func:`sample_hashes`.
 
     Example:
         >>> before = Identity({"data.batch_size": "32"}, {"server": "ab", "0": "cd"})
@@ -113,7 +113,7 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
     return settings | {f"federation.metrics.{name}": described(metric) for name, metric in metrics.items()}
 
 
-def of_fit(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
+def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
     """Return the identity of a fit, which must be equal when it is resumed.
 
     Args:
@@ -132,7 +132,7 @@ def of_fit(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
     # A partitioner comes as its repr already.
     texts = {name: _anywhere(v) if isinstance(v, str) else described(v) for name, v in facts.items()}
     told = {f"data.{name}": text for name, text in texts.items() if name != "batch_size"}
-    return Identity({**settings, **told}, dealt(data))
+    return Identity({**settings, **told}, sample_hashes(data))
 
 
 def versions() -> dict[str, str]:
@@ -145,7 +145,7 @@ def versions() -> dict[str, str]:
     return {f"version of {name}": version(name) for name in PACKAGES}
 
 
-def configured(config: Mapping[str, Any]) -> dict[str, str]:
+def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Turn a resolved configuration of ``flsv fit`` into an identity's settings: without what changes no number, with
     the source of the user's own classes and the versions of the packages.
 
@@ -154,7 +154,7 @@ def configured(config: Mapping[str, Any]) -> dict[str, str]:
 
     Example:
         >>> files = {"root": "there"}
-        >>> found = configured({"data": {"source": "here/a.csv", "files": files}, "trainer": {"max_epochs": 3}})
+        >>> found = config_settings({"data": {"source": "here/a.csv", "files": files}, "trainer": {"max_epochs": 3}})
         >>> {name: text for name, text in found.items() if name not in versions()}
         {'data.source': "'a.csv'", 'trainer.max_epochs': '3'}
     """
@@ -238,8 +238,8 @@ def _anywhere(text: str) -> str:
 _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_names", "client_names", "class_counts"}
 
 
-def dealt(data: FederatedDataModule) -> dict[str, str]:
-    """Hash every holder's samples and labels, see :func:`of_fit`."""
+def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
+    """Hash every holder's samples and labels, see :func:`fit_identity`."""
     contents = data.content_hashes()
     result = {"server": _hash(contents["server"], data.server_val_indices)}
     for client in range(data.num_clients):
@@ -276,7 +276,7 @@ def _holder(name: str) -> str:
 # ---- as people read it
 
 
-def settings(
+def hyperparameters(
     config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
 ) -> dict[str, Any]:
     """Return the run's hyper-parameters, flat.
@@ -320,7 +320,7 @@ def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
     return "+".join(parts)
 
 
-def chosen(
+def hparam_columns(
     strategies: Mapping[str, Strategy],
     data: FederatedDataModule,
     seed: int,

@@ -13,7 +13,7 @@ from flsv.report import drawing
 from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
 from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, by_partners, retrained_from
-from flsv.results.terminal import undecided
+from flsv.results.terminal import inconclusive
 from flsv.results.text import NONE, WORDS, by_value, joined, number, percent, value_columns
 from flsv.utilities.csv_files import NAN, number_or_nan
 
@@ -66,7 +66,7 @@ def caveats_of(run: Run) -> list[str]:
     of = _grouped(
         (text, metric) for metric in run.metrics for text in caveats(run.about(metric), run.kind(metric) != "")
     )
-    return [*(f"{text}." for text in undecided(run.record)), *(f"{', '.join(m)}: {text}" for text, m in of.items())]
+    return [*(f"{text}." for text in inconclusive(run.record)), *(f"{', '.join(m)}: {text}" for text, m in of.items())]
 
 
 def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:

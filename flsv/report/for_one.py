@@ -21,7 +21,7 @@ from flsv.report.facts import SAY
 from flsv.report.html import section, table
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.results.text import NONE, WORDS, gain, mean, number, numbers, percent
+from flsv.results.text import NONE, WORDS, gain, known_mean, number, numbers, percent
 from flsv.utilities.csv_files import NAN
 
 #: Clients below which nothing is told that is worked out from all of them.
@@ -100,7 +100,7 @@ def _contributions(run: Run, client: int, shares: bool) -> list[Markup | str]:
     for metric in run.metrics:
         values = run.final(metric)
         # Two digits: with more, or from several pages, the others' values would follow.
-        of_all = number(float(f"{mean(values):.1e}")) if _public(run, values) else NONE
+        of_all = number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
         rows.append([metric, shown[metric][0], of_all])
     parts.append(table(["", "your value", "mean of all"], rows))
     kinds = {metric: kind for metric in run.metrics if (kind := run.kind(metric))}

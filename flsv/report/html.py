@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flsv.results.text import number
-from flsv.utilities.charts import shortened
+from flsv.utilities.charts import shortened_name
 
 #: Columns up to which a heatmap has numbers.
 NUMBERED = 12
@@ -89,7 +89,7 @@ def heat(
         return number(value, 2) if few else "", f"{name}, {column}: {number(value)}", style
 
     rows = [(name, [cell(name, *each) for each in zip(columns, row)]) for name, row in zip(names, values)]
-    heads = [(column, shortened(column)) for column in columns]
+    heads = [(column, shortened_name(column)) for column in columns]
     pieces = [
         _parts.heat(corner, heads[part], [(n, cells[part]) for n, cells in rows], "heat" if few else "heat narrow")
         for part in _slices(len(columns), WIDEST if few else WIDEST_NARROW)

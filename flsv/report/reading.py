@@ -18,10 +18,10 @@ from flsv.metrics.intervals import LEVEL
 from flsv.results.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
-from flsv.results.run_table import columns_in, history, last, part, read_table, tidy
-from flsv.results.text import WORDS, joined, mean, shares_in
+from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy
+from flsv.results.text import WORDS, joined, known_mean, shares_in
 from flsv.utilities.charts import client_label
-from flsv.utilities.csv_files import NAN, Cell, number_or_nan, read_csv, whole
+from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
 from flsv.utilities.errors import ConfigurationError, listed
 
 
@@ -183,7 +183,7 @@ class Run:
         if not path.is_file():
             return []
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
-        for line, row in read_csv(path, {"client": whole, **needed}):
+        for line, row in read_rows(path, {"client": parse_int, **needed}):
             client = row["client"]
             if client >= self.num_clients or rows[client]:
                 raise ConfigurationError(
@@ -235,7 +235,7 @@ def open_run(path: str | Path) -> Run:
     file = folder / CONTRIBUTIONS
     if not file.is_file():
         raise ConfigurationError(_nothing_there(folder))
-    return Run(folder, read_record(folder / RECORD), read_table(file))
+    return Run(folder, read_record(folder / RECORD), read_contributions(file))
 
 
 def _nothing_there(folder: Path) -> str:
@@ -264,10 +264,10 @@ class RepeatedRun(Run):
     runs: Sequence[Run] = ()  # type: ignore[assignment]
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        return [mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]
+        return [known_mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        rows = summary(self.runs, [metric])
+        rows = seed_summary(self.runs, [metric])
         return rows["low"].tolist(), rows["high"].tolist()
 
     def kind(self, metric: str) -> str:
@@ -297,12 +297,12 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
+def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
     """Compute a row per metric and client, by the names in :data:`HEADER`; what is not known is NaN."""
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
-        means = [mean(values) for values in known]
+        means = [known_mean(values) for values in known]
         shares = shares_in(means) if runs[0].about(metric).get("to_pay_by") else [NAN] * len(means)
         for client, (values, middle, share) in enumerate(zip(known, means, shares)):
             spread = statistics.stdev(values) if len(values) > 1 else NAN
@@ -331,7 +331,7 @@ def repeated_runs(run: Run) -> list[Run]:
         ConfigurationError: they do not deal out the same data.
     """
     place = next((parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None)
-    rows = [] if place is None else read_csv(place / RUNS, COLUMNS, skip=1)
+    rows = [] if place is None else read_rows(place / RUNS, COLUMNS, skip=1)
     found = [open_run(Path(str(place), row["folder"])) for _, row in rows]
     for each in found:
         if each.record["hashes"] != run.record["hashes"]:

@@ -205,11 +205,11 @@ def gain(by: str, value: float, whole: float = math.nan) -> str:
     return f"{verbs[value < 0]} {WORDS['titles'].get(by, by)} by {amount}"
 
 
-def mean(values: Iterable[float]) -> float:
+def known_mean(values: Iterable[float]) -> float:
     """Compute the mean of the values that are not NaN; NaN if there are none.
 
     Example:
-        >>> mean([0.5, 1.0, float("nan")])
+        >>> known_mean([0.5, 1.0, float("nan")])
         0.75
     """
     known = [value for value in values if value == value]

@@ -15,7 +15,7 @@ from flsv.core import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
 from flsv.results.rows import tag_of
-from flsv.utilities import progress as counting
+from flsv.utilities import progress
 from flsv.utilities.arguments import attribute_of, plain_name
 from flsv.utilities.errors import ConfigurationError
 
@@ -152,7 +152,7 @@ class ContributionMetrics:
             try:
                 metric.update(**arguments)
             finally:
-                counting.finish()
+                progress.finish()
             value = metric.compute()
             if not isinstance(value, Tensor) or value.ndim not in (1, 2) or len(value) != self._num_clients:
                 shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from flsv.configuration.identity import Identity, dealt, described
+from flsv.configuration.identity import Identity, described, sample_hashes
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
 
@@ -54,7 +54,7 @@ def check_checkpoint(
         check(checkpoint["callbacks"][key], trainer.max_epochs)
     elif trainer.state.fn == "validate" and isinstance(trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]
         state = checkpoint.get("callbacks", {}).get(key, {})
-        if "identity" in state and state["identity"]["samples"] != dealt(trainer.datamodule):  # type: ignore[attr-defined]
+        if "identity" in state and state["identity"]["samples"] != sample_hashes(trainer.datamodule):  # type: ignore[attr-defined]
             warnings.warn(
                 f"the data are dealt out otherwise than when {path} was trained: it may have been trained on some of "
                 "the samples that it is validated on.",

@@ -30,7 +30,7 @@ from flsv.games.performance import is_logged
 from flsv.games.replica import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.results.rows import numbers_of, overall
-from flsv.results.run_table import COLUMNS, frame, rows_of
+from flsv.results.run_table import COLUMNS, frame, round_rows
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.utilities.declared import Count, check_argument, checked
@@ -299,7 +299,7 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
         diagnostics={n: m.diagnostics() for n, m in board.metrics.items() if isinstance(m, ContributionMetric)},
         evaluations=0 if games is None else games.evaluations,
         names=names,
-        table=frame(rows_of(round.round_index, numbers_of(board.metrics, found, None), names)),
+        table=frame(round_rows(round.round_index, numbers_of(board.metrics, found, None), names)),
     )
 
 

@@ -47,7 +47,7 @@ def drawing(picture: str) -> Iterator[None]:
         )
 
 
-def shortened(name: object) -> str:
+def shortened_name(name: object) -> str:
     """Cut a name to one line of 24 characters at most."""
     text = " ".join(str(name).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
@@ -63,7 +63,7 @@ def label_text(name: object) -> str:
         >>> print(label_text("$x^{$"), label_text("_background"))
         \\$x^{\\$  _background
     """
-    text = shortened(name).replace("$", r"\$")
+    text = shortened_name(name).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
@@ -139,7 +139,7 @@ def draw_bars(
         for place in {*range(len(order))} - {*known.tolist()}:
             ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
     ax.set_xlim(-0.7, len(values) - 0.3)
-    finish(ax, "client", unit, limits)
+    label_axes(ax, "client", unit, limits)
 
 
 def draw_lines(
@@ -174,7 +174,7 @@ def draw_lines(
         ax.plot(x, line, label=label, **style)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.margins(x=0.02)
-    finish(ax, "round", unit, limits)
+    label_axes(ax, "round", unit, limits)
 
 
 def draw_legend(ax: Any, clients: int) -> None:
@@ -316,7 +316,7 @@ def _label_rows(ax: Any, order: np.ndarray, means: np.ndarray, names: Names) -> 
             text.set(color=TOP if order[place] in top else BOTTOM, fontweight="bold")
 
 
-def finish(ax: Any, xlabel: str, ylabel: str, limits: Limits = None) -> None:
+def label_axes(ax: Any, xlabel: str, ylabel: str, limits: Limits = None) -> None:
     """Name the axes of a picture, without a frame."""
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)

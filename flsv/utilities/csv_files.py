@@ -76,7 +76,7 @@ def as_text(cell: str) -> str:
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
-def read_csv(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the cells, by column, of each line of a file that :func:`csv_text` wrote, from line 2 on; a
     last line that a kill cut short is left out.
 
@@ -92,7 +92,7 @@ def read_csv(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "values.csv")
         >>> _ = path.write_bytes(csv_text([("client", "value"), (0, 0.5), (1, "much")]))
-        >>> rows = read_csv(path, {"client": whole, "value": number})
+        >>> rows = read_rows(path, {"client": parse_int, "value": parse_float})
         >>> next(rows)
         (2, {'client': 0, 'value': 0.5})
         >>> next(rows)  # doctest: +ELLIPSIS
@@ -120,14 +120,14 @@ def read_csv(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[
         yield place, row
 
 
-def whole(cell: str) -> int:
+def parse_int(cell: str) -> int:
     """Parse a whole number from 0 on."""
     if not (cell.isascii() and cell.isdigit() and len(cell) < 19):
         raise ValueError("a whole number from 0 on")
     return int(cell)
 
 
-def number(cell: str) -> float:
+def parse_float(cell: str) -> float:
     """Parse a number; infinite only where that was written, as an epsilon without noise is."""
     value = float(cell) if _is_number(cell) else NAN
     if value != value:
@@ -137,7 +137,7 @@ def number(cell: str) -> float:
 
 def number_or_nan(cell: str) -> float:
     """Parse a number; an empty cell is NaN."""
-    return NAN if cell in ("", "nan") else number(cell)
+    return NAN if cell in ("", "nan") else parse_float(cell)
 
 
 def _is_number(cell: str) -> bool:

@@ -44,7 +44,7 @@ _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 
 def checked(thing: _T) -> _T:
     """Decorate a function, or a class for its constructor: arguments are checked by their annotations, then by the
-    class's :attr:`Declared.rules`.
+    class's :attr:`ValidatedArguments.rules`.
 
     Numbers (finite, or whole), ``bool`` and ``Literal`` are checked wherever they are declared; a text in ``Annotated``
     is what else the message says. Numbers and arrays of NumPy and torch are handed on as Python's numbers and lists. A
@@ -91,7 +91,7 @@ def _checking(function: Any, rules: Rules) -> Any:
     return call
 
 
-class Declared:
+class ValidatedArguments:
     """Mixin that checks a constructor's arguments by their annotations, subclasses' too, and shows them in a repr."""
 
     rules: ClassVar[Rules] = ()
@@ -132,13 +132,13 @@ def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping
     """
     return {
         name: default if arguments[name] is default else check_argument(owner, name, arguments[name], hint)
-        for name, (hint, default) in declared(function).items()
+        for name, (hint, default) in checked_parameters(function).items()
         if name in arguments
     }
 
 
 @functools.cache
-def declared(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
+def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
     """Return the arguments that are checked: name to annotation and default."""
     try:
         hints = get_type_hints(function, include_extras=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from flsv.utilities.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, finish, label_text, set_xticks
+from flsv.utilities.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, label_axes, label_text, set_xticks
 
 __all__ = ["beeswarm", "heatmap", "waterfall"]
 
@@ -144,7 +144,7 @@ def draw_steps(
     ax.set_xlim(-0.6, len(values) + 1.6)
     labels = ["start", *names, "end"]
     set_xticks(ax, range(len(labels)), [*map(label_text, labels)], max(map(len, labels)) > 8 or len(labels) > 8)
-    finish(ax, "", unit)
+    label_axes(ax, "", unit)
 
 
 @shows
@@ -192,7 +192,7 @@ def beeswarm(
     ax.set_yticks(range(len(order)), [label_text(labels[client]) for client in order])
     ax.set_ylim(len(order) - 0.5, -0.5)
     ax.set_title(label_text(title) if title else "")
-    finish(ax, unit, "")
+    label_axes(ax, unit, "")
     return ax.figure, ax
 
 

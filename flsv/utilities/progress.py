@@ -41,8 +41,8 @@ def detach(listener: Listener) -> None:
             _listeners[:] = [other for other in _listeners if other is not listener]
 
 
-def expect(what: str, total: int) -> None:
-    """Begin a piece of work of ``total`` items at most, in one call of :func:`more` or in several.
+def start(what: str, total: int) -> None:
+    """Begin a piece of work of ``total`` items at most, in one call of :func:`add_total` or in several.
 
     Example:
         >>> class Print:
@@ -52,9 +52,9 @@ def expect(what: str, total: int) -> None:
         ...         print("done")
         >>> listener = Print()
         >>> attach(listener)
-        >>> expect("coalitions", 3)
+        >>> start("coalitions", 3)
         coalitions 0 3
-        >>> more("coalitions", 2)
+        >>> add_total("coalitions", 2)
         coalitions 0 3
         >>> advance()
         coalitions 1 3
@@ -68,7 +68,7 @@ def expect(what: str, total: int) -> None:
             _tell()
 
 
-def more(what: str, count: int) -> None:
+def add_total(what: str, count: int) -> None:
     """Announce further items."""
     with _lock:
         if not _listeners:
@@ -97,12 +97,12 @@ def finish() -> None:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
+def muted() -> Iterator[None]:
     """Report nothing within: the work is too small to be shown, such as a trial.
 
     Example:
-        >>> with unheard():
-        ...     expect("coalitions", 2)
+        >>> with muted():
+        ...     start("coalitions", 2)
     """
     with _lock:
         listeners, _listeners[:] = list(_listeners), []

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from flsv.utilities.atomic_files import append, replacing, whole_lines
-from flsv.utilities.csv_files import Cell, csv_text, read_csv, whole
+from flsv.utilities.csv_files import Cell, csv_text, parse_int, read_rows
 from flsv.utilities.errors import ConfigurationError, listed
 
 
-class Kept:
+class ResultFile:
     """A CSV file of results to which rows are added.
 
     Args:
@@ -35,12 +35,12 @@ class Kept:
 
     Example:
         >>> import tempfile
-        >>> from flsv.utilities.csv_files import number, whole
-        >>> path, columns = Path(tempfile.mkdtemp(), "values.csv"), {"client": whole, "value": number}
-        >>> Kept(path, columns, {"rounds": 5}).add([[0, 0.25], [1, 0.5]])
-        >>> Kept(path, columns, {"rounds": 5}).rows
+        >>> from flsv.utilities.csv_files import parse_float, parse_int
+        >>> path, columns = Path(tempfile.mkdtemp(), "values.csv"), {"client": parse_int, "value": parse_float}
+        >>> ResultFile(path, columns, {"rounds": 5}).add([[0, 0.25], [1, 0.5]])
+        >>> ResultFile(path, columns, {"rounds": 5}).rows
         [{'client': 0, 'value': 0.25}, {'client': 1, 'value': 0.5}]
-        >>> Kept(path, columns, {"rounds": 6})  # doctest: +ELLIPSIS
+        >>> ResultFile(path, columns, {"rounds": 6})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         flsv.utilities.errors.ConfigurationError: .../values.csv holds results of others: rounds is 6 and was 5. ...
@@ -74,7 +74,7 @@ class Kept:
             )
         if len(lines) < heads:
             return
-        self.rows = [row for _, row in read_csv(path, columns, skip=heads - 1)]
+        self.rows = [row for _, row in read_rows(path, columns, skip=heads - 1)]
         self._begun = True
         if not path.read_bytes().endswith(b"\n"):
             self._drop_last(lines, heads, list(columns)[:key])
@@ -122,7 +122,7 @@ def read_members(cell: str) -> tuple[int, ...]:
         >>> read_members("0+2"), read_members("-"), members_text((0, 2))
         ((0, 2), (), '0+2')
     """
-    found = () if cell == "-" else tuple(map(whole, cell.split("+")))
+    found = () if cell == "-" else tuple(map(parse_int, cell.split("+")))
     if list(found) != sorted(set(found)):
         raise ValueError("clients' numbers, ascending, with + between them, or -")
     return found
