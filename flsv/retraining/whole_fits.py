@@ -41,8 +41,8 @@ from flsv.sampling import FixedCohort, FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.atomic_files import whole_lines
-from flsv.utilities.csv_files import Cell, read_csv, whole
-from flsv.utilities.result_file import Kept, members_text, read_members
+from flsv.utilities.csv_files import Cell, parse_int, read_rows
+from flsv.utilities.result_file import ResultFile, members_text, read_members
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: In a run's folder, what its coalitions' fits came to.
@@ -69,7 +69,7 @@ def _numbers(cell: str) -> list[float]:
     return [float(number) for number in cell.split()]
 
 
-COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": whole, "by": str, "utility": _numbers}
+COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": parse_int, "by": str, "utility": _numbers}
 #: By measure, round after round: ``[R]``, or ``[R, M]``.
 Curves = Mapping[str, Tensor]
 
@@ -126,7 +126,7 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
     if len(lines) < 2 or json.loads(lines[0].removeprefix("# ")).get("seed") != str(seed):
         return {}
     found: dict[Members, dict[str, float]] = {}
-    for _, row in read_csv(path, COLUMNS, skip=1):
+    for _, row in read_rows(path, COLUMNS, skip=1):
         if row["round"] + 1 == rounds:
             found.setdefault(row["coalition"], {})[row["by"]] = row["utility"][0]
     return {members: [values[name] for name in by] for members, values in found.items() if values.keys() >= set(by)}
@@ -203,11 +203,11 @@ class WholeFits:
     ) -> None:
         self._spare, self._data, self._seed, self._initial = spare, data, seed, initial
         self._measures, self._rounds, self._ranks = dict(measures), list(rounds), ranks
-        self._kept: Kept | None = None
+        self._kept: ResultFile | None = None
         if path is not None and ranks.rank == 0:
             if not resumed:
                 path.unlink(missing_ok=True)  # of an earlier run, whose module may have been another
-            self._kept = Kept(path, COLUMNS, settings or {}, key=1, anew=True)
+            self._kept = ResultFile(path, COLUMNS, settings or {}, key=1, anew=True)
 
     def __call__(self, masks: Tensor) -> list[Curves]:
         """The curves of each coalition of bool ``[K, n]``."""

@@ -92,7 +92,7 @@ def check_setup(
 
 
 def _federated_data(trainer: L.Trainer) -> FederatedDataModule:
-    """The trainer's data module, if it deals samples to clients."""
+    """Return the trainer's data module, if it deals samples to clients."""
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         got, wrapped = type(data).__name__, "my_datamodule"
@@ -341,7 +341,7 @@ _MEANING = {
 
 
 def _shape(metric: Metric) -> tuple[int, ...] | None:
-    """The shape of a metric's value before any update; None where it cannot say."""
+    """Return the shape of a metric's value before any update; None where it cannot say."""
     try:
         # The class's own function: the instance's warns, and remembers what it gave.
         value = type(metric).compute(metric)
@@ -351,7 +351,7 @@ def _shape(metric: Metric) -> tuple[int, ...] | None:
 
 
 def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
-    """Check what does not depend on the optimizers; and put those that change optimizers behind the
+    """Check the callbacks, which does not depend on the optimizers; and put those that change optimizers behind the
     loop, as Lightning itself puts checkpoints behind everybody. The loop has to see what ``configure_optimizers`` gave,
     and what stood at a round's beginning.
 
