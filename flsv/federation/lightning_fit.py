@@ -137,7 +137,7 @@ class LightningFit:
     def start(self, module: L.LightningModule) -> None:
         """Everything is on its device and set up: make the run, and begin the reports."""
         trainer, saver, config = self.trainer, self.saver, self.config
-        self._change((self.data, "_dealt", self.data.near(trainer)))
+        self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)
         self.config = config = self.plan.decide(trainer, self.data, config)
