@@ -115,8 +115,8 @@ class Corruption(ClientChoice, ABC):
     #: Classes whose images are irrelevant to the task, see :class:`~flsv.data.OpenSetLabelNoise`.
     unknown_classes: Sequence[int] = ()
 
-    #: Whether :meth:`corrupt` looks at the labels or changes them. Where it does not, data without classes will do,
-    #: whose labels are all 0 for it.
+    #: Whether :meth:`corrupt` uses or changes the labels. If not, data without classes are accepted, whose labels are
+    #: all 0.
     needs_classes: bool = True
 
     @abstractmethod

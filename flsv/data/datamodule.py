@@ -1,4 +1,4 @@
-"""The federation's data: any source, dealt to clients."""
+"""Data module of a federation: any source of samples, partitioned among clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
 from flsv.data.sources.base import Files, Reading, Whole
-from flsv.data.sources.columns import GivenColumns, columns_of
+from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
@@ -308,7 +308,7 @@ def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any) 
     if columns is not None and not isinstance(labels, str):
         raise ConfigurationError("columns says what becomes of a table's columns: say labels, the one to predict.")
     label, group = (each if isinstance(each, str) else None for each in (labels, groups))
-    return Reading(files, label, group, columns_of(columns))
+    return Reading(files, label, group, as_columns(columns))
 
 
 def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:

@@ -28,7 +28,7 @@ _LISTED = 20
 
 
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
-    """The read-only part of :class:`~flsv.data.FederatedDataModule`; see there."""
+    """Read-only part of :class:`~flsv.data.FederatedDataModule`; see there."""
 
     partitioner: Partitioner
     splits: Splits

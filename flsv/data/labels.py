@@ -200,7 +200,7 @@ def class_names_of(dataset: Dataset) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of the training samples.
+    """Classes of the training samples.
 
     Args:
         labels: class of every sample, int64 ``[N]``; all 0 where there are no classes.

@@ -44,14 +44,13 @@ class Partitioner(Declared, ABC):
     num_clients: int
 
     needs_classes: bool = True
-    """Whether :meth:`partition` looks at the labels. Where it does not, data without classes will do, whose labels are
-    all 0."""
+    """Whether :meth:`partition` uses the labels. If not, data without classes are accepted, whose labels are all 0."""
 
     keeps_groups: bool = False
-    """Whether every natural group is dealt to one client as a whole, whose name is the group's then."""
+    """Whether every natural group goes to one client as a whole; clients are then named after their groups."""
 
     first_client: int = 0
-    """The number, in the federation, of the first client that is dealt to."""
+    """Number, in the federation, of the first client that gets samples."""
 
     def __init__(self, num_clients: Clients, seed: int | None = None) -> None:
         self.num_clients = num_clients
@@ -202,7 +201,7 @@ class GroupPartitioner(Partitioner):
 
     Args:
         num_clients: number of clients, at least 2; None makes one client of each group, in the groups' order, and is
-            known to the caller only after the data have been seen. Clients are called after their groups.
+            known only after the data have been read. Clients are named after their groups.
         seed: taken for uniformity; nothing here is random.
 
     Raises:
