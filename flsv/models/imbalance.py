@@ -112,8 +112,10 @@ def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """Compute each class's log-odds against all others together, float64 ``[N, M]``, from logits ``[N, M]``: in the order
-    of the softmax's probabilities, and still distinct where these round to 1."""
+    """Compute each class's log-odds against all others together, float64 ``[N, M]``, from logits ``[N, M]``.
+
+    They have the order of the softmax's probabilities, and are still distinct where these round to 1.
+    """
     logits = logits.detach().double()
     best = logits.argmax(1, keepdim=True)
     others = logits.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)
@@ -161,7 +163,7 @@ class EpochScores(ClassScores):
         self.add_state("loss", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("weight", torch.tensor(0.0), dist_reduce_fx="sum")
 
-    # Torchmetrics' update takes anything.
+    # mypy: torchmetrics' update takes anything.
     def update(self, logits: Tensor, y: Tensor, loss: Tensor, weight: Tensor | float) -> None:  # type: ignore[override]
         """Count a batch.
 
