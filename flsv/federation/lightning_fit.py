@@ -137,7 +137,7 @@ class LightningFit:
     def start(self, module: L.LightningModule) -> None:
         """Make the run, and begin the reports: everything is on its device and set up."""
         trainer, saver, config = self.trainer, self.saver, self.config
-        self._change((self.data, "_dealt", self.data.near(trainer)))
+        self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)
         self.config = config = self.plan.decide(trainer, self.data, config)

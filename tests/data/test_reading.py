@@ -9,7 +9,7 @@ import pytest
 
 from flsv.data.groups import check_spelling
 from flsv.data.sources.doubts import codes_in
-from flsv.data.sources.table import read_table
+from flsv.data.sources.table import read_table_file
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 
@@ -145,7 +145,7 @@ def test_a_file_with_semicolons_and_decimal_commas(tmp_path):
     assert cards["crp"].values.tolist() == [x for seed in range(3) for x in hospital(seed)["crp"]]
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigurationError, match="save this one with ';'"):
-        read_table(tmp_path / "other.csv", ";")
+        read_table_file(tmp_path / "other.csv", ";")
 
 
 def test_two_decimal_marks_are_told_and_no_measurement_becomes_categories(tmp_path):

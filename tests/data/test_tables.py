@@ -11,7 +11,7 @@ import yaml
 from flsv.data import Columns
 from flsv.data.sources.columns import read_column, without_gaps
 from flsv.data.sources.encoder import TableEncoder
-from flsv.data.sources.table import Table, frame_table, one_table, read_csv
+from flsv.data.sources.table import Table, frame_table, one_table, read_csv_table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import Frame, HuggingFace, patients, ready
 
@@ -39,7 +39,7 @@ PATIENTS = {
 def test_read_csv_of_a_broken_table_raises(tmp_path, text, message):
     (tmp_path / "table.csv").write_text(text)
     with pytest.raises(ConfigurationError, match=message):
-        read_csv(tmp_path / "table.csv")
+        read_csv_table(tmp_path / "table.csv")
 
 
 def test_gaps_are_recognized_by_column_and_by_table():
