@@ -104,7 +104,7 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
         trainer.fit(federation.module(), federation.datamodule())
         found = Values(fit=time.process_time() - start)
     for name, metric in metrics.items():
-        found.values[name] = overall(metric, loop.board.contributions[keys[name]].detach().cpu())
+        found.values[name] = overall(metric, loop.contribution_metrics.contributions[keys[name]].detach().cpu())
         found.evaluations[name] = int(getattr(metric, "evaluations", 0))
         if isinstance(metric, ContributionMetric):
             ends = metric.intervals(value=found.values[name])
@@ -119,8 +119,8 @@ class _Clock:
     on what else runs on the machine."""
 
     def __init__(self, loop: FederatedLoop) -> None:
-        self.seconds, self._update = 0.0, loop.board.update
-        loop.board.update = self  # type: ignore[method-assign, assignment]
+        self.seconds, self._update = 0.0, loop.contribution_metrics.update
+        loop.contribution_metrics.update = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, *args: Any) -> None:
         start = time.process_time()

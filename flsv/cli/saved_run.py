@@ -115,7 +115,7 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     """
     found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
     named: dict[tuple[Any, str | None], None] = {}
-    for by in (found | loop.board.performances).values():
+    for by in (found | loop.contribution_metrics.performances).values():
         if by == "per_class_accuracy":
             named["balanced_accuracy", None] = None
         elif isinstance(by, str) or by.called:

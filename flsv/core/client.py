@@ -10,8 +10,8 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from flsv.core.local_data import LocalData, at
-from flsv.core.ranks import Owners
+from flsv.core.local_data import LocalData, opened
+from flsv.core.ranks import ClientPlacement
 
 Direction = Literal["up", "down"]
 
@@ -73,13 +73,13 @@ class Channel:
         """Forget what has crossed so far."""
         self.messages = []
 
-    def taken_out(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
-        """The messages from a place on, as plain values, which count elsewhere: see :meth:`put_first`."""
+    def pop_since(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
+        """The messages from a place on, as plain values, which count elsewhere: see :meth:`prepend`."""
         plain = [(each.client, each.direction, each.name, *each.traffic) for each in self.messages[first:]]
         del self.messages[first:]
         return plain
 
-    def put_first(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
+    def prepend(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
         """Messages that have crossed before those of this round, and count to it."""
         self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
 
@@ -165,7 +165,9 @@ class Client:
         PermissionError: the data of client 3 were asked for outside of it: ...
     """
 
-    def __init__(self, id: int, data: LocalData, channel: Channel | None = None, owners: Owners | None = None) -> None:
+    def __init__(
+        self, id: int, data: LocalData, channel: Channel | None = None, owners: ClientPlacement | None = None
+    ) -> None:
         self.id, self._channel, self._owners, self.__data = id, channel, owners, data
 
     def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -174,19 +176,19 @@ class Client:
         The tensors in the arguments go down, those in the answer go up. What both sides know anyway, such as settings,
         is bound to the question beforehand (``functools.partial``). With clients in several processes the question is
         answered in the client's, and all of them get the answer: then all of them ask, on one thread, or within
-        :func:`run_protocol`.
+        :func:`map_clients`.
 
         Raises:
             NoAnswer: a client at a site of its own was asked, and is away.
         """
         owners, answer = self._owners, None
         if owners is None or owners.has(self.id):
-            with at(self.__data):
+            with opened(self.__data):
                 answer = question(self.__data, *args, **kwargs)
         elif owners.conversing:
             raise RuntimeError(f"client {self.id} was asked {_name(question)!r} within a conversation with another.")
         if owners is not None and not owners.conversing:
-            answer = owners.ranks.from_rank(
+            answer = owners.ranks.broadcast(
                 owners[self.id], answer, f"client {self.id}'s answer to {_name(question)!r}"
             )
         self._count(question, (args, kwargs), answer)
@@ -213,7 +215,7 @@ def _name(question: Callable[..., Any]) -> str:
     return getattr(getattr(question, "func", question), "__name__", type(question).__name__)
 
 
-def run_protocol(
+def map_clients(
     clients: Sequence[Client],
     conversation: Callable[[Client], T],
     map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] = map,
@@ -233,7 +235,7 @@ def run_protocol(
         >>> import torch
         >>> count = torch.tensor([2, 5])
         >>> clients = [Client(i, LocalData(f"client {i}", lambda split: [], count + i, count)) for i in range(2)]
-        >>> run_protocol(clients, lambda client: client.ask(lambda local: int(local.class_counts.sum())))
+        >>> map_clients(clients, lambda client: client.ask(lambda local: int(local.class_counts.sum())))
         [7, 9]
     """
     if not clients:
@@ -260,7 +262,7 @@ def run_protocol(
     own = [] if channel is None else channel.messages[before:]
     results: dict[int, T] = {}
     messages = []
-    for part, crossed in owners.ranks.everybody((found, own), "conversations"):
+    for part, crossed in owners.ranks.all_gather((found, own), "conversations"):
         results |= part
         messages += crossed
     if channel is not None:

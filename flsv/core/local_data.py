@@ -190,7 +190,7 @@ class LocalData:
         """Of its state the module's own entries that it does not share, by their names in the module."""
         return Prefixed(self.state, "module.")
 
-    def visit(
+    def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
         """Said by the client's own training: what it started this round from, what it has made of it, what it has sent
@@ -267,7 +267,7 @@ class LocalData:
 
 
 @contextmanager
-def at(data: LocalData) -> Iterator[LocalData]:
+def opened(data: LocalData) -> Iterator[LocalData]:
     """For the client's own code: its data are open."""
     token = _answering.set(data)
     try:

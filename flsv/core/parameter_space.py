@@ -58,11 +58,11 @@ class ParameterSpace:
         names: of what the vector holds, in its order.
         private_names: of the state that it leaves out and that is each client's own.
         constant_names: of the parameters that it leaves out and that are the same at all clients.
-        left_names: of other buffers and frozen parameters with entries that are not finite, such as attention masks of
-            -inf. Their averages would be NaN: the vector leaves them out, and they must stay as they are.
+        non_finite_names: names of other buffers and frozen parameters with entries that are not finite, such as
+            attention masks of -inf. Their averages would be NaN: they are not in the vector, and must stay as they are.
         num_parameters: the length of its first part, the parameters; the rest are buffers.
         head: the :class:`Head`, or None where there is no linear layer, or the vector does not hold its weights.
-        apart_head: the head's name, where the vector does not hold its weights.
+        unshared_head: the head's name, where the vector does not hold its weights.
 
     Raises:
         ConfigurationError: the head's name is unknown, or names a layer without a weight matrix; complex parameters.
@@ -98,10 +98,10 @@ class ParameterSpace:
         self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
         apart = self._private | self._constant
         rest = {n: t for n, t in everything.items() if n not in apart}
-        self.left_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
-        self._apart = self._private.union(self._constant, self.left_names)
-        tensors = {name: tensor for name, tensor in rest.items() if name not in self.left_names}
-        if self._apart and not tensors:
+        self.non_finite_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
+        self._excluded = self._private.union(self._constant, self.non_finite_names)
+        tensors = {name: tensor for name, tensor in rest.items() if name not in self.non_finite_names}
+        if self._excluded and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
         _check_real(tensors)
         self.names = tuple(tensors)
@@ -112,7 +112,7 @@ class ParameterSpace:
         self.num_parameters = sum(self._sizes[: self._num_parameter_tensors])
         # Averages of half-precision models are taken in float32.
         self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
-        self.apart_head: str | None = None
+        self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
@@ -175,7 +175,7 @@ class ParameterSpace:
         }
 
     def _shared(self, module: nn.Module) -> list[Tensor]:
-        found = [tensor for name, tensor in _float_state(module) if name not in self._apart]
+        found = [tensor for name, tensor in _float_state(module) if name not in self._excluded]
         if len(found) != len(self.names):  # by a callback, after the round's own check
             self.check(module)
         return found
@@ -200,8 +200,8 @@ class ParameterSpace:
             return None
         known = {id(tensor): tensor_name for tensor_name, tensor in _float_state(module)}
         weight, bias = (known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias"))
-        if weight in self._apart:
-            self.apart_head = name
+        if weight in self._excluded:
+            self.unshared_head = name
             return None
         shapes = dict(zip(self.names, self.shapes))
         if weight is None or len(shapes[weight]) < 2:

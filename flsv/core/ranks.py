@@ -20,35 +20,35 @@ class Ranks:
     Attributes:
         rank: this process's number, from 0.
         size: how many there are.
-        given_up: whether this rank has told the others that it will not meet them again.
+        aborted: whether this rank has told the others that it will not meet them again.
 
     Example:
-        >>> ALONE.everybody(3, "a number"), ALONE.from_rank(0, 3, "a number")
+        >>> ALONE.all_gather(3, "a number"), ALONE.broadcast(0, 3, "a number")
         ([3], 3)
     """
 
     rank, size = 0, 1
-    given_up = False
+    aborted = False
 
-    def everybody(self, value: Any, about: str) -> list[Any]:
+    def all_gather(self, value: Any, about: str) -> list[Any]:
         """Every rank's value, by rank; this rank's own is not copied."""
         return [value]
 
-    def from_rank(self, source: int, value: Any, about: str) -> Any:
+    def broadcast(self, source: int, value: Any, about: str) -> Any:
         """The value of rank ``source``."""
         return value
 
-    def rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
+    def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
         """Row i of ``matrix [k, P]`` becomes rank ``owners[i]``'s, everywhere, in place."""
 
-    def give_up(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Tell the others that this rank will not meet them again."""
 
 
 ALONE = Ranks()
 
 
-def longest_first(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
+def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
     """Assign pieces of work to workers: the longest first, each to the worker with the least work ("longest processing
     time"; Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17(2), 1969: at
     most 4/3 of the best).
@@ -62,9 +62,9 @@ def longest_first(costs: Sequence[float], size: int, fixed: Mapping[int, int] | 
         For every piece a number in ``range(size)``.
 
     Example:
-        >>> longest_first([1, 5, 3, 3], 2)
+        >>> balance_load([1, 5, 3, 3], 2)
         [0, 0, 1, 1]
-        >>> longest_first([1, 5, 3, 3], 2, fixed={0: 0, 1: 1})
+        >>> balance_load([1, 5, 3, 3], 2, fixed={0: 0, 1: 1})
         [0, 1, 0, 0]
     """
     given, loads = dict(fixed or {}), [0.0] * size
@@ -77,7 +77,7 @@ def longest_first(costs: Sequence[float], size: int, fixed: Mapping[int, int] | 
     return [given[piece] for piece in range(len(costs))]
 
 
-class Owners:
+class ClientPlacement:
     """Which rank every client belongs to.
 
     A client that keeps something stays where it is; the others are dealt out anew for every cohort, so that all ranks
@@ -91,14 +91,14 @@ class Owners:
         conversing: whether the server talks with this rank's clients only, and the others' ranks with theirs.
 
     Example:
-        >>> owners = Owners(ALONE, [3.0, 1.0])
+        >>> owners = ClientPlacement(ALONE, [3.0, 1.0])
         >>> owners[1], owners.mine([0, 1])
         (0, [0, 1])
     """
 
     def __init__(self, ranks: Ranks, costs: Sequence[float]) -> None:
         self.ranks, self._costs = ranks, list(costs)
-        self._owners = longest_first(self._costs, ranks.size)
+        self._owners = balance_load(self._costs, ranks.size)
         self._bound: set[int] = set()
         self.conversing = False
 
@@ -125,6 +125,6 @@ class Owners:
     def deal(self, cohort: Sequence[int]) -> None:
         """Share a round's cohort out."""
         fixed = {place: self[client] for place, client in enumerate(cohort) if client in self._bound}
-        owners = longest_first([self._costs[client] for client in cohort], self.ranks.size, fixed)
+        owners = balance_load([self._costs[client] for client in cohort], self.ranks.size, fixed)
         for client, owner in zip(cohort, owners):
             self._owners[client] = owner

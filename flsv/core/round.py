@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.core.client import Channel, Client, run_protocol
+from flsv.core.client import Channel, Client, map_clients
 from flsv.core.fields import TrainedCoalitions, after, derived, known_after
 from flsv.core.local_data import LocalData
 from flsv.core.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
@@ -183,8 +183,8 @@ class Round:
     def head(self) -> Head:
         """The position of the classifier head in a vector."""
         if self.space.head is None:
-            if self.space.apart_head is not None:
-                raise ConfigurationError(f"the classifier head {self.space.apart_head!r} is not shared.")
+            if self.space.unshared_head is not None:
+                raise ConfigurationError(f"the classifier head {self.space.unshared_head!r} is not shared.")
             raise ConfigurationError("the module has no linear layer, so it has no classifier head.")
         return self.space.head
 
@@ -321,7 +321,7 @@ class Round:
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
     """The vectors ``[P]``; clients among them are asked."""
     clients = [start for start in starts if isinstance(start, Client)]
-    found = iter(run_protocol(clients, lambda client: client.ask(started_from)))
+    found = iter(map_clients(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]
 
 

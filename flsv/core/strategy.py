@@ -25,7 +25,7 @@ metric's ``prior`` where it has one. A metric that has not been updated yet has 
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederationInfo:
     """What is known before the first round: n = clients, M = classes, P = length of the parameter vector.
 
     Args:
@@ -63,7 +63,7 @@ class Federation:
 class Component(Declared, ABC):
     """Base class of the parts of a federation: learns the federation's sizes, has a state, and describes itself."""
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         """Before the first round of a new fit: forget an earlier fit, check, prepare. For a resumed fit
         ``load_state_dict`` is called instead, and then :meth:`resume`.
 
@@ -71,7 +71,7 @@ class Component(Declared, ABC):
             ConfigurationError: what is needed is not there.
         """
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         """After ``load_state_dict``, before the first round of a resumed fit. The global vector is that round's."""
 
     #: Names of the attributes that the next round needs: tensors, numbers, lists and dicts of them. What is in them is
@@ -172,7 +172,7 @@ class Strategy(Component):
         return None
 
 
-def own_parts(strategies: Mapping[str, Any]) -> dict[str, Any]:
+def without_wrappers(strategies: Mapping[str, Any]) -> dict[str, Any]:
     """Strategies by role, without the roles that nothing has. Where a metric trains beside the clients' algorithm
     (``ShadowShapley``), this is the algorithm itself."""
     parts = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}

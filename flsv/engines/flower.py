@@ -208,7 +208,7 @@ def server_app(
 
     def serve(transport: GridTransport, where: Path, say: Callable[[str | None], None]) -> None:
         module, loop = make_module(), make_loop()
-        check_deployment(loop.config, loop.board.fields, loop.board.evaluating)
+        check_deployment(loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating)
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
             book.unlink(missing_ok=True)  # of another run

@@ -15,11 +15,11 @@ from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.several_processes import IdleLoader, idle_patches
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, run_protocol
+from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, map_clients
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Sharing, sharing
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.data import FederatedDataModule
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
@@ -123,10 +123,10 @@ class OneProcess:
             evaluating: the metrics for which clients evaluate models.
         """
 
-    def facts(self, metrics: Mapping[str, Any]) -> Federation:
+    def federation_info(self, metrics: Mapping[str, Any]) -> FederationInfo:
         """What strategies are told before the first round."""
         state, optimizers = self._state, self.trainer.optimizers
-        return self._config.facts(state.model(), self.space, self.data, state.seed, optimizers, metrics)
+        return self._config.federation_info(state.model(), self.space, self.data, state.seed, optimizers, metrics)
 
     def check_algorithm(self) -> None:
         """Let the client algorithm look at the trainer."""
@@ -250,7 +250,7 @@ class OneProcess:
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
         """Let the round's clients write their pictures, each into its own folder below this one."""
         names, clients = client_folders(self.data.client_names), [self.manager.clients[client] for client in cohort]
-        run_protocol(clients, lambda client: client.ask(write_artifacts, folder / names[client.id], round_index))
+        map_clients(clients, lambda client: client.ask(write_artifacts, folder / names[client.id], round_index))
 
     def kept(self) -> dict[int, Any]:
         """Return what clients keep between two rounds, for a checkpoint."""

@@ -57,7 +57,7 @@ class VmapCohort(CohortTraining):
         self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
         space = turn.shared.space
         # The same at all clients: the module's own will do.
-        self._apart = {*space.constant_names, *space.left_names}
+        self._apart = {*space.constant_names, *space.non_finite_names}
         self._unused = try_rows(self._trainer, space, seed, shared=False, apart=self._apart)
         self._now: int | None = None
 

@@ -59,7 +59,7 @@ class LightningFit:
         trainer: of the fit.
         data: dealt out.
         config: the loop's arguments.
-        board: the loop's metrics.
+        metrics: the loop's metrics.
         state: the federation at the beginning of the fit.
         saver: what a checkpoint holds beside it.
         plan: how the coalitions are trained that metrics ask for.
@@ -77,13 +77,13 @@ class LightningFit:
         trainer: L.Trainer,
         data: FederatedDataModule,
         config: FederationConfig,
-        board: ContributionMetrics,
+        metrics: ContributionMetrics,
         state: FederationState,
         saver: Saver,
         plan: CoalitionPlan,
     ) -> None:
         self.trainer, self.data, self.plan = trainer, data, plan
-        self.config, self.board = config, board
+        self.config, self.metrics = config, metrics
         self.state, self.saver = state, saver
         self.fitting, self._finished = True, False
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
@@ -110,11 +110,11 @@ class LightningFit:
         for message in _EVERY_ROUND:
             warnings.filterwarnings("ignore", message=message)
         self.saver.identity = of_fit(settings, data)
-        self.board.bind(
+        self.metrics.bind(
             data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
         )
-        check_metric_shapes(config.strategies, self.board.metrics, data.num_clients, data.num_classes)
-        warn_of_noise(config.privacy, self.board.update_metrics)
+        check_metric_shapes(config.strategies, self.metrics.metrics, data.num_clients, data.num_classes)
+        warn_of_noise(config.privacy, self.metrics.update_metrics)
         own = int.from_bytes(os.urandom(4), "little") if self.given_seed is None else int(self.given_seed)
         state.seed = agree(trainer, self.saver.identity, own, config.engine)
         state.num_clients = data.num_clients
@@ -145,7 +145,7 @@ class LightningFit:
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, saver.store, config, self.steps)
-        self.federation = FederationRun(config, self.board, self.state, engine, trainer.max_epochs)
+        self.federation = FederationRun(config, self.metrics, self.state, engine, trainer.max_epochs)
         self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients)
         self.steps.begun = True
         if saver.asked is not None:

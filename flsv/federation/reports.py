@@ -66,12 +66,12 @@ class RunReports:
     ) -> None:
         self._trainer, self._federation, self._told = trainer, federation, told
         self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
-        metrics, reporting = federation.board.metrics, self._config.reporting
+        metrics, reporting = federation.metrics.metrics, self._config.reporting
         names = self._data.client_names, self._data.class_names
         self._events = partial(events_of, self._config.filters, self._state)
         self.results = Results(metrics, *names)
-        self._known = self.results.known(self._state.round_index, federation.board.contributions)
-        folder = federation.engine.ranks.from_rank(0, run_folder(trainer), "the run's folder")
+        self._known = self.results.known(self._state.round_index, federation.metrics.contributions)
+        folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
         described = settings(self._config, metrics, self._data, self._state.seed)
         before, saver.csv = saver.csv, None
         self.sinks: list[Sink] = []
@@ -108,7 +108,7 @@ class RunReports:
         return csv
 
     def _record(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-        state, metrics = self._state, self._federation.board.metrics
+        state, metrics = self._state, self._federation.metrics.metrics
         roles = {**self._config.strategies, "privacy": self._config.privacy}
         about = identity, state.round_index, version("flsv"), self._events()
         content = record_of(self._trainer, self._data, metrics, roles, described, *about)
@@ -117,7 +117,7 @@ class RunReports:
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
         """The sinks of the trainer's loggers, which are told the settings."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
-        metrics, reporting = self._federation.board.metrics, self._config.reporting
+        metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
         columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
@@ -145,7 +145,7 @@ class RunReports:
         result = self.results.after(
             state.round_index,
             trainer.should_stop or state.round_index + 1 == trainer.max_epochs,
-            federation.board.contributions,
+            federation.metrics.contributions,
             state.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
             norms=federation.server.norms,
@@ -162,7 +162,7 @@ class RunReports:
         Args:
             found: round to the metrics' values after it, by name.
         """
-        board = self._federation.board
+        board = self._federation.metrics
         for index, values in sorted(found.items()):
             result = self.results.late(index, values)
             for sink in self.sinks:
@@ -172,8 +172,8 @@ class RunReports:
     @property
     def _learning_is_told(self) -> bool:
         """Whether anybody is told what becomes of the model."""
-        reporting, metrics = self._config.reporting, self._federation.board.metrics
-        if self._federation.server.games is None and self._federation.board.game_metrics:
+        reporting, metrics = self._config.reporting, self._federation.metrics.metrics
+        if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
@@ -195,7 +195,7 @@ class RunReports:
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
         trainer, data, state = self._trainer, self._data, self._state
-        metrics, values = self._federation.board.metrics, self._federation.board.contributions
+        metrics, values = self._federation.metrics.metrics, self._federation.metrics.contributions
         index = max(state.round_index - 1, 0)
         logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
         of_clients = {"samples": data.num_samples, "rounds": state.participations, "weight": state.weights}
@@ -287,22 +287,24 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
     return found
 
 
-def table(board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None) -> pandas.DataFrame:
-    """What is known between two rounds: the metrics' values, the last weights and accuracies.
+def current_table(
+    metrics: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
+) -> pandas.DataFrame:
+    """Return the metrics' current values and the last weights and accuracies, as a tidy table.
 
     Args:
-        board: the metrics.
+        metrics: the loop's metrics.
         state: of the federation.
         client_names: of the fit; None: what the metrics were told.
     """
     last = {"weight": state.weights, **state.client_scores}
-    index, names = max(0, state.round_index - 1), client_names or _names(board, state)
-    return tidy(frame(known_rows(index, board.metrics, board.contributions, last, names)))
+    index, names = max(0, state.round_index - 1), client_names or _names(metrics, state)
+    return tidy(frame(known_rows(index, metrics.metrics, metrics.contributions, last, names)))
 
 
-def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
-    """Client names that the metrics were given."""
-    bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
+def _names(metrics: ContributionMetrics, state: FederationState) -> list[str]:
+    """Return the client names that the metrics were given, else the clients' numbers."""
+    bound = [getattr(metric, "client_names", None) for metric in metrics.metrics.values()]
     return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 
 

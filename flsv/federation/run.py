@@ -36,7 +36,7 @@ class FederationRun:
 
     Args:
         config: what the federation is put together from.
-        board: the metrics.
+        metrics: the metrics.
         state: what stands between two rounds; it is updated.
         engine: where the clients train.
         rounds: how many there are to be; None: nobody knows.
@@ -50,24 +50,24 @@ class FederationRun:
     def __init__(
         self,
         config: FederationConfig,
-        board: ContributionMetrics,
+        metrics: ContributionMetrics,
         state: FederationState,
         engine: OneProcess,
         rounds: int | None,
     ) -> None:
-        self.config, self.board, self.state, self.engine, self.rounds = config, board, state, engine, rounds
+        self.config, self.metrics, self.state, self.engine, self.rounds = config, metrics, state, engine, rounds
         self.instructions: dict[int, Instruction] = {}
         self.evaluated = False
         module, data, space = engine.trainer.lightning_module, engine.data, engine.space
         kept = [name for name in space.private_names if name in engine.shared.kept]
         num_classes = data.num_classes if data.no_classes is None else None
-        check_space(space, board, config.uploads, config.head, num_classes, kept)
+        check_space(space, metrics, config.uploads, config.head, num_classes, kept)
         warn_of_sharing(kept, space, module, bool(config.evaluation.every))
-        engine.check(board.fields, board.evaluating)
-        board.to(engine.device)
+        engine.check(metrics.fields, metrics.evaluating)
+        metrics.to(engine.device)
         state.to(engine.device)
         state.global_vector = space.read(module)
-        self.server = RoundServer(board, config.strategies, space, engine.manager.channel, config.filters)
+        self.server = RoundServer(metrics, config.strategies, space, engine.manager.channel, config.filters)
 
     @property
     def clients(self) -> list[Client]:
@@ -97,20 +97,20 @@ class FederationRun:
         Args:
             resumed: whether the strategies have loaded what they know.
         """
-        facts = self.engine.facts(self.board.metrics)
+        info = self.engine.federation_info(self.metrics.metrics)
         for part in (*self.config.strategies.values(), *self.server.filters):
             if resumed:
-                part.resume(facts)
+                part.resume(info)
             else:
-                part.begin(facts)
-        self._priors = self.board.with_priors()
+                part.begin(info)
+        self._priors = self.metrics.with_priors()
         # A checkpoint holds the one that was drawn; clients are asked when everything is ready.
         if not self.state.cohort and not self.config.sampler.asks:
             self.draw_cohort()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Begin training: the optimizers are set up, see :meth:`OneProcess.begin_training`."""
-        if (games := self.engine.games(self.board.performances, self.board.evaluating)) is not None:
+        if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
         self.engine.begin_training(buffers)
 
@@ -118,14 +118,14 @@ class FederationRun:
         """Draw who takes part in the next round, before its batches are made."""
         state, sampler, manager = self.state, self.config.sampler, self.engine.manager
         # As they are now: the metrics are updated before an aggregator asks how likely this cohort was.
-        self._priors = self.board.with_priors()
+        self._priors = self.metrics.with_priors()
         draw = generator_for(state.seed, "cohort", state.round_index)
         before = len(manager.channel.messages)
         state.cohort = cohort_of(
             sampler, state.num_clients, self._priors, draw, state.round_index, manager.clients, state.model()
         )
         # What has crossed for it is the coming round's, and lies in the checkpoint before it.
-        state.crossed = manager.channel.taken_out(before)
+        state.crossed = manager.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
         """The train dataloader of the current round."""
@@ -180,7 +180,7 @@ class FederationRun:
                 state.client_scores = engine.own_scores(self._instruct)
         self.instructions = {}  # they hold the model of the round before
         training.end_round(state.model())
-        engine.agree(round, self.board.contributions)
+        engine.agree(round, self.metrics.contributions)
         return round
 
     def advance(self, last: bool) -> None:
@@ -200,7 +200,7 @@ class FederationRun:
 
     def spent(self) -> str | None:
         """Why the privacy budget does not last for another round; None where it does."""
-        loss = self.board.metrics.get("epsilon") if self.config.privacy is not None else None
+        loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
@@ -231,7 +231,7 @@ class FederationRun:
     def _sent(self, instructions: Mapping[int, Instruction]) -> None:
         """These have gone down, after what was asked to draw the cohort."""
         self.server.send(instructions)
-        self.engine.manager.channel.put_first(self.state.crossed)
+        self.engine.manager.channel.prepend(self.state.crossed)
 
 
 @dataclass

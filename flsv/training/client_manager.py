@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from flsv._lightning.evaluation import all_on_device, as_given, count_answers, evaluating, on_device
-from flsv.core import Channel, Client, Instruction, LocalData, Owners, Split, State, at
+from flsv.core import Channel, Client, ClientPlacement, Instruction, LocalData, Split, State, opened
 from flsv.core.local_data import Prefixed
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
@@ -63,7 +63,7 @@ class ClientManager:
         data: FederatedDataModule,
         space: ParameterSpace,
         store: ClientStore,
-        owners: Owners | None = None,
+        owners: ClientPlacement | None = None,
         first: int = 0,
         num_classes: int | None = None,
     ) -> None:
@@ -102,12 +102,12 @@ class ClientManager:
 
     def trained(self, client: int) -> Tensor | None:
         """``[P]``, what a client of the round has trained; None once the round has been forgotten."""
-        with at(self.locals[client]) as local:
+        with opened(self.locals[client]) as local:
             return local.model
 
     def forget(self, client: int) -> None:
         """A client of the round has failed: what it has kept in it is forgotten."""
-        self.locals[client].visit(None, None)
+        self.locals[client].set_models(None, None)
         self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
@@ -170,7 +170,7 @@ class ClientManager:
         """Client id to the model ``[P]`` that it would use, where that is not the global one."""
         models = {}
         for client, instruction in instructions.items():
-            with at(self.locals[client]) as local:
+            with opened(self.locals[client]) as local:
                 model = used_model(local, instruction, strategies)
             if model is not None and model is not global_vector:
                 models[client] = model
@@ -188,7 +188,7 @@ class ClientManager:
         private = self._space.read_private(module)
         for client in clients:
             self._space.write(module, models.get(client, global_vector))
-            with at(self.locals[client]) as local:
+            with opened(self.locals[client]) as local:
                 self._space.write_private(module, {**private, **local.private})
             counts = ClassScores(self._num_classes, sync_on_compute=False)  # other processes have other clients
             count_answers(self._trainer, self._data.client_loader(client, "test"), counts)

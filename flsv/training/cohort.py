@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from flsv.attacks import Collusion
-from flsv.core import ClientUpdate, Instruction, Traffic, at
+from flsv.core import ClientUpdate, Instruction, Traffic, opened
 from flsv.core.matrix import copied_rows, empty_rows
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
@@ -210,9 +210,9 @@ class CohortTraining:
                     traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
                     dense = replace(update, norm=norm, traffic=traffic)
                 self.updates[row] = replace(dense, vector=vector)
-                with at(self._manager.locals[update.client_id]) as local:
+                with opened(self._manager.locals[update.client_id]) as local:
                     if local.model is not None:  # it has trained in this process
-                        local.visit(local.start, local.model, vector, local.tell)
+                        local.set_models(local.start, local.model, vector, local.tell)
 
     def leave_out(self, clients: Collection[int]) -> None:
         """The server has left out what these clients sent: it is as if they had not taken part."""
@@ -239,7 +239,7 @@ class CohortTraining:
 
     def _forget(self) -> None:
         for visit in self._visits:
-            self._manager.locals[visit.client].visit(None, None)
+            self._manager.locals[visit.client].set_models(None, None)
         self._matrix, self.updates, self._instructions = self.global_vector.new_empty(0), [], {}
 
 

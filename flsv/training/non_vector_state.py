@@ -36,7 +36,7 @@ class NonVectorState:
     Args:
         module: whose they are, and remain.
         infinite: names of floating-point state with entries that are not finite, which must stay as it is, see
-            :attr:`flsv.core.parameter_space.ParameterSpace.left_names`.
+            :attr:`flsv.core.parameter_space.ParameterSpace.non_finite_names`.
 
     Example:
         >>> net = nn.BatchNorm1d(2)

@@ -35,7 +35,7 @@ class SharedModule:
 
     def __init__(self, module: nn.Module, space: ParameterSpace) -> None:
         self.module, self.space = module, space
-        self._unsaved = NonVectorState(module, space.left_names)
+        self._unsaved = NonVectorState(module, space.non_finite_names)
         self._constants = space.constants(module)
         self._within = False
         self.next_buffers: State | None = None

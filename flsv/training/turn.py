@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ClientUpdate, Instruction, LocalData, at
+from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import distances
 from flsv.training.accumulation import AccumulationWindows
@@ -99,11 +99,11 @@ class Turn:
         """Make the Trainer this client's, which is to train on so many batches."""
         personalizer, shared = self._config.personalizer, self.shared
         shared.begin_turns()
-        with at(local):
+        with opened(local):
             start = instruction.start if personalizer is None else personalizer.receive(local, instruction)
             if start is None:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
-            local.visit(start, None)
+            local.set_models(start, None)
             shared.enter(start, local.private)
             self.slots.enter(instruction.client_id)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
@@ -122,7 +122,7 @@ class Turn:
         own = self._own
         self.slots.begin_batch(own.position, own.batches)
         if self._algorithm is not None:
-            with at(own.local):
+            with opened(own.local):
                 self._algorithm.begin_batch(own, batch)
 
     def begin_step(self, optimizer: Any) -> None:
@@ -140,7 +140,7 @@ class Turn:
                 parameter.grad = None
             held = [p for p in held if p.grad is not None]
             parameters, gradients = context.shared(held, [p.grad for p in held])
-            with at(context.local):
+            with opened(context.local):
                 self._algorithm.gradients(context, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> bool:
@@ -186,7 +186,7 @@ class Turn:
         local, shared = own.local, self.shared
         if self._algorithm is not None:
             self._algorithm.leave_client(own)
-        with at(local):
+        with opened(local):
             vector, private = shared.read(out)
             trained = vector
             if upload_parameters(self.trainer):
@@ -223,7 +223,7 @@ class Turn:
             return None
         tell = partial(sanitize_report, uploads, leaving) if uploads else None
         loss = loss if tell is None else tell("loss", loss)
-        local.visit(own.start, trained, vector, tell)
+        local.set_models(own.start, trained, vector, tell)
         shared.keep_buffers()
         own.trained, own.sent = trained, vector
         if uploads:

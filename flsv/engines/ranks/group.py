@@ -58,20 +58,20 @@ class RankGroup(Ranks):
         self.rank, self.size = group.rank(), group.size()
         self._group, self._device, self._store = group, device, store
 
-    def everybody(self, value: Any, about: str) -> list[Any]:
-        return [self.from_rank(rank, value, about) for rank in range(self.size)]
+    def all_gather(self, value: Any, about: str) -> list[Any]:
+        return [self.broadcast(rank, value, about) for rank in range(self.size)]
 
-    def from_rank(self, source: int, value: Any, about: str) -> Any:
+    def broadcast(self, source: int, value: Any, about: str) -> Any:
         data = _packed((about, value)) if source == self.rank else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor([len(data)])
-        self.rows([length], [source], about)
+        self.broadcast_rows([length], [source], about)
         data = data if source == self.rank else data.new_empty(int(length))
-        self.rows([data], [source], about)
+        self.broadcast_rows([data], [source], about)
         if source == self.rank:
             return value
         theirs, found = torch.load(io.BytesIO(data.numpy().data), map_location=self._restored, weights_only=False)
         if theirs != about:
-            self.give_up("ranks are out of step")
+            self.abort("ranks are out of step")
             raise RuntimeError(
                 f"ranks are out of step: rank {source} is at {theirs!r}, rank {self.rank} at {about!r}. Something that "
                 "all do alike was done by some only, such as a checkpoint saved under `if is_global_zero`, or depends "
@@ -79,15 +79,15 @@ class RankGroup(Ranks):
             )
         return found
 
-    def rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], about: str) -> None:
-        if self.given_up:
+    def broadcast_rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], about: str) -> None:
+        if self.aborted:
             raise RuntimeError(f"rank {self.rank} of {self.size} has given up, and cannot exchange {about}.")
         there = [row.cpu() for row in matrix]  # the row itself where it is on the CPU
         try:
             for work in [self._group.broadcast(row, owner) for row, owner in zip(there, owners)]:
                 work.wait()
         except RuntimeError as error:
-            self.give_up(f"another rank is gone ({about})")
+            self.abort(f"another rank is gone ({about})")
             raise RuntimeError(
                 f"rank {self.rank} of {self.size} cannot go on ({about}): another rank is gone, or does not come; its "
                 f"message says more ({error}). Start again from the last checkpoint, on any number of ranks."
@@ -96,9 +96,9 @@ class RankGroup(Ranks):
             if sent is not row and owner != self.rank:
                 row.copy_(sent)
 
-    def give_up(self, why: str) -> None:
-        if not self.given_up:
-            self.given_up = True
+    def abort(self, why: str) -> None:
+        if not self.aborted:
+            self.aborted = True
             print(f"rank {self.rank} of {self.size} gives up: {why}.", file=sys.stderr, flush=True)
             self._group = None  # its connections are closed: the others notice
 

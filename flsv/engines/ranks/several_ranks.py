@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.several_processes import Counted, LoggedValues, add, counted
-from flsv.core import Instruction, Owners, Ranks, Round
+from flsv.core import ClientPlacement, Instruction, Ranks, Round
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import Instruct, OneProcess
@@ -88,7 +88,7 @@ class RankTraining(CohortTraining):
             "counted": Counted() if self.idle else own,
             "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
         }
-        parts = ranks.everybody(told, about)
+        parts = ranks.all_gather(told, about)
         self._take_all(ranks, parts, about)
         if keep_trained:
             self._trained = self._vectors()
@@ -112,7 +112,7 @@ class RankTraining(CohortTraining):
         rows = dict(zip(clients, matrix))
         for client, vector in self._vectors().items():
             rows[client].copy_(vector)
-        ranks.rows(matrix, owners, about)
+        ranks.broadcast_rows(matrix, owners, about)
         self.updates = [replace(told[client][1], vector=row) for client, row in rows.items()]
         self._matrix = matrix
         self.broken = [client for client in self._cohort if any(client in part["broken"] for part in parts)]
@@ -131,7 +131,7 @@ class SeveralRanks(OneProcess):
     def __init__(self, trainer: L.Trainer, data: FederatedDataModule, *rest: Any) -> None:
         self._strategy: Any = trainer.strategy
         self.ranks = ranks_of(trainer)
-        self.owners = Owners(self.ranks, data.num_samples.tolist())
+        self.owners = ClientPlacement(self.ranks, data.num_samples.tolist())
         share_weights(trainer.lightning_module, self.ranks)
         super().__init__(trainer, data, *rest)
         self._logged: LoggedValues | None = None
@@ -176,21 +176,21 @@ class SeveralRanks(OneProcess):
 
     def settle(self) -> None:
         # Everybody learns who keeps something, and so must stay where it is.
-        parts = self.ranks.everybody(sorted(self.store.clients()), "clients that keep something")
+        parts = self.ranks.all_gather(sorted(self.store.clients()), "clients that keep something")
         self.owners.bind([client for part in parts for client in part])
         self._gather()
 
     def failed(self, exception: BaseException, place: str) -> None:
         # Before anything else is done about it: the others wait, and whatever saves a checkpoint now must not.
-        self.ranks.give_up(f"{exception!r} ({place})")
+        self.ranks.abort(f"{exception!r} ({place})")
 
     def discard(self) -> bool:
         # The others would wait for this rank at the end of the round.
-        self.ranks.give_up(f"its round {self._state.round_index + 1} ended before the last batch")
+        self.ranks.abort(f"its round {self._state.round_index + 1} ended before the last batch")
         return super().discard()
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        return _together(self.ranks.everybody(self._received(instruct), "the clients' own models"))
+        return _together(self.ranks.all_gather(self._received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
         """Return it as it stood after the last round: of all clients on rank 0, which writes checkpoints."""
@@ -205,7 +205,7 @@ class SeveralRanks(OneProcess):
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         own = super().own_scores(instruct)
         result = {name: torch.full((self._state.num_clients,), float("nan")) for name in own}
-        for clients, scores in self.ranks.everybody((self._mine(), own), "the clients' tests"):
+        for clients, scores in self.ranks.all_gather((self._mine(), own), "the clients' tests"):
             for name, values in scores.items():
                 result[name][clients] = values
         return result
@@ -217,13 +217,13 @@ class SeveralRanks(OneProcess):
         """A round is complete: rank 0 learns what all clients keep."""
         self._kept: dict[int, Any] = super().kept()
         if self.owners.bound:
-            parts = self.ranks.everybody(self._kept, "what clients keep")
+            parts = self.ranks.all_gather(self._kept, "what clients keep")
             if self.ranks.rank == 0:
                 self._kept = _together(parts)
 
     def _exchange_logged(self, value: Any, about: str) -> list[Any]:
         # After an epoch that ended early the others are elsewhere.
-        return [value] if self.cohort.active else self.ranks.everybody(value, about)
+        return [value] if self.cohort.active else self.ranks.all_gather(value, about)
 
     def agree(self, round: Round, contributions: Mapping[str, Tensor]) -> None:
         """All ranks must have come to the same.
@@ -234,7 +234,7 @@ class SeveralRanks(OneProcess):
         values = {"global model": self._state.model(), "aggregation weights": round.aggregation_weights}
         values |= {f"metric {name}": value for name, value in contributions.items()}
         sums = {name: _checksum(value) for name, value in values.items() if value is not None}
-        for rank, theirs in enumerate(self.ranks.everybody(sums, "checksums")):
+        for rank, theirs in enumerate(self.ranks.all_gather(sums, "checksums")):
             if differ := [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]:
                 first, second = sorted((self.ranks.rank, rank))
                 raise RuntimeError(

@@ -105,11 +105,11 @@ class FederatedStrategy(ParallelStrategy):
     # Within a round a rank is by itself. Around it all ranks do the same, and rank 0's word on paths holds.
 
     def barrier(self, name: str | None = None) -> None:
-        if not (self.within_round or self.ranks.given_up):
-            self.ranks.everybody(None, f"barrier {name or ''}")
+        if not (self.within_round or self.ranks.aborted):
+            self.ranks.all_gather(None, f"barrier {name or ''}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return obj if self.within_round or self.ranks.given_up else self.ranks.from_rank(src, obj, "broadcast")
+        return obj if self.within_round or self.ranks.aborted else self.ranks.broadcast(src, obj, "broadcast")
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor
@@ -121,10 +121,10 @@ class FederatedStrategy(ParallelStrategy):
         """Rank 0 reads it: the others' hosts need not have the file."""
         found = super().load_checkpoint(*args, **kwargs) if self.ranks.rank == 0 else {}
         self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type] # as where it is read
-        return self.ranks.from_rank(0, found, "checkpoint")
+        return self.ranks.broadcast(0, found, "checkpoint")
 
     def on_exception(self, exception: BaseException) -> None:
-        self.ranks.give_up(repr(exception))
+        self.ranks.abort(repr(exception))
         super().on_exception(exception)
 
 
@@ -142,7 +142,7 @@ def share_weights(module: nn.Module, ranks: Ranks) -> None:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     shapes = {f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors.items()}
     _check_alike(ranks, Identity(shapes, {}))
-    for name, first in ranks.from_rank(0, tensors, "initial weights").items():
+    for name, first in ranks.broadcast(0, tensors, "initial weights").items():
         tensors[name].data.copy_(first)
 
 
@@ -174,11 +174,11 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
             "would stop one rank in the middle of a round, by its own clock. Leave it out, and say max_epochs."
         )
     _check_alike(ranks, replace(identity, settings={**versions(), **identity.settings}))
-    return ranks.from_rank(0, seed, "the seed")
+    return ranks.broadcast(0, seed, "the seed")
 
 
 def _check_alike(ranks: Ranks, mine: Identity) -> None:
-    for rank, told in enumerate(ranks.everybody(mine.plain(), "the federation")):
+    for rank, told in enumerate(ranks.all_gather(mine.plain(), "the federation")):
         theirs = Identity(**told)
         if differ := mine.other_settings(theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"):
             raise ConfigurationError(f"{'; '.join(differ)}. Start all ranks with the same configuration.")

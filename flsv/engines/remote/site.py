@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.evaluation import count_answers
-from flsv.core import LocalData, at
+from flsv.core import LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
@@ -142,7 +142,7 @@ class Site:
     def _scores(self, packet: Packet, kept: Kept, trainer: L.Trainer) -> dict[str, float]:
         module, num_classes = trainer.lightning_module, packet.plain["classes"]
         space, local = self._open(packet, kept, trainer)
-        with at(local):
+        with opened(local):
             model = used_model(local, read_instruction(packet), self._config.strategies)
             assert model is not None
             space.write(module, model)
@@ -167,7 +167,7 @@ class Site:
         _, local = self._open(packet, kept, trainer)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
-        with at(local):
+        with opened(local):
             answer = question(local, *args, **kwargs)
             tensors = {name: tensor.cpu() for name, tensor in local.state.items()}
             kept["store"] = {**kept.get("store", {}), TENSORS: tensors}
@@ -189,7 +189,7 @@ class Site:
             tell = partial(sanitize_report, self._config.uploads, context)
         models = [kept.get(name) for name in ("start", "trained", "sent")]
         start, trained, sent = (None if model is None else model.to(module.device) for model in models)
-        manager.locals[0].visit(start, trained, sent, tell)
+        manager.locals[0].set_models(start, trained, sent, tell)
         return space, manager.locals[0]
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from flsv._lightning.batch_hooks import BatchHooks, step_loss
 from flsv._lightning.patches import PatchedAttributes, stepping
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ClientUpdate, FederationState, at
+from flsv.core import ClientUpdate, FederationState, opened
 from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import shared_space
@@ -234,7 +234,7 @@ class SiteVisit(L.Callback):
         shared.end_round(self.update.vector)
         self._store.commit()
         self._store.to("cpu")
-        with at(self._holder) as local:
+        with opened(self._holder) as local:
             self.kept = {
                 "store": self._store.state_dict().get(self._instruction.client_id, {}),
                 "buffers": shared.buffers(),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import NonNegative, Positive
 from flsv.utilities.errors import ConfigurationError
@@ -52,7 +52,7 @@ class Ditto(ClientAlgorithm):
         self.lamda = lamda
         self.lr = lr
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         personalizer = federation.strategies.get("personalizer")
         if personalizer is not None:
             raise ConfigurationError(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
@@ -47,10 +47,10 @@ class FedDyn(ClientAlgorithm):
     def __init__(self, alpha: Positive = 0.01) -> None:
         self.alpha = alpha
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         check_sides(federation)
 
     def begin_client(self, context: ClientContext) -> None:
@@ -89,11 +89,11 @@ class FedDynServer(Aggregator):
     saved = ("_shift",)
     of_clients = True
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
         self._shift = federation.global_vector.new_zeros(federation.space.num_parameters)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         check_sides(federation)
         self._num_clients = federation.num_clients
 
@@ -112,7 +112,7 @@ class FedDynServer(Aggregator):
         self._shift = self._next
 
 
-def check_sides(federation: Federation) -> None:
+def check_sides(federation: FederationInfo) -> None:
     """One side without the other runs, and is not FedDyn."""
     client, server = federation.strategies.get("client_algorithm"), federation.strategies.get("aggregator")
     if not (isinstance(client, FedDyn) and isinstance(server, FedDynServer)):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
@@ -41,10 +41,10 @@ class FedRep(ClientAlgorithm):
     def __init__(self, head_epochs: Count = 1) -> None:
         self.head_epochs = head_epochs
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         if not federation.space.private_names:
             raise ConfigurationError(
                 f'{self!r} trains the part that a client keeps, and all is shared. Set FederatedLoop(share=["!head"]), '

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flsv.core import FederationState, LocalData
 from flsv.core.artifacts import keep_artifact
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.data.labels import batch_labels
 from flsv.functional.shapley.in_run import step_weights
 from flsv.metrics import InRunShapley
@@ -94,10 +94,10 @@ class InRunValues(ClientAlgorithm):
 
     # ---- at the server
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         self._games = self._sent = None
         losses = {m.loss: m.measured_by for m in federation.metrics.values() if isinstance(m, InRunShapley)}
         if len(losses) > 1:

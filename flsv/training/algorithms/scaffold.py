@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import FederationState, Round
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.errors import ConfigurationError
 
@@ -47,11 +47,11 @@ class SCAFFOLD(ClientAlgorithm):
     reports = (CHANGE,)
     saved = ("_variate",)
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
         self._variate = federation.global_vector.new_zeros(federation.space.num_parameters)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
         groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
         sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
