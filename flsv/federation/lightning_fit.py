@@ -119,7 +119,7 @@ class LightningFit:
         state.seed = agree(trainer, self.saver.identity, own, config.engine)
         state.num_clients = data.num_clients
         if len(state.participations) != data.num_clients:
-            state.participations, state.heard = torch.zeros(2, data.num_clients, dtype=torch.long)
+            state.participations, state.updates_received = torch.zeros(2, data.num_clients, dtype=torch.long)
         # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
         limit = trainer.limit_train_batches
         self.steps = LocalSteps(trainer, data, config.sampler, state, config.local_epochs, limit)

@@ -321,7 +321,7 @@ def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[E
     events = []
     for incident in state.incidents:
         client, what = incident["client"], incident["what"]
-        of = int(state.heard[client]) if what in (NOT_FINITE, LARGE) else None
+        of = int(state.updates_received[client]) if what in (NOT_FINITE, LARGE) else None
         others = [other for other in groups.get(client, ()) if other != client] if what == COPY else []
         events.append(Event(**incident, of=of, others=others))
     return events

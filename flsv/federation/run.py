@@ -125,7 +125,7 @@ class FederationRun:
             sampler, state.num_clients, self._priors, draw, state.round_index, manager.clients, state.model()
         )
         # What has crossed for it is the coming round's, and lies in the checkpoint before it.
-        state.crossed = manager.channel.pop_since(before)
+        state.pending_traffic = manager.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
         """The train dataloader of the current round."""
@@ -231,7 +231,7 @@ class FederationRun:
     def _sent(self, instructions: Mapping[int, Instruction]) -> None:
         """These have gone down, after what was asked to draw the cohort."""
         self.server.send(instructions)
-        self.engine.manager.channel.prepend(self.state.crossed)
+        self.engine.manager.channel.prepend(self.state.pending_traffic)
 
 
 @dataclass

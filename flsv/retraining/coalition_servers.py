@@ -197,7 +197,7 @@ class OneServer:
         self._metrics.to(start.device)
         self._server = RoundServer(self._metrics, own, federation.space, Channel(), filters)
         unseen = torch.zeros(clients, dtype=torch.long)
-        self._state = FederationState(clients, federation.seed, participations=unseen, heard=unseen.clone())
+        self._state = FederationState(clients, federation.seed, participations=unseen, updates_received=unseen.clone())
         self._parts = [aggregator, *self._server.filters]
         everybody = {**federation.strategies, **own}
         facts = replace(federation, global_vector=start.clone(), strategies=everybody, metrics=metrics)
