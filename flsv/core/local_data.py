@@ -156,7 +156,7 @@ class LocalData:
 
     @property
     def sent(self) -> Tensor | None:
-        """Return the model ``[P]`` that this client has sent, after attacks, noise and compression; None before that."""
+        """Return the model ``[P]`` that this client has sent, after attacks, noise and compression; None before."""
         self._check()
         return self._sent
 

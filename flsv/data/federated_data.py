@@ -76,7 +76,7 @@ class FederatedData:
         """What training batches are rows of; empty where samples are read one by one."""
         return tensors_of(self.train, None, self.train_options.get("collate_fn"))[0] or ()
 
-    def near(self, device: torch.device) -> FederatedData:
+    def to_device(self, device: torch.device) -> FederatedData:
         """The same with training and validation data on a device, where they are held as tensors."""
         _, rows = tensors_of(self.train, None)
         data = TensorDataset(*(tensor.to(device) for tensor in self.tensors()))

@@ -166,7 +166,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         options = self._data.train_options
         return make_loader(self._data.train, indices, generator=order, **options)
 
-    def near(self, trainer: L.Trainer) -> FederatedData | None:
+    def to_device(self, trainer: L.Trainer) -> FederatedData | None:
         """What is dealt out, on the trainer's device if it is to lie there."""
         dealt, device = self._dealt, trainer.strategy.root_device
         if dealt is None or device.type != "cuda" or not self.loader.on_device:
@@ -176,7 +176,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             return dealt
         free, _ = torch.cuda.mem_get_info(device)
         fits = sum(tensor.nbytes for tensor in dealt.tensors()) <= free / 4
-        return dealt.near(device) if fits else dealt
+        return dealt.to_device(device) if fits else dealt
 
     def describe(self) -> dict[str, str | int | float]:
         """The data's settings and results, flat, to be logged as hyper-parameters."""

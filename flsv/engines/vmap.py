@@ -57,8 +57,8 @@ class VmapCohort(CohortTraining):
         self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
         space = turn.shared.space
         # The same at all clients: the module's own will do.
-        self._apart = {*space.constant_names, *space.non_finite_names}
-        self._unused = try_rows(self._trainer, space, seed, shared=False, apart=self._apart)
+        self._unstacked = {*space.constant_names, *space.non_finite_names}
+        self._unused = try_rows(self._trainer, space, seed, shared=False, unstacked=self._unstacked)
         self._now: int | None = None
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
@@ -66,7 +66,7 @@ class VmapCohort(CohortTraining):
         self._now = None
         self._batches = iter(loader)
         named = (*self._module.named_parameters(), *self._module.named_buffers())
-        self._own = {name: tensor.detach() for name, tensor in named if name not in self._apart}
+        self._own = {name: tensor.detach() for name, tensor in named if name not in self._unstacked}
 
     @property
     def client(self) -> int | None:

@@ -28,7 +28,7 @@ from flsv.core import FederationState
 from flsv.core.strategy import Strategy
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import Contribution, contribution, current_table, events_of
-from flsv.federation.run import FederationRun, Saver
+from flsv.federation.run import FederationRun, RunState
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.personalization import Personalizer
@@ -179,7 +179,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
-        self.state, self.saver = FederationState(), Saver()
+        self.state, self.run_state = FederationState(), RunState()
         self._lightning_fit: LightningFit | None = None
         self._plan.reset()
 
@@ -214,7 +214,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._reset()
             self.contribution_metrics.reset()
         self._plan.prepare(trainer, pl_module)
-        parts = self.config, self.contribution_metrics, self.state, self.saver, self._plan
+        parts = self.config, self.contribution_metrics, self.state, self.run_state, self._plan
         self._lightning_fit = LightningFit(trainer, data, *parts)
         self._lightning_fit.set_up(self._described)
 
@@ -257,7 +257,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """All that the next round needs beyond the global model."""
         return {
             **self.state.state_dict(),
-            **(self.saver.state_dict() if self._lightning_fit is None else self._lightning_fit.saved()),
+            **(self.run_state.state_dict() if self._lightning_fit is None else self._lightning_fit.saved()),
             **self.config.state_dict(),
             "metrics": self.contribution_metrics.state_dict(),
             "coalitions": self._plan.state_dict(),
@@ -269,7 +269,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.check_state(state_dict)
         with complete():
             self.state.load_state_dict(state_dict)
-            self.saver.load_state_dict(state_dict)
+            self.run_state.load_state_dict(state_dict)
             self.contribution_metrics.load_state_dict(state_dict["metrics"])
             self.config.load_state_dict(state_dict)
             self._plan.load_state_dict(state_dict["coalitions"])
@@ -277,7 +277,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
         seed = self._lightning_fit and self._lightning_fit.given_seed
-        check_state(state_dict, __version__, self.saver.identity, seed, max_epochs)
+        check_state(state_dict, __version__, self.run_state.identity, seed, max_epochs)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         # Those of a wrapped data module are no arguments of FederatedDataModule, nor always safe to load.
@@ -288,8 +288,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def __getstate__(self) -> dict[str, Any]:
         """The federation between two rounds, without the trainer and the data of its fit: a copy can be fitted anew."""
         run = None if self._lightning_fit is None else self._lightning_fit.federation
-        saver = self.saver.copy(None if run is None else run.engine)
-        return {**vars(self), "log": None, "log_dict": None, "saver": saver, "_lightning_fit": None}  # no module's log
+        run_state = self.run_state.copy(None if run is None else run.engine)
+        # Lightning's log functions refer to the module.
+        return {**vars(self), "log": None, "log_dict": None, "run_state": run_state, "_lightning_fit": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.text}), {self.round_index} rounds done"
@@ -389,12 +390,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def history(self) -> pandas.DataFrame:
         """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""
-        if self.saver.csv is None:
+        if self.run_state.csv is None:
             raise ConfigurationError(
                 "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
                 "logger, and leave Reporting(files=True)."
             )
-        return read_run(self.saver.csv)
+        return read_run(self.run_state.csv)
 
     @property
     def _fit(self) -> LightningFit:

@@ -21,7 +21,7 @@ from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.federation.learned import learned, starts
-from flsv.federation.run import FederationRun, Saver
+from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
@@ -46,7 +46,7 @@ class RunReports:
     Args:
         trainer: of the fit.
         federation: whose rounds are reported.
-        saver: knows the file that the run goes on writing, and what the run is.
+        run_state: knows the file that the run goes on writing, and what the run is.
         files: whether files are written.
         told: what else is to be told at the end, a line each.
 
@@ -60,7 +60,7 @@ class RunReports:
         self,
         trainer: L.Trainer,
         federation: FederationRun,
-        saver: Saver,
+        run_state: RunState,
         files: bool,
         told: Callable[[], list[str]] = list,
     ) -> None:
@@ -73,12 +73,12 @@ class RunReports:
         self._known = self.results.known(self._state.round_index, federation.metrics.contributions)
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
         described = settings(self._config, metrics, self._data, self._state.seed)
-        before, saver.csv = saver.csv, None
+        before, run_state.csv = run_state.csv, None
         self.sinks: list[Sink] = []
         if files and trainer.is_global_zero:
             csv = self._csv(folder / CONTRIBUTIONS, before)
-            saver.csv = str(csv.path.resolve())
-            identity = saver.identity.plain()
+            run_state.csv = str(csv.path.resolve())
+            identity = run_state.identity.plain()
             self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
         if files:
             self.sinks.append(

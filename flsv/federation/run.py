@@ -1,4 +1,4 @@
-"""FederationRun: one run of a federation, and the way of a round; Saver: what a loop goes on from beside it."""
+"""FederationRun: one run of a federation, and the way of a round; RunState: what a loop goes on from beside it."""
 
 from __future__ import annotations
 
@@ -235,13 +235,13 @@ class FederationRun:
 
 
 @dataclass
-class Saver:
+class RunState:
     """What the next round needs of clients, optimizers and files.
 
     Args:
         store: what the clients keep between rounds.
         buffers: what no vector holds of the module, until training has begun with it.
-        asked: what ``configure_optimizers`` gave when the run began, until it is used again.
+        configured_options: what ``configure_optimizers`` gave when the run began, until it is used again.
         shared: which part of the module traveled.
         finetuned: which layers a finetuning callback had unfrozen.
         csv: the file of contributions that the run goes on writing.
@@ -251,7 +251,7 @@ class Saver:
 
     store: ClientStore = field(default_factory=ClientStore)
     buffers: dict[str, Any] | None = None
-    asked: dict[str, Any] | None = None
+    configured_options: dict[str, Any] | None = None
     shared: dict[str, str] | None = None
     finetuned: dict[str, list[str]] | None = None
     csv: str | None = None
@@ -270,7 +270,7 @@ class Saver:
         return {
             "clients": clients,
             "buffers": buffers,
-            "asked": self.asked if engine is None else engine.options.asked,
+            "configured_options": self.configured_options if engine is None else engine.options.configured_options,
             "shared": self.shared if engine is None else engine.space.described(),
             "finetuned": self.finetuned,
             "csv": self.csv,
@@ -281,13 +281,13 @@ class Saver:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load everything except the identity, which belongs to the current fit."""
         self.store.load_state_dict(state["clients"])
-        self.buffers, self.asked = state["buffers"], state["asked"]
+        self.buffers, self.configured_options = state["buffers"], state["configured_options"]
         self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]
         self.resumed = True
 
-    def copy(self, engine: OneProcess | None) -> Saver:
+    def copy(self, engine: OneProcess | None) -> RunState:
         """As it stands, apart from the engine."""
-        copied = Saver()
+        copied = RunState()
         copied.load_state_dict(self.state_dict(engine))
         copied.identity, copied.resumed = self.identity, self.resumed
         return copied
