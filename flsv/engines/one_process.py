@@ -1,5 +1,4 @@
-"""OneProcess: where the clients train. The Trainer's module is each client in turn, and the global model between
-rounds."""
+"""OneProcess: the engine that trains the clients one after the other in this process; other engines are subclasses."""
 
 from __future__ import annotations
 
@@ -31,33 +30,33 @@ from flsv.training.store import ClientStore
 from flsv.training.turn import Turn
 from flsv.utilities.errors import ConfigurationError
 
-#: The server's next instructions for some clients.
+#: Function from client ids to the server's next instructions for these clients.
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
 def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
-    """The map, the same on both sides of a federation, and what does not travel because of ``share``."""
+    """Make the map between module and vectors, and select the entries that ``share`` excludes; sites do the same."""
     private = [pattern for strategy in config.strategies.values() for pattern in strategy.private]
     shared = sharing(config.share, module, config.head)
     return ParameterSpace(module, config.head, private, **shared._asdict()), shared
 
 
 class OneProcess:
-    """The clients of a run, in this process. Other engines are its subclasses.
+    """The engine that runs the clients in this process, one after the other. Other engines are subclasses.
 
     Args:
-        trainer: with its module on its device and its optimizers set up.
-        data: dealt out.
-        state: what stands between two rounds; the run updates it.
-        store: what the clients keep between rounds.
-        config: what the federation is put together from.
-        steps: how many optimizer steps every client takes in the fit.
+        trainer: the trainer, with its module on its device and its optimizers set up.
+        data: the data module, with its samples assigned to clients.
+        state: the federation's state between rounds, which the run updates.
+        store: the state that clients keep between rounds.
+        config: the federation's parts.
+        steps: every client's number of optimizer steps in the fit.
 
     Attributes:
         space: the map between the module and vectors.
-        shared: what does not travel because of ``share``.
-        manager: the clients as holders of data.
-        options: what ``configure_optimizers`` gave.
+        shared: the entries that ``share`` excludes.
+        manager: the clients' data.
+        options: the options that ``configure_optimizers`` set.
         ranks: the processes; here one.
     """
 
@@ -66,7 +65,7 @@ class OneProcess:
     #: Whether the clients' data can be read in this process.
     clients_here = True
 
-    #: Whether the Trainer's own batches are idle ones: the cohort trains elsewhere, all within the one of a round.
+    #: Whether the Trainer gets one idle batch per round, within which the cohort trains elsewhere.
     idle = False
 
     def __init__(
@@ -90,7 +89,7 @@ class OneProcess:
 
     @property
     def cohort(self) -> CohortTraining:
-        """The client side.
+        """Return the training of the cohorts.
 
         Raises:
             RuntimeError: training has not started.
@@ -106,11 +105,11 @@ class OneProcess:
 
     @property
     def device(self) -> torch.device:
-        """The module's."""
+        """Return the module's device."""
         return self.trainer.lightning_module.device
 
     def patches(self) -> list[tuple[Any, str, Any]]:
-        """Attributes of the trainer and its module that are others for the length of the fit: owner, name, value."""
+        """Return the attributes to replace during the fit, as owner (the trainer or its module), name and value."""
         return []
 
     # ---- before the first round
@@ -119,27 +118,29 @@ class OneProcess:
         """Refuse metrics that this engine cannot measure.
 
         Args:
-            fields: of a round that each metric reads, by its arguments.
+            fields: the round's fields that each metric reads, by metric and argument.
             evaluating: the metrics for which clients evaluate models.
         """
 
     def federation_info(self, metrics: Mapping[str, Any]) -> FederationInfo:
-        """What strategies are told before the first round."""
+        """Return the facts that strategies are given before the first round."""
         state, optimizers = self._state, self.trainer.optimizers
         return self._config.federation_info(state.model(), self.space, self.data, state.seed, optimizers, metrics)
 
     def check_algorithm(self) -> None:
-        """Let the client algorithm look at the trainer."""
+        """Let the client algorithm check the fit."""
         if (algorithm := self._strategies.get("client_algorithm")) is not None:
             algorithm.check_fit(self.trainer, self._config)
 
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
-        """Make what the metrics' coalition games evaluate models with; None where no metric plays one. Every evaluation
-        of the run is tried.
+        """Make the evaluation of coalitions' models, and try every evaluation that the run will do.
 
         Args:
-            measures: what metrics measure coalitions' models by.
+            measures: metric name to the performance of coalitions' models that the metric reads.
             evaluating: the metrics for which clients evaluate models.
+
+        Returns:
+            The games; None where no metric evaluates coalitions.
         """
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
@@ -173,7 +174,7 @@ class OneProcess:
         """Start the client side, once the optimizers are set up.
 
         Args:
-            buffers: those that no vector holds, of a checkpoint.
+            buffers: counters and masks of a checkpoint, which vectors do not hold; None: the module's own.
         """
         turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
         if buffers is not None:
@@ -183,28 +184,28 @@ class OneProcess:
     # ---- a round
 
     def loader(self) -> Any:
-        """The train dataloader of the current round's cohort; it may be asked for twice."""
+        """Return the train dataloader of the current round's cohort, the same object if called again."""
         if self._loader is None or self._loader.round_index != self._state.round_index:
             self._loader = self._load(self._state.cohort)
         return self._loader
 
     def begin_round(self) -> Tensor:
-        """The module holds the global model ``[P]``, which is returned."""
+        """Begin a round, and return the global model ``[P]``, which the module holds."""
         self.cohort.turn.shared.begin_round()
         return self.cohort.global_vector
 
     def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
-        """The cohort is told what to do.
+        """Send the cohort its instructions.
 
         Args:
-            instructions: by client id.
-            sent: to be called with those that have gone down.
+            instructions: the instructions by client id.
+            sent: called with the instructions that have been sent.
         """
         sent(instructions)
         self.cohort.begin_round(self._batches(), instructions, self.data.num_samples)
 
     def end_training(self) -> CohortTraining:
-        """The cohort has trained: what has come of it."""
+        """End the cohort's training, and return it with its updates."""
         training = self.cohort
         training.turn.shared.end_turns()
         colluders = [each for each in self._config.uploads if isinstance(each, Collusion)]
@@ -212,31 +213,34 @@ class OneProcess:
         return training
 
     def agree(self, round: Round, contributions: Mapping[str, Tensor]) -> None:
-        """The round is over: whoever else is the server must have come to the same."""
+        """Check at the end of a round that all processes have computed the same; here there is one."""
 
     def commit(self) -> None:
-        """What clients have kept in this round counts."""
+        """Keep the state that clients have staged in this round."""
         self.store.commit()
 
     def settle(self) -> None:
-        """The next cohort is drawn."""
+        """Prepare for the next cohort, which has been drawn."""
 
     def discard(self) -> bool:
-        """Forget an unfinished round. Whether there was one."""
+        """Forget an unfinished round. Return whether there was one."""
         self.store.discard()
         return self._cohort is not None and self._cohort.discard()
 
     def within_round(self) -> dict[str, Tensor] | None:
-        """The global model's ``state_dict`` at the start of the round while the module is a client; else None."""
+        """Return the global model's ``state_dict`` at the start of the round within a round; else None."""
         return self.cohort.turn.shared.global_state_dict() if self.cohort.active else None
 
     # ---- between rounds
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        """Score the clients' own models on their own test splits: name to ``[n]``.
+        """Score the clients' own models on their own test splits.
 
         Args:
-            instruct: gives the server's next instruction for each of some clients.
+            instruct: returns the server's next instructions for some clients.
+
+        Returns:
+            Scores ``[n]`` by name.
         """
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
@@ -259,10 +263,10 @@ class OneProcess:
     # ---- the end
 
     def failed(self, exception: BaseException, place: str) -> None:
-        """The fit ends with this."""
+        """React to an exception that ends the fit; ``place`` says where it was raised."""
 
     def close(self) -> None:
-        """Leave the trainer as it was found."""
+        """Restore the trainer as it was before the fit."""
         if self._cohort is not None:
             self._cohort.turn.remove()
 
@@ -275,14 +279,14 @@ class OneProcess:
         return CohortTraining(turn, self.manager)
 
     def _mine(self) -> Sequence[int]:
-        """The clients that are in this process."""
+        """Return the clients that are in this process."""
         return range(self._state.num_clients)
 
     def _received(self, instruct: Instruct) -> dict[int, Tensor]:
         return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
 
     def _batches(self) -> Any:
-        """What the clients train on; in this engine what the Trainer goes through."""
+        """Return the batches that the cohort trains on; in this engine the Trainer's own."""
         return self.loader()
 
     def _load(self, clients: list[int]) -> CohortLoader:
@@ -297,7 +301,7 @@ class OneProcess:
 
 
 class IdleProcess(OneProcess):
-    """An engine whose cohort trains elsewhere than in the Trainer's own batches."""
+    """Base class of engines whose cohort trains elsewhere, within the Trainer's one idle batch per round."""
 
     idle = True
 

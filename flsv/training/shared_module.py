@@ -1,4 +1,4 @@
-"""SharedModule: the Trainer's module, which holds each client's model in its turn and the global model between rounds."""
+"""SharedModule: the Trainer's module, which holds each client's model in turn and the global model between rounds."""
 
 from __future__ import annotations
 

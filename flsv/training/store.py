@@ -36,7 +36,7 @@ TENSORS = "tensors"
 
 
 class ClientStore:
-    """What each client keeps between its rounds.
+    """The state of each client between its rounds.
 
     Example:
         >>> store = ClientStore()

@@ -28,9 +28,10 @@ class Ditto(ClientAlgorithm):
 
         v_k <- v_k - lr (grad F_k(v_k) + lamda (v_k - w)),
 
-    a step down F_k(v) + lamda/2 |v - w|^2, with w the global model of the round. The federation's model is trained and averaged as without Ditto, and is all
-    that crosses. A client uses v_k and is tested with it (``ClientEvaluation(every=...)``). v_k has the size of the
-    model and stays in the client's state. Each batch costs two forward and backward passes.
+    a step down F_k(v) + lamda/2 |v - w|^2, with w the global model of the round. The federation's model is trained and
+    averaged as without Ditto, and is all that crosses. A client uses v_k and is tested with it
+    (``ClientEvaluation(every=...)``). v_k has the size of the model and stays in the client's state. Each batch costs
+    two forward and backward passes.
 
     Args:
         lamda: how strongly the personal model is held near the global one, at least 0; 0: each client trains alone. The
