@@ -1,4 +1,4 @@
-"""A resident process of a site, which answers all messages: Flower starts a process per message, which hands it over."""
+"""A resident process of a site for all messages: Flower starts a process per message, which hands the message over."""
 
 from __future__ import annotations
 

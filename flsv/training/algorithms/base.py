@@ -14,7 +14,7 @@ from flsv.core import Instruction, LocalData
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.training.non_vector_state import NonVectorState
-from flsv.training.rows.row_step import step_arguments, step_loss
+from flsv.training.rows.row_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
@@ -172,7 +172,7 @@ class ClientContext:
             space.write(module, model)
             try:
                 place = self.position % max(self.batches // self.local_epochs, 1)  # `batch_idx` restarts per epoch
-                loss = step_loss(run(*step_arguments(module, batch, place)))
+                loss = training_loss(run(*step_arguments(module, batch, place)))
                 gradients = torch.autograd.grad(loss, trained, allow_unused=True)
                 model[self.num_parameters :] = space.read(module)[self.num_parameters :]
             finally:

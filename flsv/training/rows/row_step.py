@@ -56,7 +56,7 @@ def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, 
     return (batch, batch_idx) if takes else (batch,)
 
 
-def step_loss(outputs: Any) -> Tensor:
+def training_loss(outputs: Any) -> Tensor:
     """Return the loss, a scalar, in what ``training_step`` returned.
 
     Raises:
@@ -150,7 +150,7 @@ class RowStep:
             # the module.
             outputs = functional_call(self._stepped, held, (batch, *self._index), tie_weights=False)
         # `held` has the new tensor where a step replaces a buffer.
-        return step_loss(outputs), {name: held[self._places[name][0]] for name in rest}
+        return training_loss(outputs), {name: held[self._places[name][0]] for name in rest}
 
 
 class _Stepped(nn.Module):

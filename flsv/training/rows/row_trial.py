@@ -34,7 +34,7 @@ from flsv.training.rows.row_step import (
     refusal,
     refusing,
     step_arguments,
-    step_loss,
+    training_loss,
 )
 from flsv.training.rows.step_watch import Watch
 from flsv.utilities.seeding import isolated_rngs
@@ -170,7 +170,7 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
     for step, batch in enumerate(given):
         optimizer.zero_grad()
         with refusing(module), pure_step(module):
-            loss = step_loss(trainer.strategy.training_step(*step_arguments(module, batch, step)))
+            loss = training_loss(trainer.strategy.training_step(*step_arguments(module, batch, step)))
         loss.backward()
         without.append({name for name, p in module.named_parameters() if p.grad is None})
         limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
