@@ -106,7 +106,7 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
         trainer.fit(federation.module(), federation.datamodule())
         found = Values(fit=time.process_time() - start)
     for name, metric in metrics.items():
-        found.values[name] = overall(metric, loop.board.contributions[keys[name]].detach().cpu())
+        found.values[name] = overall(metric, loop.contribution_metrics.contributions[keys[name]].detach().cpu())
         found.evaluations[name] = int(getattr(metric, "evaluations", 0))
         if isinstance(metric, ContributionMetric):
             ends = metric.intervals(value=found.values[name])

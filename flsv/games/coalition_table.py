@@ -59,7 +59,7 @@ class CoalitionTable:
         mine = range(rank, count, size)
         build_mine = _counted(lambda index, out: build(mine[index], out), len(mine))
         part = self.evaluator.evaluate(build_mine, len(mine))
-        parts = self._ranks.everybody(part, "scores of coalitions")
+        parts = self._ranks.all_gather(part, "scores of coalitions")
         order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
         return Scores.cat(parts)[order.argsort()]
 

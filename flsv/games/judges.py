@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.core import Client, LocalData, NoAnswer, run_protocol
+from flsv.core import Client, LocalData, NoAnswer, map_clients
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.games.performance import ModelScore, performance_of
@@ -197,7 +197,7 @@ class ClientJudges(VectorEvaluator):
             models = torch.empty(len(rows), self.space.size, dtype=self.space.dtype, device=self._device)
             for place, row in enumerate(rows):
                 build(row, models[place])
-            told.append(run_protocol(self._clients, partial(self._ask, models)))
+            told.append(map_clients(self._clients, partial(self._ask, models)))
         self.answers = {}
         for client, *parts in zip(self._clients, *told):
             if all(part is not None for part in parts):

@@ -73,7 +73,7 @@ class StoredUtility:
         self._file = ResultFile(path, columns, settings) if ranks.rank == 0 else None
         rows = [] if self._file is None else self._file.rows
         stored = {row["coalition"]: [row[name] for name in names] for row in rows if row["seed"] == seed}
-        self.known: dict[Members, list[float]] = ranks.from_rank(
+        self.known: dict[Members, list[float]] = ranks.broadcast(
             0, dict(known or {}) | stored, "the trainings that are kept"
         )
 

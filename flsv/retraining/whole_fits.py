@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import ClientEvaluation
 from flsv.core import Ranks
-from flsv.core.ranks import longest_first
+from flsv.core.ranks import balance_load
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.coalition_training import GlobalModelScoring, train_alone
@@ -212,16 +212,16 @@ class WholeFits:
     def __call__(self, masks: Tensor) -> list[Curves]:
         """The curves of each coalition of bool ``[K, n]``."""
         coalitions = members_of(masks)
-        known = self._ranks.from_rank(0, self._known(), "the trainings that are kept")
+        known = self._ranks.broadcast(0, self._known(), "the trainings that are kept")
         missing = [members for members in coalitions if members not in known]
         samples = self._data.num_samples
-        owners = longest_first([float(samples[list(members)].sum()) for members in missing], self._ranks.size)
+        owners = balance_load([float(samples[list(members)].sum()) for members in missing], self._ranks.size)
         start, said = time.monotonic(), 0.0
         turns = [[m for m, owner in zip(missing, owners) if owner == rank] for rank in range(self._ranks.size)]
         for turn in range(max(map(len, turns), default=0)):
             mine = turns[self._ranks.rank][turn : turn + 1]
             found = {members: self._tried(members) for members in mine}
-            for part in self._ranks.everybody(found, "coalitions' trainings"):
+            for part in self._ranks.all_gather(found, "coalitions' trainings"):
                 if errors := [f"{each}" for each in part.values() if isinstance(each, CoalitionFailed)]:
                     raise CoalitionFailed(errors[0])  # on all ranks
                 known |= part

@@ -109,7 +109,8 @@ class Fit(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.models.append(self.loop.state.model().clone())
-        self.contributions.append({name: value.clone() for name, value in self.loop.board.contributions.items()})
+        values = self.loop.contribution_metrics.contributions
+        self.contributions.append({name: value.clone() for name, value in values.items()})
         if self.checkpoint is not None and trainer.current_epoch == 1:
             trainer.save_checkpoint(self.checkpoint)
 
@@ -118,7 +119,8 @@ class Fit(L.Callback):
         state = self.loop.state_dict()
         names = ("starts", "clients", "trained", "strategies", "weights")
         metrics = {name: metric.state_dict() for name, metric in self.loop.metrics.items()}
-        left = {"model": self.models[-1], "contributions": dict(self.loop.board.contributions), "metrics": metrics}
+        values = dict(self.loop.contribution_metrics.contributions)
+        left = {"model": self.models[-1], "contributions": values, "metrics": metrics}
         return left | {name: state.get(name) for name in names}
 
 

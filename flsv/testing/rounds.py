@@ -86,7 +86,7 @@ class Rounds:
         vectors = torch.stack([start + self.normal(self.space.size, of=("update", index, client)) for client in who])
         self.channel.begin_round()
         for client, number, vector in zip(who, numbers, vectors):
-            self.locals[number].visit(start, vector)
+            self.locals[number].set_models(start, vector)
             self.channel.send(number, "down", "start", start[: 3 + index])
             self.channel.send(number, "up", "update", vector[: 2 + client])
         ids = torch.tensor(numbers)

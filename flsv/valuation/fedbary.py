@@ -24,7 +24,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from flsv.core import Client, LocalData, run_protocol
+from flsv.core import Client, LocalData, map_clients
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.checks import check_support, safe_support
 from flsv.functional.transport.fedbary import Part
@@ -203,7 +203,7 @@ class FedBary(ValidatedArguments):
         enter = partial(enter, allow_reconstruction=self.allow_reconstruction)
         try:
             # One after the other: all share the features' network, which uses the cores itself.
-            present = run_protocol(clients, lambda client: client.ask(enter))
+            present = map_clients(clients, lambda client: client.ask(enter))
             there = {client: presence for client, presence in zip(clients, present) if presence.samples}
             sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
             support = self.support_for({**(others or {}), **sizes})
@@ -213,10 +213,10 @@ class FedBary(ValidatedArguments):
             progress.start("clients", len(there))
             run = partial(self._value_client, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-                results = dict(zip(there, run_protocol(list(there), run, pool.map)))
+                results = dict(zip(there, map_clients(list(there), run, pool.map)))
         finally:
             progress.finish()
-            run_protocol(clients, lambda client: client.ask(questions.leave, key))
+            map_clients(clients, lambda client: client.ask(questions.leave, key))
         missing = (torch.tensor(torch.nan), None)
         distances, verdicts = zip(*(results.get(client, missing) for client in clients))
         return Valuation(

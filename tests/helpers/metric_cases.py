@@ -186,6 +186,6 @@ def judges(ids: Tensor, models: Tensor) -> list[Client]:
     for i, model in zip(ids.tolist(), models):
         counts = torch.tensor([4, 4])
         data = LocalData(f"client {i}", lambda split: [], counts, 3 * counts, evaluator=lambda batches: Sigmoid)
-        data.visit(torch.zeros_like(model), model)
+        data.set_models(torch.zeros_like(model), model)
         clients.append(Client(i, data))
     return clients

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.core import ClientUpdate
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
 from flsv.federation import FederatedLoop
@@ -114,9 +114,9 @@ PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equa
 
 
 # Samplers.
-def federation(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> Federation:
+def federation(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> FederationInfo:
     """What is known before the first of these rounds; of fewer clients, if that is said."""
-    return Federation(
+    return FederationInfo(
         rounds[0].global_vector,
         rounds.space,
         num_clients,

@@ -17,7 +17,7 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from flsv.core import Client, LocalData, run_protocol
+from flsv.core import Client, LocalData, map_clients
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
@@ -226,7 +226,7 @@ class PCA(Features):
             mean = x.mean(0)
             axes = torch.linalg.svd(x - mean, full_matrices=False).Vh
         else:
-            answers = run_protocol(clients, lambda client: client.ask(_moments))
+            answers = map_clients(clients, lambda client: client.ask(_moments))
             parts = [part for part in answers if part is not None and part.count]
             if not parts:
                 raise ConfigurationError(
