@@ -136,14 +136,14 @@ def test_classes_that_two_clients_write_otherwise_are_refused(words):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which are one to a person"),
-        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which are one to a person"),
+        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which look like one name"),
+        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which look like one name"),
     ],
 )
 def test_classes_that_are_one_to_a_person(labels, message):
     with pytest.raises(ConfigurationError, match=message):
         ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), labels="ill")
-    with pytest.raises(ConfigurationError, match="which are one to a person"):
+    with pytest.raises(ConfigurationError, match="which look like one name"):
         ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})
 
 
