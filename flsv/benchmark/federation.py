@@ -165,8 +165,8 @@ class Federation:
 
     @cached_property
     def with_client_validation(self) -> Federation:
-        """Federation in which every client holds a fifth of its samples out for validation, which corruptions of training
-        data do not change. Itself where clients have validation sets anyway."""
+        """Federation in which every client holds out a fifth of its samples for validation, which corruptions of
+        training data do not change. Itself where clients have validation sets anyway."""
         splits = self.data.get("splits", {})
         if splits.get("client_val"):
             return self

@@ -87,8 +87,8 @@ def check_spelling(
         >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which look like one name: spell it the same way \
-everywhere.
+        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which look like one name: spell it the same \
+way everywhere.
     """
     spellings: dict[Any, list[str]] = {}
     names = list(names)

@@ -193,5 +193,5 @@ def test_abbreviations_are_named_with_their_tables(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_spelling(["A", "AB", "B", "0", "no", "normal", "never"], "blood", refuse=False)
-    with pytest.warns(UserWarning, match="'negative', 'neg', which are one"):
+    with pytest.warns(UserWarning, match="'negative', 'neg', which look like one"):
         check_spelling(["neg", "negative", "positive"], "The classes")

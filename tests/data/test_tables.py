@@ -150,8 +150,8 @@ def test_classes_that_are_one_to_a_person(labels, message):
 def test_spellings_of_a_client_and_of_a_category_are_warned_of():
     frame = Frame(ward=["Boston", "boston "] * 20, sex=["f", "m", "F", "M"] * 10, ill=[0, 1] * 20)
     with (
-        pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', which are one"),
-        pytest.warns(UserWarning, match="'sex' has 'F', 'f', which are one"),
+        pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', which look like one"),
+        pytest.warns(UserWarning, match="'sex' has 'F', 'f', which look like one"),
     ):
         ready(frame, labels="ill", groups="ward")
 
