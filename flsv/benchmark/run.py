@@ -17,7 +17,7 @@ from flsv.benchmark.truth import Truth
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric, ShadowShapley
 from flsv.results.folder import Reporting
-from flsv.results.measured import overall
+from flsv.results.rows import overall
 from flsv.utilities.seeding import isolated_rngs
 
 
