@@ -200,16 +200,16 @@ class OneServer:
         self._state = FederationState(clients, federation.seed, participations=unseen, updates_received=unseen.clone())
         self._parts = [aggregator, *self._server.filters]
         everybody = {**federation.strategies, **own}
-        facts = replace(federation, global_vector=start.clone(), strategies=everybody, metrics=metrics)
+        info = replace(federation, global_vector=start.clone(), strategies=everybody, metrics=metrics)
         if saved is None:
             for part in self._parts:
-                part.begin(facts)
+                part.begin(info)
             return
         self._metrics.load_state_dict(saved["metrics"])
         self._state.load_state_dict(saved["state"])
         for part, state in zip(self._parts, saved["parts"]):
             part.load_state_dict(state)
-            part.resume(facts)
+            part.resume(info)
 
     def begin_round(self, cohort: list[int], model: Tensor, round_index: int) -> None:
         """These clients take part in it, and start from this model ``[P]``."""
