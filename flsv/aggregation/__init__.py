@@ -1,4 +1,4 @@
-"""Aggregators: how the clients' models become the next global model."""
+"""Aggregators: rules that combine the clients' models into the next global model."""
 
 from flsv.aggregation.base import Aggregator
 from flsv.aggregation.bucketing import Bucketing

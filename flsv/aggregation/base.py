@@ -13,18 +13,19 @@ from flsv.utilities.declared import Positive
 
 
 class Aggregator(Strategy):
-    """Base class. A linear aggregator overrides ``weights``; any other overrides ``aggregate``.
+    """Base class of aggregators. A linear one overrides :meth:`weights`; any other overrides :meth:`aggregate`.
 
     Args:
-        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.
-            The server sees to it: an aggregator of one's own need not know it, and moves all the way then.
+        server_lr: share of the way to the aggregate that the global model moves. Its buffers (BatchNorm's statistics)
+            move all the way. The server applies it, so that a subclass need not; a subclass without this argument
+            moves all the way.
 
     Raises:
         ConfigurationError: a server_lr that is not positive.
     """
 
     server_lr: float = 1.0
-    #: Whether it asks who the clients are or how they trained, beside their models and samples.
+    #: Whether it reads the clients' identities or numbers of steps, beside their models and numbers of samples.
     of_clients: ClassVar[bool] = False
 
     def __init__(self, *, server_lr: Positive = 1.0) -> None:
@@ -32,14 +33,14 @@ class Aggregator(Strategy):
 
     @abstractmethod
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        """The weight ``[k]`` of every client of the round in x + sum_i w_i (x_i - x).
+        """Compute the weight ``[k]`` of every client of the round in x + sum_i w_i (x_i - x).
 
         Args:
             round: the round, before aggregation.
-            contributions: the metrics' values. Those of metrics that need the aggregate are of the round before.
+            contributions: the metrics' values; those of metrics that need the aggregate are the previous round's.
         """
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
-        """The next global vector ``[P]`` (before the server's learning rate) and the clients' weights ``[k]`` in it."""
+        """Compute the next global vector ``[P]``, before ``server_lr`` applies, and the clients' weights ``[k]``."""
         weights = self.weights(round, contributions).to(round.client_vectors)
         return round.combine(weights), weights

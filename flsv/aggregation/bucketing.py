@@ -18,19 +18,20 @@ from flsv.utilities.declared import Count
 
 
 class Bucketing(Aggregator):
-    """Shuffles the cohort, averages ``size`` clients at a time, and has another aggregator combine the averages.
+    """Aggregator of the means of random buckets of ``size`` clients, which another aggregator combines.
 
-    Honest clients with different data look less different that way, so that robust rules do not take them for
-    attackers. The last bucket holds those who are left. Members of a bucket count alike; a bucket has the samples of
-    all its members. A client's weight is its part of its bucket's. Metrics see the clients' own updates.
+    Means of honest clients with different data differ less than their updates, so that robust rules do not mistake
+    these clients for attackers. The last bucket may be smaller. Members of a bucket count equally; a bucket has as many
+    samples as all its members together. A client's weight is its bucket's divided by the bucket's size. Metrics
+    see the clients' own updates.
 
     Args:
-        aggregator: of the buckets, such as :class:`flsv.aggregation.TrimmedMean`. One that reads a metric, or asks who
-            its clients are or how many steps they took, is refused: a bucket has neither.
-        size: the paper's s, clients in a bucket: 2 in most of its experiments.
+        aggregator: combines the means, such as :class:`flsv.aggregation.TrimmedMean`. An aggregator that reads a
+            metric, the clients' identities or their numbers of steps is refused: a bucket has none of these.
+        size: clients in a bucket, the paper's s: 2 in most of its experiments.
 
     Raises:
-        ConfigurationError: an argument out of range, or such an aggregator.
+        ConfigurationError: an argument out of range, or an aggregator that is refused.
 
     Example:
         >>> from flsv.aggregation import GeometricMedian

@@ -16,20 +16,20 @@ from flsv.utilities.declared import Positive
 
 
 class CGSV(Aggregator):
-    """x + u_N with u_N = sum_i r_i u_i and u_i = scale d_i / |d_i|.
+    """Aggregate x + u_N with u_N = sum_i r_i u_i and the normalized updates u_i = scale d_i / |d_i|.
 
-    The reputations r are those of the rounds before, data shares in the first round. Whatever the clients' updates are
-    long, the global model moves by at most ``scale``. With :class:`flsv.personalization.SparsifiedReward` the algorithm
-    is complete: ``configs/cgsv.yaml``. Buffers (BatchNorm's statistics) have no gradient: they are averaged with
-    weights r.
+    The reputations r are the previous round's, or shares of the samples in the first round. The global model moves by
+    at most ``scale``, however long the clients' updates are. With :class:`flsv.personalization.SparsifiedReward` the
+    algorithm is complete: ``configs/cgsv.yaml``. Buffers (BatchNorm's statistics) have no gradient: they are averaged
+    with weights r.
 
-    Where the paper, with full participation, is silent: the cohort's reputations are made to sum to 1; a client without
-    one counts as the mean of the others.
+    Where the paper, with full participation, is silent: the cohort's reputations are scaled to sum to 1; a client
+    without a reputation gets the mean of the others.
 
     Args:
         metric: the name of a :class:`flsv.metrics.CosineGradientShapley` among the loop's metrics.
-        scale: length of a normalized update, the paper's Gamma. It is the step size of the whole federation: it should
-            be near the length of the clients' updates.
+        scale: length of a normalized update, the paper's Gamma. As the step size of the whole federation it should be
+            near the length of the clients' updates.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:

@@ -17,18 +17,19 @@ from flsv.utilities.declared import Positive
 
 
 class DivergenceWeighted(Aggregator):
-    """Weights proportional to N_k - a F_k + b; see :func:`flsv.functional.divergence_weights`.
+    """Average with weights proportional to N_k - a F_k + b; see :func:`flsv.functional.divergence_weights`.
 
     N_k is the client's share of the cohort's samples and F_k the divergence of its label distribution. Every client
-    works F_k out itself: its class histogram stays where it is, and one number crosses to the server.
+    computes its F_k itself and sends this number to the server; its class histogram stays at the client.
 
     Args:
-        a: how much divergence counts against a client.
-        b: what everybody gets.
-        kind: of the divergence, ``"kl"`` (nats) or ``"l2"``.
-        reference: what labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the whole
-            federation's label counts, which clients are then told (as secure aggregation would give them).
-        normalize_divergence: make the cohort's F sum to 1; with raw ones most of the paper's own weights are negative.
+        a: penalty on divergence.
+        b: constant added to every client's weight.
+        kind: divergence, ``"kl"`` (nats) or ``"l2"``.
+        reference: distribution that labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the
+            whole federation's label counts, which are then sent to the clients (as secure aggregation would).
+        normalize_divergence: whether to scale the cohort's F to sum to 1. Without it, most weights of the paper's own
+            experiments would be negative.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:

@@ -22,13 +22,13 @@ PIECE = 2**20
 
 
 class FedAdam(ServerOptimizer):
-    """FedAdam by :class:`AdaptiveServer`.
+    """FedAvg with Adam at the server, see :class:`AdaptiveServer`.
 
     Args:
         lr: eta, the server's learning rate.
-        beta1: how much of the mean is memory.
-        beta2: how much of the squares is memory.
-        tau: the less, the more adaptive; about the size of an entry of the clients' mean update.
+        beta1: decay of the mean, in [0, 1).
+        beta2: decay of the squares, in [0, 1).
+        tau: degree of adaptivity, higher for lower values; about the size of an entry of the clients' mean update.
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 
     Raises:
@@ -60,7 +60,7 @@ class FedAdam(ServerOptimizer):
 
 
 class FedYogi(FedAdam):
-    """FedYogi by :class:`AdaptiveServer`: v grows at once and shrinks slowly. Arguments as for :class:`FedAdam`.
+    """FedAvg with Yogi at the server, see :class:`AdaptiveServer`. Arguments as for :class:`FedAdam`.
 
     Example:
         >>> FedYogi()
@@ -71,7 +71,7 @@ class FedYogi(FedAdam):
 
 
 class AdaptiveServer(Optimizer):
-    """Algorithm 2 of Reddi et al., for a gradient -Delta, with m = 0 and v = tau^2 before the first step:
+    """Optimizer of Reddi et al., Algorithm 2, for a gradient -Delta, with m = 0 and v = tau^2 before the first step:
 
         m <- beta1 m + (1 - beta1) Delta
         v <- beta2 v + (1 - beta2) Delta^2                    (Adam)
@@ -84,7 +84,7 @@ class AdaptiveServer(Optimizer):
         beta1: in [0, 1).
         beta2: in [0, 1).
         tau: above 0.
-        rule: for v.
+        rule: update of v, ``"adam"`` or ``"yogi"``, with which v grows fast and shrinks slowly.
 
     Example:
         >>> x = torch.nn.Parameter(torch.zeros(1))
@@ -107,7 +107,7 @@ class AdaptiveServer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One round."""
+        """Take the server's step of one round."""
         for group in self.param_groups:
             for x in group["params"]:
                 if x.grad is None:
@@ -115,7 +115,7 @@ class AdaptiveServer(Optimizer):
                 state = self.state[x]
                 if not state:
                     state["m"], state["v"] = torch.zeros_like(x), torch.full_like(x, group["tau"] ** 2)
-                # Piece by piece, so that what lies in between takes no model's memory.
+                # In pieces, so that intermediate results do not need the memory of a model.
                 pieces = (torch.atleast_1d(each).split(PIECE) for each in (x, x.grad, state["m"], state["v"]))
                 for point, gradient, m, v in zip(*pieces):
                     square = gradient.square()

@@ -17,7 +17,7 @@ from flsv.utilities.declared import Positive
 
 
 class FedAvg(Aggregator):
-    """Weights in proportion to the clients' training samples, or all equal.
+    """Average of the clients' models, weighted by their numbers of training samples or equally.
 
     Args:
         weighting: ``"samples"`` (McMahan et al.) or ``"uniform"``.

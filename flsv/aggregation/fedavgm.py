@@ -17,10 +17,10 @@ from flsv.utilities.declared import Momentum, Positive
 
 
 class FedAvgM(ServerOptimizer):
-    """v <- momentum v + Delta; x <- x + lr v (Hsu et al. 2019, section 4.3): ``torch.optim.SGD``.
+    """FedAvg with server momentum: v <- momentum v + Delta; x <- x + lr v, by ``torch.optim.SGD``.
 
     Args:
-        lr: the server's learning rate; 1 in the paper, whose momenta from 0.7 on want less.
+        lr: the server's learning rate; 1 in the paper, and less for momenta from 0.7 on.
         momentum: in [0, 1).
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 

@@ -25,14 +25,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedBuff(Aggregator):
-    """x + 1/K sum_i s(tau_i) d_i over the cohort's updates d_i, with s(tau) = 1 / (1 + tau)^exponent.
+    """Aggregate x + 1/K sum_i s(tau_i) d_i over the cohort's updates d_i, with s(tau) = 1 / (1 + tau)^exponent.
 
-    The weights do not sum to 1, as in the paper: what is stale moves the model less. Buffers (BatchNorm's statistics)
-    are averaged with weights that do. ``server_lr`` is the paper's server learning rate. It goes with
-    :class:`StaleStarts`, which gives the clients their old models: ``configs/fedbuff.yaml``.
+    As in the paper, the weights do not sum to 1: stale updates move the model less. Buffers (BatchNorm's statistics)
+    are averaged with weights that sum to 1. ``server_lr`` is the paper's server learning rate. Requires the
+    personalizer :class:`StaleStarts`, from which the clients get their old models: ``configs/fedbuff.yaml``.
 
     Args:
-        exponent: how much staleness counts; the paper's is 0.5, and with 0 it does not.
+        exponent: effect of staleness; 0.5 in the paper, 0 for none.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
@@ -63,9 +63,9 @@ class FedBuff(Aggregator):
             )
 
     def staleness(self, round: Round) -> Tensor:
-        """int64 ``[k]``: how many steps the server has made since each client downloaded its model."""
+        """Count the server's steps since each client of the round downloaded its model, int64 ``[k]``."""
         now, ids = round.round_index, round.client_ids.tolist()
-        # Who has sent nothing yet started from the current model.
+        # A client that has not sent anything yet started from the current model.
         steps = [now - self._versions.get(client, now) for client in ids]
         return torch.tensor(steps, device=round.client_ids.device)
 
@@ -74,7 +74,7 @@ class FedBuff(Aggregator):
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
-        vector, cut = round.combine(weights), round.space.num_parameters  # its buffers are those of the next model
+        vector, cut = round.combine(weights), round.space.num_parameters  # its buffers are the next model's
         vector[:cut] = round.global_vector[:cut] + round.matrix.combine(weights, cut)
         return vector, weights
 
@@ -83,9 +83,9 @@ class FedBuff(Aggregator):
 
 
 class StaleStarts(Personalizer):
-    """Starts each client from the global model of the round in which its last update arrived.
+    """Start points for FedBuff: the global model of the round in which a client's last update arrived.
 
-    The server holds these models, one for every client that has been in a cohort.
+    The server stores one model for every client that has been in a cohort.
 
     Example:
         >>> StaleStarts()

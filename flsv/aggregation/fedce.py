@@ -11,16 +11,16 @@ from torch import Tensor
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
 from flsv.core.strategy import Contributions
-from flsv.functional.known_or_mean import known_or_mean
+from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.utilities.declared import Positive
 
 
 class FedCE(Aggregator):
-    """x + sum_i c_i d_i with c_i the estimates of the rounds before; equal weights in the first round.
+    """Aggregate x + sum_i c_i d_i with the c estimated in earlier rounds; equal weights in the first round.
 
-    The authors' code counts the directions of the current round in its weights, and here they count from
-    the next one on, as the errors do in both. Where the paper, with full participation, is silent: the cohort's weights
-    are made to sum to 1, and a client without an estimate counts as the mean of the others.
+    The authors' code includes the directions of the current round in its weights. Here they count from the next round
+    on, as the errors do in both. Where the paper, with full participation, is silent: the cohort's weights are scaled
+    to sum to 1, and a client without an estimate gets the mean of the others.
 
     Args:
         metric: the name of a :class:`flsv.metrics.ContributionEstimation` among the loop's metrics.
@@ -41,5 +41,5 @@ class FedCE(Aggregator):
         values = contributions.get(self.metric)
         if values is None:
             return torch.full((len(round),), 1 / len(round), dtype=torch.float64, device=round.client_ids.device)
-        cohort = known_or_mean(values)[round.client_ids].double()
+        cohort = nan_to_mean(values)[round.client_ids].double()
         return cohort / cohort.sum()

@@ -22,19 +22,18 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedNova(Aggregator):
-    r"""x + tau_eff sum_i p_i (x_i - x) / |a_i|, with tau_eff = sum_i p_i |a_i|.
+    r"""Aggregate x + tau_eff sum_i p_i (x_i - x) / |a_i|, with tau_eff = sum_i p_i |a_i|.
 
     After tau_i steps of SGD with momentum rho from an empty buffer, x_i - x = -lr sum_k a_ik g_ik with
-    a_ik = (1 - rho^(tau_i - k)) / (1 - rho), k = 0 .. tau_i - 1: |a_i|, their sum, is tau_i without momentum. Rho is
-    read off the clients' optimizer. Clients with equal numbers of steps are averaged as by FedAvg. The learning rate is
-    taken to be the same for all steps of a round, and ``FederatedLoop(optimizer_state="reset")``, the default, to be
-    left alone.
+    a_ik = (1 - rho^(tau_i - k)) / (1 - rho), k = 0 .. tau_i - 1. Their sum |a_i| is tau_i without momentum. Rho is read
+    from the clients' optimizer. Clients with equal numbers of steps are averaged as by FedAvg. Assumes one learning
+    rate for all steps of a round, and the default ``FederatedLoop(optimizer_state="reset")``.
 
     Buffers (BatchNorm's statistics) are averaged in proportion to p_i / |a_i|.
 
     Raises:
         ConfigurationError: before training, another optimizer than SGD, Nesterov momentum or dampening; a client
-            algorithm, which changes what a local step is.
+            algorithm, which changes the local steps.
 
     Example:
         >>> FedNova()
@@ -73,6 +72,11 @@ class FedNova(Aggregator):
 
 
 def step_norm(num_steps: Tensor, momentum: float) -> Tensor:
-    """float64 ``[k]``: |a_i|, the weights of a client's gradients in its update, added up, for ``num_steps [k]``."""
+    """Compute |a_i|, the sum of the weights of a client's gradients in its update, float64 ``[k]``.
+
+    Args:
+        num_steps: local steps tau_i, integers ``[k]``.
+        momentum: rho, in [0, 1).
+    """
     steps = num_steps.double()
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

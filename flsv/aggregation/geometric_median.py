@@ -15,20 +15,21 @@ from flsv.utilities.declared import Count, NonNegative, Positive
 
 
 class GeometricMedian(Aggregator):
-    """argmin_z sum_i alpha_i |z - x_i| by the smoothed Weiszfeld algorithm, alpha_i the share of samples.
+    """Geometric median argmin_z sum_i alpha_i |z - x_i| by the smoothed Weiszfeld algorithm.
 
-    Each step is a weighted average with weights alpha_i / max(nu, |z - x_i|), so the result is one, too, and its
-    weights are what is reported. Distances are those of the parameters, in float64; buffers (BatchNorm's statistics)
-    are averaged with the same weights.
+    Alpha_i is the client's share of the samples.
 
-    The paper leaves the first z open. The plain average would do where nobody lies; but one update of 1e30 takes it
-    along, and ten steps do not bring it back. So z is the average of updates none of which is longer than the median
-    one.
+    Each step is a weighted average with weights alpha_i / max(nu, |z - x_i|). So the result is a weighted average, too,
+    and these are the reported weights. Distances are computed over the parameters, in float64; buffers (BatchNorm's
+    statistics) are averaged with the same weights.
+
+    The paper leaves the first z open. The plain average is no safe choice: one update of 1e30 moves it so far that ten
+    steps do not bring it back. Here the first z is the average of the updates, each shortened to the median length.
 
     Args:
-        smoothing: nu > 0, the distance below which a client's pull no longer grows.
+        smoothing: nu > 0, the distance below which a client's weight no longer grows.
         iterations: the most steps taken; the paper finds 3 to be enough.
-        tolerance: stop when the objective falls by less than this share.
+        tolerance: least relative decrease of the objective; smaller ones end the iteration.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
@@ -57,7 +58,7 @@ class GeometricMedian(Aggregator):
         points, start = round.client_vectors[:, :cut], round.global_vector[:cut]
         alpha = round.num_samples.double() / round.num_samples.sum()
         lengths = distances(points, start)
-        clipped = alpha * (lengths.median() / lengths).nan_to_num(1).clamp(max=1)  # 0 / 0: nobody has moved
+        clipped = alpha * (lengths.median() / lengths).nan_to_num(1).clamp(max=1)  # 0 / 0: all updates are 0
         center = weighted_mean(points, clipped).add_(start, alpha=float(1 - clipped.sum()))
         weights, before = alpha, float("inf")
         for _ in range(self.iterations):

@@ -23,15 +23,16 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class ServerOptimizer(FedAvg):
-    """An optimizer moves the global model along the clients' mean update.
+    """Aggregator whose optimizer moves the global model along the clients' mean update.
 
-    Its state (momentum, moments) is part of the run: saved, and resumed to the bit. Its learning rate is the
-    optimizer's, in the place of ``server_lr``. Contributions are measured on the clients' updates, as with FedAvg;
-    ``server_vector`` and ``server_update`` have the optimizer's step in them.
+    The optimizer's state (momentum, moments) is part of the run: saved, and resumed to the bit. The optimizer's
+    learning rate takes the place of ``server_lr``. Contributions are measured on the clients' updates, as with FedAvg;
+    ``server_vector`` and ``server_update`` include the optimizer's step.
 
     Args:
-        optimizer: makes an optimizer of a list of tensors, such as ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``;
-            in a configuration file, the ``class_path`` and ``init_args`` of one.
+        optimizer: function from a list of tensors to an optimizer, such as
+            ``partial(torch.optim.SGD, lr=1.0, momentum=0.9)``; in a configuration file, an optimizer's ``class_path``
+            and ``init_args``.
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 
     Raises:
@@ -64,14 +65,14 @@ class ServerOptimizer(FedAvg):
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
-        vector, cut = round.combine(weights), round.space.num_parameters  # its buffers are those of the next model
-        # Away from the global model, wherever clients started: without momentum, and with lr=1, this is FedAvg.
+        vector, cut = round.combine(weights), round.space.num_parameters  # its buffers are the next model's
+        # Updates are measured from the global model, wherever clients started: SGD with lr=1 is then FedAvg.
         moves = ClientMatrix(round.client_vectors, [round.global_vector] * len(round))
         point = torch.nn.Parameter(vector[:cut].copy_(round.global_vector[:cut]))  # the step is taken in place
         point.grad = moves.combine(weights, cut).neg_()
         optimizer = self.optimizer([point])
         groups = optimizer.state_dict()["param_groups"]
-        # A copy: the round may yet fail.
+        # A copy, since the round may still fail.
         optimizer.load_state_dict({"state": deepcopy(self._moments), "param_groups": groups})
         optimizer.step()
         self._next = optimizer.state_dict()["state"]

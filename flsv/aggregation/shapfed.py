@@ -14,26 +14,26 @@ from flsv.aggregation.base import Aggregator
 from flsv.core import Round
 from flsv.core.strategy import Contributions
 from flsv.functional import participant_weights
-from flsv.functional.known_or_mean import known_or_mean
+from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.utilities.declared import Positive
 
 
 class ShapFedWA(Aggregator):
-    """w = sum_i gamma~_i w_i, with the gamma~ that the class-specific Shapley values of the rounds before give.
+    """Weighted average sum_i gamma~_i w_i, with gamma~ from the class-specific Shapley values of earlier rounds.
 
     The order is Algorithm 1's: round t is aggregated with the contributions up to round t-1 (all equal in the first
     round), then the contributions are updated with round t's aggregate.
 
     Where the paper is silent: a client whose contribution was never measured (it joins for the first time under partial
-    participation) counts as the mean of the measured clients of its cohort. The cohort's weights sum to 1.
+    participation) gets the mean of the measured clients of its cohort. The cohort's weights sum to 1.
 
-    A cosine says where a client pulls and not how much data stands behind it, so clients of different sizes are weighed
-    nearly alike. ``weighting="samples"``, which is not the paper's, multiplies gamma by the client's samples: FedAvg's
-    own weights, corrected by what the clients contribute.
+    A cosine measures the direction of a client's update and not the amount of data behind it, so clients of different
+    sizes get nearly the same weight. ``weighting="samples"``, which is not in the paper, multiplies gamma by the
+    client's number of samples: FedAvg's weights, corrected by contributions.
 
     Args:
         metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
-        weighting: what gamma is multiplied by: ``"uniform"``, nothing, as in the paper; or ``"samples"``.
+        weighting: factor on gamma: ``"uniform"``: 1, as in the paper; ``"samples"``: the client's number of samples.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
@@ -65,9 +65,9 @@ class ShapFedWA(Aggregator):
         return gamma / total if total > 0 else torch.full_like(gamma, 1 / len(gamma))
 
     def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
-        """``[k]``, not normalized."""
+        """Compute gamma ``[k]``, not normalized over the cohort."""
         cssv = contributions.get(self.metric)
         if cssv is None:
             return torch.ones(len(round))
         gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)].double())
-        return known_or_mean(gamma)
+        return nan_to_mean(gamma)

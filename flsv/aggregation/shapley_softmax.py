@@ -14,24 +14,24 @@ from torch import Tensor
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
 from flsv.core.strategy import Contributions
-from flsv.functional.known_or_mean import known_or_mean
+from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.utilities.declared import Positive
 
 
 class ShapleySoftmax(Aggregator):
-    """(1 - step) x + step sum_i s_i x_i = x + step sum_i s_i d_i with s = softmax(value / temperature) over the cohort.
+    """Aggregate x + step sum_i s_i d_i with s = softmax(value / temperature) over the cohort.
 
     ShapleyFL's code takes half of the weighted average and half of the model x that the round started from: step = 0.5.
     Buffers (BatchNorm's statistics), which its networks do not have, are averaged with the weights s.
 
-    The values are the round's own, those of a :class:`flsv.metrics.PartialFederatedShapley` without momentum. Of an
-    accuracy they are a few hundredths: at temperature 1 the weights are nearly equal.
+    The values are the current round's, such as those of a :class:`flsv.metrics.PartialFederatedShapley` without
+    momentum. Values in units of accuracy are a few hundredths: at temperature 1 the weights are nearly equal.
 
     Args:
-        metric: the name of a metric ``[n]``. A client never seen counts as the metric's ``prior`` or, without one, as
-            the mean of the others.
-        step: in (0, 1], what the clients weigh together; the rest is x.
-        temperature: what the values are divided by, above 0.
+        metric: the name of a metric ``[n]``. A client never seen gets the metric's ``prior`` or, without one, the
+            mean of the others.
+        step: total weight of the clients, in (0, 1]; x has the rest.
+        temperature: divisor of the values, above 0.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
@@ -63,5 +63,5 @@ class ShapleySoftmax(Aggregator):
         values = contributions.get(self.metric)
         if values is None:
             raise RuntimeError(f"{self!r}: the metric {self.metric!r} has no value before the first aggregation.")
-        values = known_or_mean(values)[round.client_ids].double()
+        values = nan_to_mean(values)[round.client_ids].double()
         return self.step * (values / self.temperature).softmax(0)

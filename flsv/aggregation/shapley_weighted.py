@@ -11,21 +11,21 @@ from torch import Tensor
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
 from flsv.core.strategy import Contributions
-from flsv.functional.known_or_mean import known_or_mean
+from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.utilities.declared import Positive
 
 
 class ShapleyWeighted(Aggregator):
-    """x + sum over the cohort of (w_i / p_i) d_i, with w_i = value_i / (sum over *all* clients).
+    """Aggregate x + sum_i (w_i / p_i) d_i over the cohort, with w_i = value_i / (sum over *all* clients).
 
     Dividing by the inclusion probabilities p_i makes the sum over the cohort an unbiased estimate of the sum over all
-    clients (Horvitz and Thompson), as in the paper. Its total weight then changes with the cohort; ``normalize=True``
-    makes it 1 (the self-normalized estimate: a little biased, less variance).
+    clients (Horvitz and Thompson), as in the paper. The total weight then changes with the cohort; ``normalize=True``
+    makes it 1 (the self-normalized estimate, which has a small bias and less variance).
 
     Args:
         metric: the name of a metric ``[n]``, such as :class:`flsv.metrics.SurrogateFederatedShapley`. Negative values
-            count as 0. A client never seen counts as the metric's ``prior`` or, without one, as the mean of the others.
-        normalize: make the cohort's weights sum to 1.
+            count as 0. A client never seen gets the metric's ``prior`` or, without one, the mean of the others.
+        normalize: whether to scale the cohort's weights to sum to 1.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Example:
@@ -44,7 +44,7 @@ class ShapleyWeighted(Aggregator):
         values = contributions.get(self.metric)
         if values is None:
             raise RuntimeError(f"{self!r}: the metric {self.metric!r} has no value before the first aggregation.")
-        values = known_or_mean(values).clamp_min(0).double()
+        values = nan_to_mean(values).clamp_min(0).double()
         if values.sum() == 0:
             values = torch.ones_like(values)
         weights = values[round.client_ids] / values.sum()

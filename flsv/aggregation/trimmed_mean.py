@@ -23,19 +23,19 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class TrimmedMean(Aggregator):
-    """In each entry the mean of the clients' values without the b largest and the b smallest, b = floor(trim * k).
+    """Mean of the clients' values in each entry, without the b largest and the b smallest, b = floor(trim * k).
 
-    Clients count alike, whatever their samples, as in the paper. A client's weight is its share of the values that
-    were averaged. Buffers (BatchNorm's statistics) are averaged with these weights. A cohort that is too small for
-    anybody to be left out is averaged whole, and a warning says so.
+    All clients count equally, whatever their numbers of samples, as in the paper. A client's weight is its share of the
+    averaged values. Buffers (BatchNorm's statistics) are averaged with these weights. Of a cohort with b = 0 the plain
+    mean is taken, with a warning.
 
     Args:
-        trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end, at least that of bad
-            clients.
+        trim: the paper's beta in [0, 0.5): share of the cohort that is left out at either end; at least the share of
+            bad clients.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: an argument out of range; before training, a trim above 0 that leaves out nobody.
+        ConfigurationError: an argument out of range; before training, a trim above 0 that leaves out no client.
 
     Example:
         >>> TrimmedMean(trim=0.3)
@@ -65,7 +65,7 @@ class TrimmedMean(Aggregator):
         return vector, weights
 
     def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
-        """The parameters, and the clients' shares ``[k]`` in them."""
+        """Compute the aggregate's parameters, and the clients' shares ``[k]`` of the averaged values."""
         clients, cut = len(round), self._cut(len(round))
         if self.trim > 0 and not cut:
             warnings.warn(

@@ -1,4 +1,4 @@
-"""Attacks: what malicious clients do to their updates."""
+"""Attacks: changes that malicious clients make to their updates. One file each."""
 
 from flsv.attacks.a_little_is_enough import ALittleIsEnough
 from flsv.attacks.alignment import Alignment

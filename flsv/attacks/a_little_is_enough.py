@@ -15,19 +15,19 @@ from flsv.attacks.collusion import Collusion, Knowledge
 
 
 class ALittleIsEnough(Collusion):
-    """All colluders send mean - z std of the updates that they know, entry by entry.
+    """Collusion in which all colluders send mean - z std of the updates that they know, entry by entry.
 
     With k clients and m colluders, s = floor(k / 2 + 1) - m honest clients are needed for a majority; z is the largest
-    number for which so many honest ones are expected to lie farther from the mean: Phi(z) = (k - m - s) / (k - m). With
-    a majority of colluders (s <= 0) nothing bounds z: it is the one of s = 1. A colluder who knows nothing but its own
-    update has no spread, and sends it.
+    number for which that many honest ones are expected to lie farther from the mean: Phi(z) = (k - m - s) / (k - m).
+    With a majority of colluders (s <= 0) nothing bounds z, and s = 1 is taken. A single colluder that knows only its
+    own update, whose spread is 0, sends this update.
 
     Args:
-        z: standard deviations from the mean; None: the paper's, by the cohort.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        z: standard deviations from the mean; None: the paper's, see :func:`largest_z`.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
-        knows: see :class:`flsv.attacks.Collusion`; the paper's know their own updates only.
+        knows: see :class:`flsv.attacks.Collusion`; ``"colluders"`` in the paper.
 
     Raises:
         ConfigurationError: an argument out of range.
@@ -55,7 +55,11 @@ class ALittleIsEnough(Collusion):
 
 
 def largest_z(cohort: int, colluders: int) -> float:
-    """The paper's z_max for a cohort of k clients with m colluders.
+    """Compute the paper's z_max, see :class:`ALittleIsEnough`.
+
+    Args:
+        cohort: k, number of clients in the cohort.
+        colluders: m, number of colluders among them.
 
     Example:
         >>> round(largest_z(50, 24), 2)  # the paper's example has s = 2 of 26
@@ -63,5 +67,5 @@ def largest_z(cohort: int, colluders: int) -> float:
     """
     honest = cohort - colluders
     supporters = max(1, cohort // 2 + 1 - colluders)
-    # Nobody honest is left, or all of them are needed: there is no such number.
+    # Without honest clients, or with all of them needed, no z meets the equation.
     return NormalDist().inv_cdf((honest - supporters) / honest) if honest > supporters else 0.0

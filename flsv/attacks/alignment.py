@@ -18,16 +18,16 @@ from flsv.uploads import UploadContext
 
 
 class Alignment(Attack):
-    """Turns the update towards the server's last step and keeps its length.
+    """Attack that turns the update towards the server's last step and keeps its length.
 
-    The update d becomes a vector of length |d| in the direction of (1 - mix) d / |d| + mix g / |g|, where g is
-    what the client starts from now less what it started from when it last took part. In its first round, or where the
-    model has not moved, it sends d. What it started from is kept between rounds, P numbers a client.
+    The update d becomes a vector of length |d| in the direction of (1 - mix) d / |d| + mix g / |g|, where g is the
+    client's start point minus its start point of the last round in which it took part. In its first round, or where the
+    model has not moved, it sends d. Start points are stored between rounds: P numbers per client.
 
     Args:
-        mix: in (0, 1]; 1 sends the server's own step and nothing that was learnt.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        mix: weight of the server's step, in (0, 1]; with 1 nothing of the client's own update is left.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:
@@ -60,7 +60,7 @@ class Alignment(Attack):
         return update if before is None else self.turned(update, start - before.to(start))
 
     def turned(self, update: Tensor, step: Tensor) -> Tensor:
-        """``update [P]``, turned towards ``step [P]``."""
+        """Turn ``update [P]`` towards ``step [P]``, keeping its length."""
         length, far = update.norm(), step.norm()
         if length == 0 or far == 0:
             return update

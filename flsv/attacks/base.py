@@ -14,14 +14,14 @@ from flsv.utilities.seeding import generator_for
 
 
 class Attack(ClientChoice, Upload):
-    """Base class: some clients send a different update than the one they trained. Subclasses override :meth:`attack`.
+    """Base class of attacks in which a client changes its own update. Subclasses override :meth:`attack`.
 
-    Which clients, nobody but tests and figures knows: the server sees vectors. With the same ``fraction`` and ``seed``
-    an attack and a :class:`flsv.data.Corruption` concern the same clients.
+    The server is not told which clients attack; only tests and figures read it. With the same ``fraction`` and ``seed``
+    an attack and a :class:`flsv.data.Corruption` choose the same clients.
 
     Args:
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of all noise; None: ``seed_everything``'s.
 
     Raises:
@@ -37,24 +37,23 @@ class Attack(ClientChoice, Upload):
     """
 
     place = 0
-    #: Whether the client trains at all. The buffers (BatchNorm's statistics) of one that does not stay as they were.
+    #: Whether the client trains at all. Without training its buffers (BatchNorm's statistics) stay as they were.
     trains: bool = True
 
     @abstractmethod
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        """The update that the client sends instead of ``update``.
+        """Compute the update ``[P]`` that the client sends instead of ``update``.
 
         Args:
-            update: the client's parameters after training minus those it started from, floating-point ``[P]``, on any
-                device; not to be changed in place. Buffers are no part of it: a running variance that is flipped or
-                scaled turns negative, and the model into NaN, which is another attack.
-            context: the client and the round; what it started from, ``start``, and what it keeps between rounds,
-                ``state``.
+            update: the client's parameters after training minus its start point, floating-point ``[P]``, on any device;
+                not to be changed in place. Buffers are not included: a flipped or scaled running variance turns
+                negative, and the model NaN, which is another attack.
+            context: the client and the round; its start point in ``start``, its memory between rounds in ``state``.
             generator: CPU generator that depends on ``seed``, the round and the client.
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """``update [P]`` as it leaves: itself where the attack does not concern the client.
+        """Apply the attack to ``update [P]``, which is returned itself for clients that do not attack.
 
         Raises:
             ConfigurationError: the attack changes the update's shape.
@@ -67,7 +66,7 @@ class Attack(ClientChoice, Upload):
         if context.client not in self.chosen(context.num_clients):
             return update
         parameters, buffers = update[: context.num_parameters], update[context.num_parameters :]
-        # The position tells two attacks of one seed apart.
+        # With the position, two attacks of one seed draw different numbers.
         generator = generator_for(self.seed, "attack", context.position, context.round_index, context.client)
         sent = self.attack(parameters, context, generator)
         if sent.shape != parameters.shape:

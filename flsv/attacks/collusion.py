@@ -18,19 +18,19 @@ Knowledge = Literal["colluders", "all"]
 
 
 class Collusion(ClientChoice, Upload):
-    """Base class: when the cohort has trained, its colluders agree on what they send. Subclasses override
+    """Base class of attacks by several clients together, after the cohort has trained. Subclasses override
     :meth:`collude`.
 
-    Colluders do not keep to the federation's clipping, noise or compression: an attack of this kind comes last among
-    the uploads, and what it makes is sent as it is. It is simulated where the cohort's updates are: in one process or
-    on ranks, and where everybody starts from the global model; with sites or a personalizer it is refused.
+    Colluders ignore the federation's clipping, noise and compression: an attack of this kind comes last among the
+    uploads, and its result is sent unchanged. The simulation needs all updates of the cohort in one place, measured
+    from one model: in one process or on ranks. With sites or a personalizer it is refused.
 
     Args:
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
-        seed: seed of the choice of clients and of what is drawn.
-        knows: whose honest updates they look at: their own (``"colluders"``), or the whole cohort's (``"all"``), as
-            where they listen in.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
+        seed: seed of the choice of clients and of all noise.
+        knows: the honest updates that colluders see: their own (``"colluders"``), or the whole cohort's (``"all"``),
+            as by eavesdropping.
 
     Raises:
         ConfigurationError: arguments out of range.
@@ -57,34 +57,34 @@ class Collusion(ClientChoice, Upload):
 
     @abstractmethod
     def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
-        """The update ``[P]`` that every colluder sends, or ``[colluders, P]``, one for each.
+        """Compute the update ``[P]`` that every colluder sends, or ``[colluders, P]``, one for each.
 
         Args:
-            updates: the honest updates that they know, floating-point ``[j, P]``, without buffers; not to be changed in
-                place.
-            colluders: how many of them are in the cohort, at least one.
-            cohort: how many clients are.
+            updates: the honest updates that the colluders know, floating-point ``[j, P]``, without buffers; not to be
+                changed in place.
+            colluders: number of colluders in the cohort, at least one.
+            cohort: number of clients in the cohort.
             generator: CPU generator that depends on ``seed`` and the round.
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """``update [P]`` itself: what is sent is known when the whole cohort has trained."""
+        """Return ``update [P]`` itself; :meth:`sent` replaces it when the whole cohort has trained."""
         return update
 
     def sent(self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int) -> dict[int, Tensor]:
-        """What the colluders of a cohort send.
+        """Compute the updates that the colluders of a cohort send.
 
         Args:
-            cohort: the clients of the round, by number.
-            updates: ``[k, P]``, what they have ready.
-            num_clients: clients of the federation.
+            cohort: the numbers of the round's clients.
+            updates: their updates ``[k, P]``, after all other uploads.
+            num_clients: number of clients of the federation.
             round_index: the round, from 0.
 
         Returns:
-            Colluder to ``[P]``.
+            Each colluder's number and its update ``[P]``.
 
         Raises:
-            ConfigurationError: :meth:`collude` gives another shape.
+            ConfigurationError: :meth:`collude` returns another shape.
         """
         chosen = set(self.chosen(num_clients))
         rows = [row for row, client in enumerate(cohort) if client in chosen]
@@ -102,11 +102,11 @@ class Collusion(ClientChoice, Upload):
 
 
 def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
-    """Check that colluders can look at each other's updates.
+    """Check that colluders can compare each other's updates.
 
     Args:
-        uploads: of the loop.
-        personalizer: of the loop; None where everybody starts from the global model.
+        uploads: the loop's uploads.
+        personalizer: the loop's personalizer; None where all clients start from the global model.
 
     Raises:
         ConfigurationError: clients start from models of their own.
@@ -114,6 +114,6 @@ def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
     for each in uploads:
         if isinstance(each, Collusion) and personalizer is not None:
             raise ConfigurationError(
-                f"FederatedLoop(uploads=[{each!r}], personalizer={personalizer!r}): colluders compare updates where "
-                "everybody starts from the global model. Leave one of them out."
+                f"FederatedLoop(uploads=[{each!r}], personalizer={personalizer!r}): colluders need updates that "
+                "all start from the global model. Leave one of them out."
             )

@@ -17,19 +17,19 @@ from flsv.uploads import UploadContext
 
 
 class FalseReports(Attack):
-    """Reports made-up numbers and sends an honest update.
+    """Attack that reports made-up numbers and sends an honest update.
 
     Args:
-        loss: told as its mean training loss; None: the true one. It is logged, and what
-            :class:`flsv.benchmark.TrainingLoss` is made of.
-        score: told as the score of the others' model on its validation samples, see
-            :class:`flsv.metrics.ContributionEstimation` (FedCE).
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        loss: reported mean training loss; None: the true one. It is logged, and read by
+            :class:`flsv.benchmark.TrainingLoss`.
+        score: reported score of the others' model on the client's validation samples, see
+            :class:`flsv.metrics.ContributionEstimation` (FedCE); None: the true one.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:
-        ConfigurationError: nothing that is false; a number that is not finite.
+        ConfigurationError: neither loss nor score; a number that is not finite.
 
     Example:
         >>> FalseReports(loss=0.1, clients=[0]).tell("loss", 2.3, UploadContext(0, 2, num_parameters=2, round_index=0))
@@ -54,9 +54,9 @@ class FalseReports(Attack):
         return update
 
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        """The update itself."""
+        """Return the update itself."""
         return update
 
     def tell(self, name: str, value: float, context: UploadContext) -> float:
-        said: float | None = {"loss": self.loss, "score": self.score}.get(name)
-        return value if said is None or context.client not in self.chosen(context.num_clients) else said
+        reported: float | None = {"loss": self.loss, "score": self.score}.get(name)
+        return value if reported is None or context.client not in self.chosen(context.num_clients) else reported

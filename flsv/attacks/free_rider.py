@@ -18,14 +18,14 @@ from flsv.uploads import UploadContext
 
 
 class FreeRider(Attack):
-    """Returns the received model, or that model plus random noise that looks like an update.
+    """Attack that returns the received model, or this model plus random noise that looks like an update.
 
     Args:
-        mode: ``"zero"`` sends no change at all; ``"noise"`` a random direction, every one equally likely.
-        scale: norm of the noise, in units of the norm of the update that the client would have sent had it trained
-            (a real free-rider would guess it from how far the global model moves). Above 0; only for ``"noise"``.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        mode: ``"zero"`` sends no change at all; ``"noise"`` a uniformly random direction.
+        scale: norm of the noise, above 0, in units of the norm of the update that training would have given (a real
+            free-rider would guess it from the steps of the global model). Only for ``"noise"``.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of the noise.
 
     Raises:

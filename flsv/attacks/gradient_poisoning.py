@@ -17,16 +17,16 @@ from flsv.uploads import UploadContext
 
 
 class GradientPoisoning(Attack):
-    """Multiplies each entry of the update by 1 + b, with b drawn independently from U[low, high].
+    """Attack that multiplies each entry of the update by 1 + b, with b drawn independently from U[low, high].
 
-    On average the update is scaled by 1 + (low + high) / 2, which is 1 by default: what is left is noise of
+    On average the update is scaled by 1 + (low + high) / 2, which is 1 by default. The added noise then has
     (high - low) / sqrt(12) = 29 % of the update's own norm.
 
     Args:
         low: least b.
         high: largest b, above ``low``.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of the noise.
 
     Raises:

@@ -21,16 +21,17 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class HeadAlignment(Alignment):
-    """Turns the classifier head's rows of the update towards the server's last step.
+    """Attack that turns the update's rows of the classifier head towards the server's last step.
 
-    Each row keeps its length, bias included, so that no length gives it away. What lies before the head is the client's
-    own. In its first round it sends its update. The head that it started from, ``[M, D (+1)]``, is kept between rounds.
+    Each row keeps its length, bias included, so that lengths do not reveal the attack. The layers before the head are
+    unchanged. In its first round a client sends its own update. The head of its start point, ``[M, D (+1)]``, is stored
+    between rounds.
 
     Args:
-        classes: whose rows; None: all.
+        classes: classes whose rows are turned; None: all.
         mix: in (0, 1], see :class:`Alignment`; 1 sends the server's rows.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.

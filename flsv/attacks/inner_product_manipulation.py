@@ -15,16 +15,16 @@ from flsv.utilities.declared import Positive
 
 
 class InnerProductManipulation(Collusion):
-    """All colluders send -c median |d| mean / |mean|, of the updates d that they know.
+    """Collusion in which all colluders send -c median |d| mean / |mean| of the updates d that they know.
 
-    With equal weights the model goes backwards as soon as c m > (k - m) |mean| / median |d|, of m colluders in a cohort
-    of k: two of eight reach it with c = 3 at most. A metric of how well an update agrees with the aggregate then pays
-    the colluders, and nobody else.
+    With equal weights and m colluders in a cohort of k, the model moves backwards as soon as
+    c m > (k - m) |mean| / median |d|: two of eight achieve this with c = 3 at most. A metric of agreement with the
+    aggregate then gives positive values to the colluders only.
 
     Args:
-        length: c. By default just under the five medians from which :class:`flsv.filters.OutlierFilter` looks closer.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        length: c. By default just below five medians: :class:`flsv.filters.OutlierFilter` names no shorter update.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
         knows: see :class:`flsv.attacks.Collusion`.
 
@@ -51,5 +51,5 @@ class InnerProductManipulation(Collusion):
     def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
         known = updates.double()
         mean, lengths = known.mean(0), torch.linalg.vector_norm(known, dim=1)
-        tiny = torch.finfo(mean.dtype).tiny  # a mean of 0 has no opposite
+        tiny = torch.finfo(mean.dtype).tiny  # avoids 0 / 0 where the mean is 0
         return (mean * (-self.length * lengths.quantile(0.5) / mean.norm().clamp_min(tiny))).to(updates)

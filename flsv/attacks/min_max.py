@@ -17,19 +17,19 @@ Direction = Literal["unit", "std", "sign"]
 
 
 class MinMax(Collusion):
-    """All colluders send mean + gamma p with the largest gamma for which max_i |mean + gamma p - d_i| is at most
-    max_ij |d_i - d_j|, over the updates d that they know.
+    """Collusion in which all colluders send mean + gamma p with the largest gamma for which
+    max_i |mean + gamma p - d_i| <= max_ij |d_i - d_j|, over the updates d that they know.
 
-    The paper searches for gamma by halving steps. Here it is exact: each |mean + gamma p - d_i|^2 is a parabola in
-    gamma, and gamma the least of their larger crossings of the bound.
+    The paper searches for gamma with halving steps. Here it is computed exactly: each |mean + gamma p - d_i|^2 is a
+    parabola in gamma, and the result is the smallest of the larger roots at which a parabola reaches the bound.
 
     Args:
-        direction: p: ``"unit"``, -mean / |mean|; ``"std"``, minus the standard deviation of each entry; ``"sign"``,
-            minus the mean's signs.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        direction: p, which is ``"unit"``: -mean / |mean|; ``"std"``: minus the standard deviation of each entry;
+            ``"sign"``: minus the signs of the mean.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
-        knows: see :class:`flsv.attacks.Collusion`; the paper's strongest know all updates.
+        knows: see :class:`flsv.attacks.Collusion`; ``"all"`` in the paper's strongest attack.
 
     Raises:
         ConfigurationError: an argument out of range.
@@ -61,7 +61,7 @@ class MinMax(Collusion):
         else:
             towards = -mean / mean.norm().clamp_min(torch.finfo(mean.dtype).tiny)
         square = towards @ towards
-        if square == 0:  # all are 0, or alike
+        if square == 0:  # the direction is 0, as where all updates are equal
             return mean.to(updates)
         away = mean - known
         bound = torch.cdist(known, known, compute_mode="donot_use_mm_for_euclid_dist").max().square()

@@ -14,12 +14,12 @@ from flsv.uploads import UploadContext
 
 
 class Scaling(Attack):
-    """Multiplies the update by ``factor``.
+    """Attack that multiplies the update by ``factor``.
 
     Args:
-        factor: above 1 it gives the client more weight than the server does.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        factor: factor on the update; above 1, it increases the client's weight in the aggregate.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:

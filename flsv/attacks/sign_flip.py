@@ -15,12 +15,12 @@ from flsv.utilities.declared import Positive
 
 
 class SignFlip(Attack):
-    """Multiplies the update by ``-scale``: a step that increases the client's own loss.
+    """Attack that multiplies the update by ``-scale``: a step that increases the client's own loss.
 
     Args:
-        scale: above 0; 1 leaves the norm as it is.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        scale: factor above 0; 1 leaves the norm unchanged.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:

@@ -22,13 +22,12 @@ from torchmetrics import Metric
 
 from flsv._lightning.evaluation import each_loader, on_device
 from flsv.federation.run import FederationRun
-from flsv.functional.shapley.undecided import times_to_tell_apart
-from flsv.functional.shapley.undecided import told_apart as pairs_apart
+from flsv.functional.shapley.studentized_range import pairs_differ, times_to_tell_apart
 from flsv.games import ModelScore, Scores
 from flsv.games.replica import Replica
 from flsv.games.scores import score_batch
 from flsv.games.validation_batches import checked_logits, checked_pair
-from flsv.games.vector_evaluator import rows_of
+from flsv.games.vector_evaluator import row_builder
 from flsv.metrics import ContributionMetric
 from flsv.training.local_steps import limited
 from flsv.utilities.errors import ConfigurationError
@@ -58,14 +57,14 @@ class Verdict:
 
 
 def starts(trainer: L.Trainer, fit: FederationRun) -> dict[str, float | None]:
-    """By metric, what its game shares out, of the model before the first round."""
+    """Measure the model before the first round by what each metric's game shares out."""
     return {name: verdict.value for name, verdict in verdicts(trainer, fit)[0].items()}
 
 
 def learned(trainer: L.Trainer, fit: FederationRun) -> dict[str, Any]:
-    """For the run's record: by metric, what its game shares out, of the model at the run's start and now, the sum
-    of the values, and whether the model is told apart from a constant answer, or why that is not known; and which
-    metrics' values are undecided."""
+    """Make the record's entries on what the model has learned: by metric, the performance that its game shares out at
+    the run's start and now, the sum of the values, and whether the model is told apart from a constant answer, or why
+    that is not known; and which metrics' values are undecided."""
     found, unknown = verdicts(trainer, fit)
     values, start = fit.board.contributions, fit.state.start
     paid = {
@@ -88,8 +87,8 @@ def learned(trainer: L.Trainer, fit: FederationRun) -> dict[str, Any]:
 
 
 def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
-    """Metrics whose sampled values tell no pair of clients apart: the evaluations that they have had, and those that
-    would, see :mod:`flsv.functional.shapley.undecided`."""
+    """Find the metrics whose sampled values tell no pair of clients apart: how many evaluations they have had, and how
+    many would tell one apart, see :mod:`flsv.functional.shapley.studentized_range`."""
     found = {}
     for name, value in values.items():
         metric = metrics[name]
@@ -99,14 +98,14 @@ def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> di
         of, errors = value.cpu(), known["stderr"].cpu()
         freedom = float(torch.as_tensor(metric.error_freedom()).nan_to_num(nan=math.inf).min())  # type: ignore[operator]
         some = int((of.isfinite() & errors.isfinite()).sum()) > 1
-        if some and not pairs_apart(of, errors, freedom):
+        if some and not pairs_differ(of, errors, freedom):
             spent, times = int(known["evaluations"]), times_to_tell_apart(of, errors, freedom)
             found[name] = {"evaluations": spent, "needed": math.ceil(spent * times)}
     return found
 
 
 def verdicts(trainer: L.Trainer, fit: FederationRun) -> tuple[dict[str, Verdict], str | None]:
-    """On the global model, by metric, and under ``NO_METRIC`` where no metric plays a game.
+    """Test the global model by each metric's measure, and under ``NO_METRIC`` where no metric plays a game.
 
     Returns:
         The verdicts; and why it is not known whether the model has learned anything, None where it is.
@@ -125,7 +124,7 @@ def verdicts(trainer: L.Trainer, fit: FederationRun) -> tuple[dict[str, Verdict]
 
 
 def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
-    """Of each metric's game, told apart where a constant answer's performance is known."""
+    """Test the model by the measure of each metric's game, where a constant answer's performance is known."""
     found: dict[str, Verdict] = {}
     evaluators: dict[Any, Any] = {}
     scores: dict[Any, Any] = {}
@@ -137,8 +136,9 @@ def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
             evaluators[key] = fit.server.games.evaluator_of(measure)
             scores[key] = evaluators[key](model[None])
         value = scores[key].value(measure if other is None else other.name)
-        apart = told_apart(scores[key], measure) if measure in TESTED else None
-        if other is not None and other.called:
+        by = other.of if other is not None and other.by_class else measure
+        apart = told_apart(scores[key], by) if isinstance(by, str) and by in TESTED else None
+        if other is not None and other.called and not other.judged:
             labels = [y.cpu() for _, y in evaluators[key].batches]
             apart = ranks_apart(other.called, float(value), torch.cat(labels), fit.engine.data.num_classes)
         found[name] = Verdict(measure if other is None else other.title, _finite(value), apart)
@@ -148,8 +148,8 @@ def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _scores(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> Scores | str:
-    """A classifier's, of as many validation batches as the trainer validates on, or why there are none. One batch at a
-    time is in memory; nothing of the fit changes."""
+    """Compute a classifier's scores on as many validation batches as the trainer validates on, or say why there are
+    none. One batch at a time is in memory; nothing of the fit changes."""
     data, space, module = fit.engine.data, fit.engine.space, trainer.lightning_module
     loaders, limit = data.val_dataloader(), trainer.limit_val_batches
     if not loaders:
@@ -165,7 +165,7 @@ def _scores(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> Scores | s
         with isolated_rngs(0, "answers"), torch.autocast(trainer.strategy.root_device.type, enabled=False):
             replica = Replica(module, space, trainer.strategy.precision_plugin.forward_context)
             replica.follow(module)
-            replica.load(rows_of(model[None]), 0)
+            replica.load(row_builder(model[None]), 0)
             for index, loader in enumerate(each_loader(loaders)):
                 for batch in on_device(trainer, islice(loader, limited(len(loader), limit)), index):
                     x, y = checked_pair(batch, data.num_classes)
@@ -186,7 +186,7 @@ def _finite(values: Tensor) -> float | None:
 
 
 def told_apart(scores: Scores, performance: str) -> bool:
-    r"""Whether a model's score on the validation set is significantly above a constant answer's.
+    r"""Return whether a model's score on the validation set is significantly above a constant answer's.
 
     Args:
         scores: of one model, K = 1.
@@ -224,9 +224,9 @@ def told_apart(scores: Scores, performance: str) -> bool:
 
 
 def ranks_apart(score: str, value: float, labels: Tensor, num_classes: int) -> bool:
-    """Whether a score of probabilities is significantly above what predictions get that have nothing to do with the
-    labels, a constant one among them. The labels' counts alone say what that is: the mean over the classes that occur
-    (of two, class 1's), and an error as if all classes' errors went together, so that it is not too small.
+    """Return whether a score of probabilities is significantly above that of predictions that have nothing to do with
+    the labels, a constant one among them. That score follows from the labels' counts alone: the mean over the classes
+    that occur (of two, class 1's), and an error as if all classes' errors went together, so that it is not too small.
 
     Args:
         score: in :data:`flsv.games.class_scores.CLASS_SCORES`. ``"auroc"``: 1/2, with Mann and Whitney's variance.

@@ -26,7 +26,7 @@ from flsv._lightning.patches import (
 )
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
 from flsv.configuration.federation_config import FederationConfig
-from flsv.configuration.identity import of_fit
+from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
@@ -109,7 +109,7 @@ class LightningFit:
         self._undo.enter_context(warnings.catch_warnings())
         for message in _EVERY_ROUND:
             warnings.filterwarnings("ignore", message=message)
-        self.saver.identity = of_fit(settings, data)
+        self.saver.identity = fit_identity(settings, data)
         self.board.bind(
             data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
         )
@@ -135,9 +135,9 @@ class LightningFit:
         )
 
     def start(self, module: L.LightningModule) -> None:
-        """Everything is on its device and set up: make the run, and begin the reports."""
+        """Make the run, and begin the reports: everything is on its device and set up."""
         trainer, saver, config = self.trainer, self.saver, self.config
-        self._change((self.data, "_dealt", self.data.near(trainer)))
+        self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)
         self.config = config = self.plan.decide(trainer, self.data, config)
@@ -152,14 +152,17 @@ class LightningFit:
             engine.options.check(saver.asked)
             check_sharing(saver.shared, engine.space.described())
         self.federation.begin(resumed=saver.resumed or trainer.current_epoch > 0)
-        self.reports = RunReports(trainer, self.federation, saver, self.files, self._told)
+        told = partial(self.plan.told, self.state.num_clients)
+        self.reports = RunReports(trainer, self.federation, saver, self.files, told)
 
     def begin_training(self, module: L.LightningModule) -> None:
         """Begin training: the optimizers are set up."""
         trainer, federation, saver = self.trainer, self.running, self.saver
         engine = federation.engine
         assert self.reports is not None
-        engine.check_algorithm()  # before the module's own hooks are patched
+        algorithm: Any = federation.config.client_algorithm
+        if algorithm is not None:  # before the module's own hooks are patched
+            algorithm.check_fit(trainer, federation.config)
         if saver.asked is not None:
             engine.options.apply(saver.asked)
             saver.asked = None
@@ -192,7 +195,7 @@ class LightningFit:
 
     @property
     def within_round(self) -> bool:
-        """Whether clients train: the module is one of them."""
+        """Return whether clients train: the module is one of them."""
         return self.cohort is not None and self.cohort.active
 
     @property
@@ -207,13 +210,13 @@ class LightningFit:
     # ---- within a round
 
     def begin_round(self) -> None:
-        """The module holds the global model."""
+        """Begin a round: the module holds the global model."""
         self.finetuning.begin_round()
         self.average.begin_round()
         self.running.begin_round()
 
     def begin_batch(self, batch: Any) -> None:
-        """A client of the cohort is to train on a batch."""
+        """Begin a batch, which a client of the cohort is to train on."""
         assert self.cohort is not None
         if self.cohort.begin_batch(batch):
             assert self.reports is not None
@@ -221,12 +224,12 @@ class LightningFit:
             self.reports.terminal.text = {"round": rounds, "client": self.cohort.place}
 
     def begin_step(self, optimizer: Any) -> None:
-        """A client is about to take an optimizer's step."""
+        """Begin an optimizer's step of a client."""
         assert self.cohort is not None
         self.cohort.turn.begin_step(optimizer)
 
     def end_batch(self, module: L.LightningModule, outputs: Any, batch: Any) -> None:
-        """A client has trained on a batch; with the cohort's last one, the round is over."""
+        """End a batch that a client has trained on, and with the cohort's last one the round."""
         assert self.cohort is not None
         self.average.end_batch(self.trainer)
         if self.cohort.end_batch(step_loss(self.trainer, outputs)):
@@ -247,7 +250,7 @@ class LightningFit:
     # ---- between rounds
 
     def end_epoch(self) -> None:
-        """Lightning's epoch is over, and with it a round, if nothing has stopped it.
+        """End Lightning's epoch, and with it a round, if nothing has stopped it.
 
         Raises:
             RuntimeError: something has, and the fit is to go on.
@@ -264,7 +267,7 @@ class LightningFit:
             self.boundary.remember()
 
     def begin_validation(self) -> None:
-        """Lightning validates before it stops, and the module may be a half-trained client."""
+        """Discard an unfinished round: Lightning validates before it stops, and the module may be a client."""
         if self.fitting and self.within_round:
             self.discard("the epoch ended before the round's last batch")
 
@@ -274,7 +277,7 @@ class LightningFit:
             warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
     def saved(self) -> dict[str, Any]:
-        """What the next round needs of clients, optimizers and files."""
+        """Return what the next round needs of clients, optimizers and files."""
         engine = None if self.federation is None else self.federation.engine
         return {**self.saver.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
@@ -294,7 +297,7 @@ class LightningFit:
     # ---- the end
 
     def finish(self) -> None:
-        """Training has ended as it should."""
+        """Train the coalitions that were put off, and report the end of training."""
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
@@ -306,19 +309,19 @@ class LightningFit:
         self.reports.finish()
 
     def end(self) -> None:
-        """The fit is over: where a resumed run had no round left, its coalitions may be still to be trained."""
+        """Finish the fit of a resumed run that had no round left: its coalitions may be still to be trained."""
         if not self._finished and self.plan.left:
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
-        """The fit has failed: name the client, forget its round, and leave everything as it was found."""
+        """Name the client with which the fit has failed, forget its round, and leave everything as it was found."""
         try:
             if self.federation is not None:
                 self.federation.engine.failed(exception, self.place())
             if self.within_round:
                 exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
                 self.discard(f"{type(exception).__name__} {self.place()}")
-            self.average.give_back(module)
+            self.average.restore(module)
         finally:  # the folder's lock, too, whatever state the module is in
             self.close(failed=True)
         if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
@@ -338,12 +341,9 @@ class LightningFit:
     # ---- what the trainer asks
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
-        self._undo.callback(PatchedAttributes(list(changes)).give_back)
-
-    def _told(self) -> list[str]:
-        return self.plan.told(self.state.num_clients)
+        self._undo.callback(PatchedAttributes(list(changes)).restore)
 
     def _round_loader(self) -> Any:
-        """The train dataloader of the coming round, once it can be had."""
+        """Return the train dataloader of the coming round, or before the first one what has its length."""
         length = counted_length(self.trainer, self.steps)
         return self.running.loader() if length is None else length

@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from flsv.__about__ import __version__
 from flsv._lightning.round_boundary import install
-from flsv.aggregation import Aggregator, FedAvg
+from flsv.aggregation import Aggregator
 from flsv.configuration.federation_config import ClientEvaluation, FederationConfig
 from flsv.configuration.identity import settings_of
 from flsv.core import FederationState
@@ -29,14 +29,14 @@ from flsv.core.strategy import Strategy
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import Contribution, contribution, events_of, table
 from flsv.federation.run import FederationRun, Saver
-from flsv.filters import OutlierFilter, UpdateFilter, with_guard
+from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.personalization import Personalizer
 from flsv.report.reading import read_run
 from flsv.results.folder import Reporting
 from flsv.results.round_result import Event, copies_in, faults_in
 from flsv.retraining.coalition_plan import CoalitionPlan
-from flsv.sampling import ClientSampler, FullParticipation
+from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
 from flsv.server.checks import check_callbacks, check_names, check_setup
 from flsv.server.resume import check_checkpoint, check_state, complete
@@ -113,19 +113,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     """
 
     _instead = "Use loop.replace({0}), which gives a new loop."
-    aggregator: Aggregator
-    personalizer: Personalizer | None
-    sampler: ClientSampler
-    client_algorithm: ClientAlgorithm | None
-    uploads: tuple[Upload, ...]
-    filters: tuple[UpdateFilter, ...]
-    local_epochs: int
-    optimizer_state: Literal["reset", "persist"]
-    share: Any
-    evaluation: ClientEvaluation
-    reporting: Reporting
-    seed: int | None
-    engine: str | Callable[..., Any]
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an argument, as :attr:`config` has it."""
 
     @checked
     def __init__(
@@ -146,24 +137,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         seed: int | None = None,
         engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
-        self.config = config = FederationConfig(  # copies, whatever becomes of the caller's own lists
-            aggregator=aggregator or FedAvg(),
-            metrics=dict(metrics or {}),
-            personalizer=personalizer,
-            sampler=sampler or FullParticipation(),
-            client_algorithm=client_algorithm,
-            uploads=tuple(uploads or ()),
-            filters=with_guard([OutlierFilter()] if filters is None else filters),
-            local_epochs=local_epochs,
-            optimizer_state=optimizer_state,
-            share=list(share) if isinstance(share, list | tuple) else share,
-            evaluation=evaluation,
-            reporting=reporting,
-            seed=seed,
-            engine=engine,
-        )
+        given = locals()
+        self.config = config = FederationConfig(**{name: given[name] for name in _ARGUMENTS})
         for name in _ARGUMENTS:
-            if name != "metrics":
+            if name != "metrics":  # which are the live ones
                 setattr(self, name, getattr(config, name))
         spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
         self.board = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
@@ -175,7 +152,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @cached_property
     def _described(self) -> dict[str, str]:
-        """Of the objects as the first fit finds them: later they may hold what they have learnt."""
+        """The settings as the first fit finds them: later the objects may hold what they have learned."""
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
@@ -184,7 +161,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._plan.reset()
 
     def replace(self, **changes: Any) -> FederatedLoop:
-        """A new loop of the same arguments but for these; those of a loop that is there cannot be set.
+        """Return a new loop of the same arguments but for these; those of a loop that is there cannot be set.
 
         Metrics, strategies, uploads and filters are copied: what one loop learns is not the other's.
 
@@ -253,7 +230,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- what is saved
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next round needs beyond the global model."""
+        """Return all that the next round needs beyond the global model."""
         return {
             **self.state.state_dict(),
             **(self.saver.state_dict() if self._run is None else self._run.saved()),
@@ -284,7 +261,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._run.rewind(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The federation between two rounds, without the trainer and the data of its fit: a copy can be fitted anew."""
+        """Return the federation between two rounds, without trainer and data of its fit: a copy can be fitted anew."""
         run = None if self._run is None else self._run.federation
         given = {"log": None, "log_dict": None}  # by Lightning, of the module
         return {**vars(self), **given, "saver": self.saver.copy(None if run is None else run.engine), "_run": None}
@@ -375,16 +352,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return None if self._run is None else self._run.current_client
 
     def received(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
+        """Return the model ``[P]`` that each client would start the next round from, where it is not the global one."""
         return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:
-        """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
-        current values, the last weights and accuracies. Of all rounds: :meth:`history`."""
+        """Return the metrics' current values, the last weights and accuracies as a tidy DataFrame with the columns of
+        :func:`flsv.read_run`. :meth:`history` has all rounds."""
         return table(self.board, self.state, None if self._run is None else self._run.data.client_names)
 
     def history(self) -> pandas.DataFrame:
-        """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""
+        """Return all rounds as :func:`flsv.read_run` reads them from the run's folder. Without one it raises."""
         if self.saver.csv is None:
             raise ConfigurationError(
                 "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "

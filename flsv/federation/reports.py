@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
-from flsv.configuration.identity import chosen, settings
+from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
@@ -26,12 +26,13 @@ from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.metrics import ContributionMetric
+from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
-from flsv.results.measured import Monitored, Results, columns_of, curves_of, known_rows, overall
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
+from flsv.results.rows import RoundResults, column_names, overall
 from flsv.results.run_table import CSV, frame, tidy
-from flsv.results.tensorboard import TensorBoard, Trackers, draw_metric, figures_due
+from flsv.results.tensorboard import TensorBoard, Trackers
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
@@ -62,17 +63,17 @@ class RunReports:
         federation: FederationRun,
         saver: Saver,
         files: bool,
-        told: Callable[[], list[str]] = list,
+        told: Callable[[], list[str]],
     ) -> None:
         self._trainer, self._federation, self._told = trainer, federation, told
         self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
         metrics, reporting = federation.board.metrics, self._config.reporting
         names = self._data.client_names, self._data.class_names
         self._events = partial(events_of, self._config.filters, self._state)
-        self.results = Results(metrics, *names)
-        self._known = self.results.known(self._state.round_index, federation.board.contributions)
+        self.results = RoundResults(metrics, *names)
+        self._known = self.results.rows(self._state.round_index, federation.board.contributions)
         folder = federation.engine.ranks.from_rank(0, run_folder(trainer), "the run's folder")
-        described = settings(self._config, metrics, self._data, self._state.seed)
+        described = hyperparameters(self._config, metrics, self._data, self._state.seed)
         before, saver.csv = saver.csv, None
         self.sinks: list[Sink] = []
         if files and trainer.is_global_zero:
@@ -81,9 +82,7 @@ class RunReports:
             identity = saver.identity.plain()
             self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
         if files:
-            self.sinks.append(
-                ClientPictures(federation.engine, trainer.max_epochs, reporting.figures, folder / "clients")
-            )
+            self.sinks.append(ClientPictures(federation.engine, folder / "clients"))
         self.sinks += self._loggers(described)
         self.terminal = Terminal(trainer, names[0], self._prints and reporting.table, files)
         self._monitored = Monitored(trainer, metrics)
@@ -93,8 +92,11 @@ class RunReports:
     def _prints(self) -> bool:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
+    def _draws(self, index: int) -> bool:
+        return self._config.reporting.draws(index, self._trainer.max_epochs)
+
     def _csv(self, path: Path, before: str | None) -> CSV:
-        """The file of contributions, begun anew or gone on with.
+        """Open the file of contributions, anew or to go on with it.
 
         Args:
             path: of the file.
@@ -115,14 +117,15 @@ class RunReports:
         return content | ({"run": state.run} if state.run else {})
 
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
-        """The sinks of the trainer's loggers, which are told the settings."""
+        """Make the sinks of the trainer's loggers, which are told the settings."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
         metrics, reporting = self._federation.board.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
-        columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
+        cells = hparam_columns(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
         classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
         draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
+        per_class = curves_of(metrics, reporting.per_class)
         sinks: list[Sink] = []
         others = []
         for logger in trainer.loggers:
@@ -131,20 +134,19 @@ class RunReports:
                 logger.log_hyperparams(merged)
             # In a fast_dev_run a logger's experiment is no writer.
             if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
-                board = TensorBoard(logger, trainer, metrics, *names, reporting, self._config.evaluation.every > 0)
-                board.begin(first, merged, columns, draw)
+                board = TensorBoard(logger, trainer, metrics, *names, per_class, self._config.evaluation.every > 0)
+                board.begin(first, merged, cells, draw)
                 sinks.append(board)
             else:
                 others.append(logger)
-        return [*sinks, Trackers(others, curves_of(metrics, reporting.per_class), *names)] if others else sinks
+        return [*sinks, Trackers(others, per_class, *names)] if others else sinks
 
     def write(self, round: Round) -> None:
-        """A round is over."""
-        trainer, state, federation = self._trainer, self._state, self._federation
+        """Hand the result of a round that is over to the sinks."""
+        state, federation = self._state, self._federation
         assert state.weights is not None
-        result = self.results.after(
+        result = self.results.round_result(
             state.round_index,
-            trainer.should_stop or state.round_index + 1 == trainer.max_epochs,
             federation.board.contributions,
             state.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
@@ -152,19 +154,20 @@ class RunReports:
             scores=state.client_scores,
             evaluated=federation.evaluated,
             events=self._events(),
+            drawn=self._draws(state.round_index),
         )
         for sink in self.sinks:
             sink.write(result)
 
     def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Values of earlier rounds are known now.
+        """Hand values of earlier rounds, which are known now, to the sinks.
 
         Args:
             found: round to the metrics' values after it, by name.
         """
         board = self._federation.board
         for index, values in sorted(found.items()):
-            result = self.results.late(index, values)
+            result = self.results.late(index, values, self._draws(index))
             for sink in self.sinks:
                 sink.write_late(result)
             board.contributions.update(values)
@@ -178,18 +181,18 @@ class RunReports:
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def look_at_start(self) -> None:
-        """What the metrics' games share out, of the model before the first round."""
+        """Measure the model before the first round by what the metrics' games share out."""
         if self._state.round_index == 0 and self._learning_is_told:
             self._state.start = starts(self._trainer, self._federation)
 
     def finish(self) -> None:
-        """The fit is over: what everybody was worth."""
+        """Hand the result of the whole run to the sinks."""
         result = self._result(learned(self._trainer, self._federation) if self._learning_is_told else {})
         for sink in self.sinks:
             sink.finish(result)
 
     def stopped(self) -> None:
-        """Somebody has stopped the fit: the table so far."""
+        """Print the table so far: somebody has stopped the fit."""
         if self._state.round_index and self._prints:
             self.terminal.show_table(self._result({}))
 
@@ -202,21 +205,21 @@ class RunReports:
         return RunResult(
             index,
             state.round_index,
-            table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
-            columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
+            table=frame(self.results.rows(index, values, **of_clients, **state.client_scores)),
+            columns={name: "column" if column_names(metrics[name]) else "class" for name in metrics if name in values},
             to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
             learned={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
             logged={name: value for name, value in logged.items() if name not in self._monitored.names},
-            pictures={name: partial(draw_metric, metrics[name], name, value, index) for name, value in values.items()},
+            pictures=self.results.pictures(index, values),
         )
 
     def flush(self) -> None:
-        """Everything to the disk, as before a checkpoint."""
+        """Write everything to the disk, as before a checkpoint."""
         for sink in self.sinks:
             sink.flush()
 
     def close(self, failed: bool) -> None:
-        """The fit is over, or has failed."""
+        """Close the sinks: the fit is over, or has failed."""
         for sink in self.sinks:
             sink.close(failed)
 
@@ -226,17 +229,15 @@ class ClientPictures(Sink):
 
     Args:
         engine: where the clients are.
-        rounds: of the run.
-        every: rounds between two pictures, see :class:`flsv.results.folder.Reporting`.
         folder: of the clients' folders.
     """
 
-    def __init__(self, engine: OneProcess, rounds: int | None, every: int | None, folder: Path) -> None:
-        self._engine, self._rounds, self._every, self._folder = engine, rounds, every, folder
+    def __init__(self, engine: OneProcess, folder: Path) -> None:
+        self._engine, self._folder = engine, folder
 
     def write(self, result: RoundResult) -> None:
-        if figures_due(result.round_index, self._rounds, self._every):
-            cohort = (~result.weights.isnan()).nonzero()[:, 0].tolist()
+        if result.drawn:
+            cohort = [row.client for row in result.table if row.metric == "weight"]
             self._engine.write_artifacts(cohort, result.round_index, self._folder)
 
 
@@ -278,7 +279,7 @@ class Contribution(Tensor):
 
 
 def contribution(metric: Metric, value: Tensor) -> Contribution:
-    """A metric's value ``[n]`` or ``[n, M]`` as it is shown."""
+    """Return a metric's value ``[n]`` or ``[n, M]`` as it is shown."""
     whole = overall(metric, value)
     found = whole.as_subclass(Contribution)
     found.by_class = value if value.ndim == 2 else None
@@ -288,7 +289,7 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
 
 
 def table(board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None) -> pandas.DataFrame:
-    """What is known between two rounds: the metrics' values, the last weights and accuracies.
+    """Make the table between two rounds: the metrics' values, the last weights and accuracies.
 
     Args:
         board: the metrics.
@@ -296,18 +297,18 @@ def table(board: ContributionMetrics, state: FederationState, client_names: Sequ
         client_names: of the fit; None: what the metrics were told.
     """
     last = {"weight": state.weights, **state.client_scores}
-    index, names = max(0, state.round_index - 1), client_names or _names(board, state)
-    return tidy(frame(known_rows(index, board.metrics, board.contributions, last, names)))
+    results = RoundResults(board.metrics, client_names or _names(board, state))
+    return tidy(frame(results.rows(max(0, state.round_index - 1), board.contributions, **last)))
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
-    """Client names that the metrics were given."""
+    """Return the client names that the metrics were given."""
     bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
     return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """All that has happened to clients and their updates in the run so far; what the filters have found up to this
+    """List all that has happened to clients and their updates in the run so far. What the filters have found up to this
     round becomes a part of the state's incidents."""
     known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
     for each in filters:

@@ -32,7 +32,7 @@ class FederationRun:
     """One run: its configuration, its metrics, its state, its server and, in an engine, its clients.
 
     A round begins with :meth:`begin_round`; one client after the other trains, in Lightning's epoch; and
-    :meth:`end_round` does the rest. It knows no hooks.
+    :meth:`end_round` does the rest. It is independent of Lightning's hooks.
 
     Args:
         config: what the federation is put together from.
@@ -97,7 +97,9 @@ class FederationRun:
         Args:
             resumed: whether the strategies have loaded what they know.
         """
-        facts = self.engine.facts(self.board.metrics)
+        state, engine = self.state, self.engine
+        optimizers = engine.trainer.optimizers
+        facts = self.config.facts(state.model(), engine.space, engine.data, state.seed, optimizers, self.board.metrics)
         for part in (*self.config.strategies.values(), *self.server.filters):
             if resumed:
                 part.resume(facts)
@@ -128,7 +130,7 @@ class FederationRun:
         state.crossed = manager.channel.taken_out(before)
 
     def loader(self) -> Iterable[Any]:
-        """The train dataloader of the current round."""
+        """Return the train dataloader of the current round."""
         if not self.state.cohort:
             self.draw_cohort()
         return self.engine.loader()
@@ -136,7 +138,7 @@ class FederationRun:
     # ---- a round
 
     def begin_round(self) -> None:
-        """The module holds the global model: instruct the cohort.
+        """Instruct the cohort. The module holds the global model.
 
         Raises:
             ConfigurationError: the privacy budget is spent.
@@ -153,7 +155,7 @@ class FederationRun:
         self.engine.instruct(self.instructions, self._sent)
 
     def end_round(self) -> Round:
-        """The cohort has trained: measure, aggregate, and make the module the next global model."""
+        """Measure and aggregate what the cohort has trained, and make the module the next global model."""
         state, server, engine = self.state, self.server, self.engine
         training = engine.end_training()
         with warnings.catch_warnings():
@@ -199,29 +201,29 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "server", index)
 
     def spent(self) -> str | None:
-        """Why the privacy budget does not last for another round; None where it does."""
+        """Say why the privacy budget does not last for another round; None: it does."""
         loss = self.board.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
+        """Return the model ``[P]`` that each client would start the next round from, where it is not the global one."""
         return self.engine.received(self._instruct)
 
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
         return self.server.instruct(clients, self.state)
 
     def _chances(self) -> Callable[[], Tensor]:
-        """Gives everybody's probability ``[n]`` to be in this cohort, by what was known when it was drawn."""
+        """Return what gives everybody's probability ``[n]`` to be in this cohort, as it was when this was drawn."""
         state, sampler = self.state, self.config.sampler
         return partial(chances_of, sampler, state.num_clients, self._priors, state.round_index, state.cohort)
 
     def _evaluates(self) -> bool:
-        """Whether the clients' own models are evaluated at the end of this round."""
+        """Return whether the clients' own models are evaluated at the end of this round."""
         every, index = self.config.evaluation.every, self.state.round_index + 1
         return bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
 
     def _send_global_model(self) -> None:
-        """Beside another start point, where uploads refer to it."""
+        """Send the global model beside another start point, where uploads refer to it."""
         model = self.state.model()
         for client, instruction in self.instructions.items():
             if instruction.start is not model:
@@ -229,7 +231,7 @@ class FederationRun:
                 self.instructions[client] = replace(instruction, tensors=tensors)
 
     def _sent(self, instructions: Mapping[int, Instruction]) -> None:
-        """These have gone down, after what was asked to draw the cohort."""
+        """Count these instructions as sent, after what was asked to draw the cohort."""
         self.server.send(instructions)
         self.engine.manager.channel.put_first(self.state.crossed)
 
@@ -259,7 +261,7 @@ class Saver:
     resumed: bool = False
 
     def state_dict(self, engine: OneProcess | None = None) -> dict[str, Any]:
-        """As it stands, with the engine of a fit.
+        """Return all of it as it stands, with the engine of a fit.
 
         Args:
             engine: which has taken up what is here; None: there is none yet.
@@ -286,7 +288,7 @@ class Saver:
         self.resumed = True
 
     def copy(self, engine: OneProcess | None) -> Saver:
-        """As it stands, apart from the engine."""
+        """Return a copy as it stands, without the engine."""
         copied = Saver()
         copied.load_state_dict(self.state_dict(engine))
         copied.identity, copied.resumed = self.identity, self.resumed

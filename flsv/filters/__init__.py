@@ -1,11 +1,21 @@
-"""What the server does to a cohort's updates before it measures and averages them."""
+"""Filters: steps of the server between receiving a cohort's updates and measuring and aggregating them."""
 
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
 from flsv.filters.copies import CopyFilter
 from flsv.filters.krum import MultiKrum
 from flsv.filters.norm_cap import NormCap
-from flsv.filters.outliers import OutlierFilter, with_guard
+from flsv.filters.outliers import OutlierFilter, with_finite_check, with_guard
 from flsv.filters.sample_cap import SampleCap
 
-__all__ = ["Cohort", "CopyFilter", "MultiKrum", "NormCap", "OutlierFilter", "SampleCap", "UpdateFilter", "with_guard"]
+__all__ = [
+    "Cohort",
+    "CopyFilter",
+    "MultiKrum",
+    "NormCap",
+    "OutlierFilter",
+    "SampleCap",
+    "UpdateFilter",
+    "with_finite_check",
+    "with_guard",
+]

@@ -15,10 +15,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class UpdateFilter(Component):
-    """Base class: a subclass overrides :meth:`apply`.
+    """Base class of filters. Subclasses override :meth:`apply`.
 
-    One that finds clients at fault says in ``faults`` what that is called in ``loop.events`` and what a warning says
-    of them, and counts them with :attr:`notices`.
+    A filter that finds clients at fault lists its faults in ``faults``: name in ``loop.events`` to words of the
+    warning. It counts the clients with :attr:`notices`.
 
     Example:
         >>> class FirstTwo(UpdateFilter):
@@ -29,53 +29,53 @@ class UpdateFilter(Component):
     """
 
     faults: ClassVar[Mapping[str, str]] = {}
-    #: Whether a run may be resumed with another of its kind, or without it.
+    #: Whether a run may be resumed without this filter, or with other arguments.
     may_change: ClassVar[bool] = False
-    #: What of the clients it compares, where that asks for everybody to start from the global model.
+    #: Quantity that it compares between clients, if comparing needs a common start point; used in an error message.
     compares: ClassVar[str] = ""
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> Cohort:
-        """The cohort that remains, as the metrics and the aggregator see it."""
+        """Return the cohort as the metrics and the aggregator see it."""
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
-        """When a loop is made, whether it can be done beside the rest.
+        """Check, when a loop is made, that the filter goes with the loop's other parts.
 
         Args:
-            personalizer: of the loop.
+            personalizer: the loop's personalizer.
             evaluating: names of the metrics that let clients evaluate models on their own validation samples.
 
         Raises:
-            ConfigurationError: it cannot.
+            ConfigurationError: the filter does not go with the others.
         """
         if self.compares and personalizer is not None:
             raise ConfigurationError(
-                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): {self.compares} are compared where "
-                "everybody starts from the global model. Leave one of them out."
+                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): {self.compares} can be compared "
+                "only where all clients start from the global model. Leave one of them out."
             )
 
     @property
     def excludes(self) -> bool:
-        """Whether it may leave clients out of a round by what others send; yes, where nobody says otherwise."""
+        """Whether it may leave clients out of a round because of others' updates; True unless overridden."""
         return True
 
     @property
     def bounds(self) -> bool:
-        """Whether it may change what a client is seen to have sent; likewise."""
+        """Whether it may change the updates that the metrics see; True unless overridden."""
         return True
 
     @cached_property
     def notices(self) -> Notices:
-        """The clients at fault, and how often."""
+        """Counts of the clients found at fault."""
         return Notices(self.faults)
 
     @property
     def groups(self) -> list[list[int]]:
-        """Groups of clients that it has found to be alike."""
+        """Groups of clients whose updates are copies of each other."""
         return []
 
     def hint(self) -> str:
-        """What models that are not finite may come from, where it knows that."""
+        """Return a possible cause of models that are not finite, or an empty text."""
         return ""
 
     def begin(self, federation: Federation) -> None:

@@ -16,19 +16,19 @@ from flsv.functional.distances import distances
 
 @dataclass(frozen=True)
 class Cohort:
-    """A cohort's updates as the server has them before it measures and averages; k clients.
+    """Updates of a cohort of k clients, as the server holds them before measuring and aggregating.
 
     Args:
         round_index: the round, from 0.
-        updates: what the clients sent.
-        matrix: ``[k, P]``, their models.
-        starts: what each of them started from, ``[P]``; None where the server does not know it.
+        updates: the clients' messages.
+        matrix: the clients' models ``[k, P]``.
+        starts: each client's start point ``[P]``; None where the server does not know it.
         num_samples: integers ``[k]``, as the metrics and the aggregator are to see them.
-        num_parameters: how many leading entries of a model are parameters; the rest are buffers.
-        model_norm: of the global model's parameters at the start of the round.
-        broken: ids of the clients whose model was not finite, so that they sent nothing.
+        num_parameters: number of leading entries of a model that are parameters; the rest are buffers.
+        model_norm: norm of the global model's parameters at the start of the round.
+        broken: ids of the clients whose model was not finite; they are not part of the cohort.
         unmeasured: ids of the clients whose updates are averaged and not measured.
-        said: sentences for the warning of this round.
+        warnings: sentences for the warning of this round.
     """
 
     round_index: int
@@ -40,41 +40,41 @@ class Cohort:
     model_norm: float = 0.0
     broken: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
-    said: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def ids(self) -> list[int]:
-        """The clients' numbers."""
+        """Numbers of the clients."""
         return [update.client_id for update in self.updates]
 
     @cached_property
     def common_start(self) -> Tensor | None:
-        """``[P]``, the common start point; None if clients started from different models."""
+        """Common start point ``[P]``; None if clients started from different models."""
         first = self.starts[0] if self.starts else None
         return first if all(start is first for start in self.starts) else None
 
     @cached_property
     def norms(self) -> Tensor:
-        """float64 ``[k]`` on the CPU: the updates' lengths; as the client says where the start is not known."""
+        """Lengths of the updates, float64 ``[k]`` on the CPU; as reported by clients whose start point is unknown."""
         cut = self.num_parameters
         if self.common_start is not None:
             return distances(self.matrix[:, :cut], self.common_start[:cut]).cpu()
-        known = [
+        lengths = [
             update.norm if start is None else distances(row[None, :cut], start[:cut]).item()
             for update, row, start in zip(self.updates, self.matrix, self.starts)
         ]
-        return torch.tensor(known, dtype=torch.float64)
+        return torch.tensor(lengths, dtype=torch.float64)
 
     @cached_property
     def gram(self) -> Tensor | None:
-        """``[k, k]`` on the CPU: the updates' products; None where the server does not know what all started from."""
+        """Inner products of the updates ``[k, k]``, on the CPU; None unless the server knows all start points."""
         starts = [start for start in self.starts if start is not None]
         if not self.updates or len(starts) < len(self.updates):
             return None
         return ClientMatrix(self.matrix, starts).until(self.num_parameters).gram().cpu()
 
     def keep(self, kept: Tensor) -> Cohort:
-        """Only these clients, bool ``[k]``."""
+        """Return the cohort reduced to these clients, bool ``[k]``."""
         if kept.all():
             return self
         which = kept.tolist()
@@ -86,6 +86,9 @@ class Cohort:
             num_samples=self.num_samples[kept.to(self.num_samples.device)],
         )
 
-    def say(self, *sentences: str) -> Cohort:
-        """With this in the round's warning."""
-        return replace(self, said=(*self.said, *sentences)) if sentences else self
+    def warn(self, *sentences: str) -> Cohort:
+        """Return the cohort with these sentences added to the round's warning."""
+        return replace(self, warnings=(*self.warnings, *sentences)) if sentences else self
+
+    say = warn  # its name in 1.0, until 2.0
+    said = property(lambda self: self.warnings)  # likewise

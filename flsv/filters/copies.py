@@ -1,4 +1,4 @@
-"""CopyFilter: finds clients that send copies of each other's updates, or of the server's last step."""
+"""CopyFilter: a filter that finds copies of other clients' updates, or of the server's last step."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from flsv.core import ClientMatrix
 from flsv.core.strategy import Federation
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, alike, groups_of, similarities
-from flsv.functional.free_riders import ECHO, echoes
-from flsv.functional.isolated_groups import GAP, standing_apart
+from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, groups_of, same_group_pairs, similarities
+from flsv.functional.free_riders import ECHO, last_step_similarity
+from flsv.functional.isolated_groups import GAP, isolated_groups
 
 COPY, ECHOING = "copy", "echo"
 
 
 class CopyFilter(UpdateFilter):
-    """Finds clients whose updates are more alike than the cohort's common direction explains, over three rounds or
-    more.
+    """Filter that finds clients whose updates are more similar than the cohort's common direction explains, over at
+    least three rounds.
 
-    Likewise clients that send back the step that the server has just taken, in three rounds or more; seen of a client
-    that takes part in two rounds on end.
+    It also finds clients that send back the server's last step in at least three rounds. This can be seen only of a
+    client that takes part in two consecutive rounds.
 
-    They stay in the model and in the metrics: ``loop.copies`` and the report name them, beside the amounts where a
-    budget is shared out, and who pays decides. The rules are those of :mod:`flsv.functional.copies`. The server keeps
-    32 bytes for every pair of clients, and the last round's model.
+    Clients found stay in the model and in the metrics. ``loop.copies`` and the report name them, also beside the
+    amounts where a budget is shared; the payer decides. The rules are those of :mod:`flsv.functional.copies`. The
+    server stores 32 bytes for every pair of clients, and the last round's model.
 
     Args:
-        threshold: two clients are alike from this similarity on, in (0, 1]. None: similarities by themselves are not
-            judged.
-        gap: a group stands apart where its members are by so much more alike than any of them is to others, in (0, 2],
-            in the first three rounds that they spend together; for cohorts of six or more. None: not judged.
-        echo: a client sends the server's last step back from this mean of
-            :func:`flsv.functional.free_riders.echoes` on, in (0, 1]. None: not judged.
+        threshold: similarity, in (0, 1], from which on two clients count as copies. None: do not use this rule.
+        gap: difference, in (0, 2], between the similarities within a group and to other clients, from which on the
+            group counts as copies; over the first three rounds that its members spend together, in cohorts of six or
+            more. None: do not use this rule.
+        echo: mean of :func:`flsv.functional.free_riders.last_step_similarity`, in (0, 1], from which on a client
+            counts as sending the server's last step back. None: do not use this rule.
 
     Raises:
-        ConfigurationError: a number out of range; neither rule.
+        ConfigurationError: a number out of range; no rule.
 
     Example:
         >>> from flsv import FederatedLoop
@@ -50,7 +50,7 @@ class CopyFilter(UpdateFilter):
     """
 
     faults: ClassVar = {
-        COPY: "sent updates that are one another's but for little, in several rounds",
+        COPY: "sent almost the same updates as each other, in several rounds",
         ECHOING: "sent the server's own last step back, in several rounds",
     }
     may_change = True
@@ -71,10 +71,10 @@ class CopyFilter(UpdateFilter):
         self.threshold = threshold
         self.gap = gap
         self.echo = echo
-        # [4, n, n]: the sum of each pair's similarities, the rounds that it spent together, those that spoke for it,
-        # and whether it was found to be alike, which stays.
+        # [4, n, n]: for each pair the sum of its similarities, the rounds that it spent together, the rounds with a
+        # high similarity, and whether it was ever found to be copies.
         self._pairs = torch.zeros(4, 0, 0, dtype=torch.float64)
-        # [4, n]: the same of each client and the server's last step; and the last round's model.
+        # [4, n]: the same for each client and the server's last step. Below it, the last round's model.
         self._echoes = torch.zeros(4, 0, dtype=torch.float64)
         self._start: Tensor | None = None
 
@@ -93,8 +93,10 @@ class CopyFilter(UpdateFilter):
 
     @property
     def groups(self) -> list[list[int]]:
-        """All members of each group of clients that were found to be alike, ascending; who sends the server's last step
-        back is a group of its own, or in that of its copies."""
+        """Groups of clients found to be copies of each other, ascending.
+
+        A client that sends the server's last step back and has no copies is a group of its own.
+        """
         together = groups_of(self._pairs[3] > 0)
         alone = {*(self._echoes[3] > 0).nonzero().flatten().tolist()}.difference(*together)
         return sorted([*together, *([client] for client in alone)])
@@ -105,27 +107,27 @@ class CopyFilter(UpdateFilter):
         here = torch.tensor(cohort.ids, dtype=torch.long)
         similar, stepping = self._compare(here, cohort.gram), self._compare_step(here, cohort, cohort.gram)
         echoing = (self._echoes[3] > 0).nonzero().flatten().tolist()
-        said = []
+        sentences = []
         for fault, group in [*((COPY, group) for group in self.groups), (ECHOING, echoing)]:
             members = [client for client in group if client in cohort.ids]
-            if len(members) > (fault == COPY) and self.notices.due(fault, members):
+            if len(members) > (fault == COPY) and self.notices.is_first(fault, members):
                 most = stepping[members] if fault == ECHOING else similar[members][:, members].fill_diagonal_(-1)
-                said.append(
-                    f"{self.notices.said(fault, members)}, up to round {cohort.round_index + 1} (similarity "
-                    f"{most.max().item():.2f}): aggregated and measured all the same. Look at it before anything "
-                    "is paid; the report names them beside what they would get."
+                sentences.append(
+                    f"{self.notices.describe_fault(fault, members)}, up to round {cohort.round_index + 1} (similarity "
+                    f"{most.max().item():.2f}): still aggregated and measured. Look into it before you pay "
+                    "anything; the report names these clients beside their amounts."
                 )
-        return cohort.say(*said)
+        return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Fold the likeness of the clients ``here [k]`` to the server's last step in; their means, ``[n]``."""
+        """Add the similarities of the clients ``here [k]`` to the server's last step; return the means ``[n]``."""
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
         total, rounds, speaking, found = self._echoes
         if self.echo is not None and before is not None and start is not None:
             step = (start - before.to(start))[:end]
             products = ClientMatrix(cohort.matrix, [start] * len(here)).until(end).dot(step).cpu()
-            now = echoes(gram, products, float(step.double() @ step.double()), cohort.num_samples)
+            now = last_step_similarity(gram, products, float(step.double() @ step.double()), cohort.num_samples)
             moved = float(bool((step != 0).any()))
             total, rounds = total.index_add(0, here, now), rounds.index_add(0, here, torch.full_like(now, moved))
             speaking = speaking.index_add(0, here, (now >= self.echo).double())
@@ -135,19 +137,19 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Fold the products of the clients ``here [k]`` in; the mean similarity of each of their pairs, ``[n, n]``."""
+        """Add the similarities of the clients ``here [k]`` to each other; return each pair's mean ``[n, n]``."""
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here
         similar, named = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.bool)
-        if len(here) > 2:  # of two, nobody can say what they have in common
+        if len(here) > 2:  # two clients do not show a common direction
             now = similarities(gram)
             total, together = total.index_put(pairs, now, True), together.index_put(pairs, torch.ones_like(now), True)
             speaking = speaking.index_put(pairs, (now >= SPEAKING).double(), True)
             similar[pairs] = (total / together.clamp_min(1))[pairs]
         if self.threshold is not None:
-            named |= alike(similar, self.threshold)
+            named |= same_group_pairs(similar, self.threshold)
         if self.gap is not None:
-            named[pairs] |= standing_apart(similar[pairs], self.gap) & (together[pairs] == ROUNDS)
+            named[pairs] |= isolated_groups(similar[pairs], self.gap) & (together[pairs] == ROUNDS)
         found = found.where(~named | (speaking < ROUNDS), 1.0)
         self._pairs = torch.stack([total, together, speaking, found])
         return similar

@@ -1,4 +1,4 @@
-"""MultiKrum: keeps the updates that lie closest to their neighbors.
+"""MultiKrum: a filter that keeps the updates closest to their neighbors.
 
 Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
 NeurIPS 2017, section 4 (Krum) and its Multi-Krum, which averages the best m.
@@ -20,16 +20,15 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class MultiKrum(UpdateFilter):
-    """Keeps the ``keep`` clients with the lowest scores; a client's score is the sum of the squared distances from its
-    update to the k - byzantine - 2 closest others, in a cohort of k.
+    """Filter that keeps the ``keep`` clients with the lowest Krum scores, see :func:`krum_scores`.
 
-    Who is not kept is neither averaged nor measured in this round: it is as if it had not taken part. The aggregator
-    behind it weighs those who are left; the paper's mean is ``FedAvg(weighting="uniform")``. A cohort of less than
-    2 f + 3, as where clients drop out, is kept whole, and a warning says so.
+    The others are neither averaged nor measured in this round, as if they had not taken part. The aggregator determines
+    the weights of the kept clients; the paper's mean is ``FedAvg(weighting="uniform")``. A cohort of less than 2 f + 3
+    clients, as after dropouts, is kept whole, with a warning.
 
     Args:
-        byzantine: the paper's f, how many bad clients a cohort may have. It needs 2 f + 3 clients.
-        keep: the paper's m. Default: k - byzantine. 1 is Krum.
+        byzantine: f in the paper, the number of bad clients that a cohort may have. It needs 2 f + 3 clients.
+        keep: m in the paper, the number of clients to keep; None: k - f of a cohort of k. 1 is Krum.
 
     Raises:
         ConfigurationError: an argument out of range; before training, a federation that is too small, or a
@@ -65,36 +64,36 @@ class MultiKrum(UpdateFilter):
     def apply(self, cohort: Cohort) -> Cohort:
         clients = len(cohort.updates)
         if clients < 2 * self.byzantine + 3:
-            return cohort.say(
-                f"in round {cohort.round_index + 1} {self!r} keeps everybody: {clients} clients cannot outvote "
+            return cohort.warn(
+                f"in round {cohort.round_index + 1} {self!r} keeps all clients: {clients} cannot outvote "
                 f"{self.byzantine} bad ones, for which it takes {2 * self.byzantine + 3}."
             )
         keep = clients - self.byzantine if self.keep is None else min(self.keep, clients - self.byzantine)
         kept = torch.zeros(clients, dtype=torch.bool)
-        kept[scores(self._distances(cohort), self.byzantine).argsort(stable=True)[:keep]] = True
+        kept[krum_scores(self._distances(cohort), self.byzantine).argsort(stable=True)[:keep]] = True
         return cohort.keep(kept)
 
     def _distances(self, cohort: Cohort) -> Tensor:
         if cohort.gram is None:
-            raise RuntimeError(f"{self!r}: updates are compared where the server knows what everybody started from.")
+            raise RuntimeError(f"{self!r}: updates can be compared only if the server knows all start points.")
         products = cohort.gram.double()
         squares = products.diag()
         return (squares[:, None] + squares - 2 * products).clamp_min(0)
 
 
-def scores(squared: Tensor, byzantine: int) -> Tensor:
-    """Krum's scores.
+def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
+    """Compute Krum's scores: sums of the squared distances to the k - f - 2 closest others.
 
     Args:
-        squared: ``[k, k]``, squared distances.
-        byzantine: f.
+        squared: squared distances ``[k, k]``.
+        byzantine: f, the number of bad clients.
 
     Returns:
-        ``[k]``: sums over the k - f - 2 closest others.
+        The scores ``[k]``.
 
     Example:
         >>> points = torch.tensor([0.0, 1.0, 2.0, 9.0])
-        >>> scores((points[:, None] - points).square(), byzantine=0)
+        >>> krum_scores((points[:, None] - points).square(), byzantine=0)
         tensor([  5.,   2.,   5., 113.])
     """
     others = squared.clone().fill_diagonal_(float("inf")).sort(1).values

@@ -1,4 +1,4 @@
-"""NormCap: shortens updates that are longer than a multiple of the cohort's median length."""
+"""NormCap: a filter that shortens updates longer than a multiple of the cohort's median length."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from annotated_types import Gt
 
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.clipping import length_factors, shortened
+from flsv.functional.clipping import length_factors, scale_updates
 from flsv.functional.distances import distances
 from flsv.personalization import Personalizer
 from flsv.utilities.errors import ConfigurationError
 
 
 class NormCap(UpdateFilter):
-    """Shortens updates above a bound, keeping their direction, for metrics and aggregator.
+    """Filter that shortens updates above a bound, keeping their direction, for metrics and aggregator.
 
-    So there is little to gain by sending a multiple of one's update, see :mod:`flsv.functional.clipping`. It is
-    for federations without a personalizer, and for metrics that ask no client to evaluate models.
+    It limits the influence of a client that multiplies its update, see :mod:`flsv.functional.clipping`. It does not go
+    with a personalizer, or with metrics that let clients evaluate models.
 
     Args:
-        cap: the longest update, in medians of its cohort's.
+        cap: greatest length of an update, in medians of the cohort's lengths.
 
     Raises:
-        ConfigurationError: a cap that is not positive; lengths that have no meaning beside the rest of the loop.
+        ConfigurationError: a cap that is not positive; a loop with a personalizer or such a metric.
 
     Example:
         >>> NormCap(1.25)
@@ -51,8 +51,8 @@ class NormCap(UpdateFilter):
     def apply(self, cohort: Cohort) -> Cohort:
         starts = [start for start in cohort.starts if start is not None]
         if len(starts) < len(cohort.updates):
-            raise RuntimeError("updates have a length where everybody starts from what the server sends.")
+            raise RuntimeError("updates have a known length only if the server knows all start points.")
         cut = cohort.num_parameters
         origin = torch.stack(starts) if cohort.common_start is None else cohort.common_start
         factors = length_factors(distances(cohort.matrix[:, :cut], origin[..., :cut]), self.cap)
-        return replace(cohort, matrix=shortened(cohort.matrix, origin, factors, cut))
+        return replace(cohort, matrix=scale_updates(cohort.matrix, origin, factors, cut))

@@ -1,4 +1,4 @@
-"""Notices: how often each client was found at fault."""
+"""Notices: number of rounds in which each client was found at fault."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from flsv.data.groups import client_called
 
 
 class Notices:
-    """Counts the rounds in which clients were found at fault.
+    """Counter of the rounds in which clients were found at fault.
 
-    Whoever goes on failing is not named in every round, but the first time, and once more at the end of the run.
+    A client that fails repeatedly is named in a warning the first time and once more at the end of the run.
 
     Args:
-        words: fault to what a warning says of it.
-        found: what was found in earlier rounds: fault to client to the number of rounds.
+        words: fault to the words of its warning.
+        found: the counts of earlier rounds: fault to client to the number of rounds.
 
     Attributes:
-        names: of the clients.
+        names: the clients' names.
 
     Example:
         >>> notices = Notices({"large": "sent too much"})
-        >>> notices.due("large", [3]), notices.due("large", [3]), notices.name("large", [3])
+        >>> notices.is_first("large", [3]), notices.is_first("large", [3]), notices.describe("large", [3])
         (True, False, 'client 3 (2 times)')
         >>> notices.at_the_end()
         ['client 3 (2 times) sent too much']
@@ -33,28 +33,28 @@ class Notices:
         self.names: Sequence[str] = ()
         self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
 
-    def due(self, fault: str, clients: Sequence[int]) -> bool:
-        """Count one more time for these clients; whether it is the first of one of them."""
+    def is_first(self, fault: str, clients: Sequence[int]) -> bool:
+        """Add one to these clients' counts, and return whether it is the first time for one of them."""
         self._found[fault].update(clients)
         return any(self._found[fault][client] == 1 for client in clients)
 
-    def name(self, fault: str, clients: Sequence[int]) -> str:
-        """These clients in words, and how often each was found."""
+    def describe(self, fault: str, clients: Sequence[int]) -> str:
+        """Describe these clients in words, with how often each was found."""
         named = []
         for client in clients:
             count, called = self._found[fault][client], client_called(client, self.names)
             named.append(called.removeprefix("client ") + (f" ({count} times)" if count > 1 else ""))
         return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
 
-    def said(self, fault: str, clients: Sequence[int]) -> str:
-        """These clients, and what they did."""
-        return f"{self.name(fault, clients)} {self._words[fault]}"
+    def describe_fault(self, fault: str, clients: Sequence[int]) -> str:
+        """Describe these clients and their fault in words."""
+        return f"{self.describe(fault, clients)} {self._words[fault]}"
 
     def at_the_end(self) -> list[str]:
-        """The clients that failed more than once, a text for each fault."""
+        """Describe the clients that failed more than once, in one text for each fault."""
         found = {fault: sorted(c for c, times in counts.items() if times > 1) for fault, counts in self._found.items()}
-        return [self.said(fault, clients) for fault, clients in found.items() if clients]
+        return [self.describe_fault(fault, clients) for fault, clients in found.items() if clients]
 
     def state_dict(self) -> dict[str, dict[int, int]]:
-        """Fault to client to the number of rounds."""
+        """Return the counts: fault to client to the number of rounds."""
         return {fault: dict(found) for fault, found in self._found.items()}

@@ -1,4 +1,4 @@
-"""OutlierFilter: names clients whose updates are not finite, or far too large."""
+"""OutlierFilter: warns of clients whose updates are not finite, or far too large."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
 NOT_FINITE, LARGE = "not_finite", "large"
-NOT_MEASURED = "aggregated, for want of OutlierFilter(exclude=True), and not measured: the round counts nothing for it."
+NOT_MEASURED = "aggregated, since exclude=True is not set, and not measured: this round does not count for its value."
 
 
 class OutlierFilter(UpdateFilter):
-    """Warns of clients whose model is not finite or whose update is far larger than the cohort's, and may exclude them.
+    """Filter that warns of clients with non-finite models or far too large updates, and may exclude them.
 
-    A client is called too large where its update is, and its update per step, too: a client with more data goes farther
-    in more steps, the number of which is its own claim. Its update is aggregated and not measured: the round counts for
-    it as one that it took no part in. See ``loop.named``; who is named in every round has no value.
+    An update is too large if both its norm and its norm per local step are: a client with more data takes more steps,
+    whose number is its own report. By default a too large update is aggregated and not measured: for its client the
+    round counts as one without it. See ``loop.named``; a client that is named in every round has no value.
 
-    An update beside which nothing of the others would be left is always left out, see
-    :func:`flsv.functional.outliers.drowning_updates`; a federation without an ``OutlierFilter`` does that, too.
+    An update so large that a sum with it loses the others numerically is always left out, see
+    :func:`flsv.functional.outliers.drowning_updates`; also in a federation without an ``OutlierFilter``.
 
     Args:
-        threshold: the modified z-score from which on an update is too large, see
-            :func:`flsv.functional.outliers.large_updates`. None: not judged.
-        exclude: leave too large updates out of their round. So they are anyway where the aggregator weighs by a metric.
+        threshold: modified z-score above which an update is too large, see
+            :func:`flsv.functional.outliers.large_updates`. None: only updates that drown the others.
+        exclude: whether to leave too large updates out of their round. Where the aggregator's weights come from a
+            metric they always are.
 
     Raises:
         ConfigurationError: a threshold that is not positive; ``exclude`` without a threshold.
@@ -64,13 +65,16 @@ class OutlierFilter(UpdateFilter):
 
     def resume(self, federation: Federation) -> None:
         super().resume(federation)
-        # An aggregator that weighs by what a metric says has nothing to weigh what is not measured by.
+        # An aggregator with weights from a metric has no weight for an update that is not measured.
         self._for_weights = not self.exclude and federation.strategies["aggregator"].metric is not None
         self._aggregated = ""
 
     def apply(self, cohort: Cohort) -> Cohort:
-        """Where more than half of the cohort returned what is not finite, nobody is named for it: it is the model that
-        they were sent."""
+        """Leave too large updates out of the aggregate or the measurement, and warn of their clients.
+
+        If more than half of the cohort returned non-finite models, no client is named: the model that they were sent is
+        the likely cause.
+        """
         norms = cohort.norms
         drowning = drowning_updates(norms, cohort.model_norm)
         large = drowning
@@ -81,12 +85,12 @@ class OutlierFilter(UpdateFilter):
         out = large if self.excludes else drowning
         ids = torch.tensor(cohort.ids, dtype=torch.long)
         unmeasured = ids[large & ~out].tolist()
-        said = [
+        sentences = [
             *self._judge_broken(cohort),
             *self._judge_large(cohort, ids[large & out].tolist(), "left out of the round."),
             *self._judge_large(cohort, unmeasured, NOT_MEASURED),
         ]
-        return replace(cohort, unmeasured=unmeasured).say(*said).keep(~out)
+        return replace(cohort, unmeasured=unmeasured).warn(*sentences).keep(~out)
 
     def _judge_broken(self, cohort: Cohort) -> list[str]:
         broken, index = cohort.broken, cohort.round_index
@@ -95,37 +99,41 @@ class OutlierFilter(UpdateFilter):
         if 2 * len(broken) > total:
             return [
                 f"in round {count} {len(broken)} of {total} clients {self.faults[NOT_FINITE]}: left out of the round. "
-                f"So many are not at fault, but what they were sent. {self.hint()}"
+                f"With so many, the cause is the model that they were sent. {self.hint()}"
             ]
-        if not self.notices.due(NOT_FINITE, broken):
+        if not self.notices.is_first(NOT_FINITE, broken):
             return []
-        return [f"{self.notices.said(NOT_FINITE, broken)} in round {count}: left out of the round. {self.hint()}"]
+        return [
+            f"{self.notices.describe_fault(NOT_FINITE, broken)} in round {count}: left out of the round. {self.hint()}"
+        ]
 
     def _judge_large(self, cohort: Cohort, outliers: list[int], what_of_it: str) -> list[str]:
         if not outliers:
             return []
-        due = self.notices.due(LARGE, outliers)
+        due = self.notices.is_first(LARGE, outliers)
         norms = dict(zip(cohort.ids, cohort.norms.tolist()))
         sizes = ", ".join(f"{norms[client]:.3g}" for client in outliers)
         median = cohort.norms[cohort.norms > 0].quantile(0.5).item()
-        who = self.notices.said(LARGE, outliers)
+        who = self.notices.describe_fault(LARGE, outliers)
         what = f"{who} in round {cohort.round_index + 1} (norm {sizes}; median {median:.3g})"
         if what_of_it is NOT_MEASURED:
             self._aggregated = what
         return [f"{what}: {what_of_it}"] if due else []
 
     def hint(self) -> str:
-        """A possible cause of models that are not finite."""
+        """Return a possible cause of models that are not finite."""
         if self._aggregated:
             return f"The fault may lie further back: {self._aggregated}."
         return "A lower learning rate or gradient_clip_val may help, or a look for NaN in the data."
 
 
-def with_guard(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ...]:
-    """These; where there is no ``OutlierFilter``, behind one that only leaves out what would drown the others.
+def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ...]:
+    """Add an ``OutlierFilter(threshold=None)`` before these filters, unless there is an ``OutlierFilter``.
+
+    It names clients whose models are not finite and leaves out updates that drown the others.
 
     Raises:
-        ConfigurationError: an ``OutlierFilter`` that is not the first, or two filters of a kind.
+        ConfigurationError: an ``OutlierFilter`` that is not the first, or two filters of one class.
     """
     kinds = [type(each) for each in filters]
     if len(set(kinds)) < len(kinds):
@@ -136,3 +144,6 @@ def with_guard(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ...]:
             f"filters={list(filters)}: OutlierFilter judges updates as they were sent. Put it before the others."
         )
     return tuple(filters) if places else (OutlierFilter(threshold=None), *filters)
+
+
+with_guard = with_finite_check  # its name in 1.0, until 2.0

@@ -1,4 +1,4 @@
-"""SampleCap: caps a client's number of samples at a multiple of the cohort's median."""
+"""SampleCap: a filter that caps numbers of samples at a multiple of the cohort's median."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from annotated_types import Gt
 
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.clipping import counted
+from flsv.functional.clipping import capped_samples
 
 
 class SampleCap(UpdateFilter):
-    """Counts a client's claimed number of samples up to a bound, for metrics and aggregator.
+    """Filter that caps the clients' reported numbers of samples, for metrics and aggregator.
 
     See :mod:`flsv.functional.clipping`.
 
     Args:
-        cap: the bound, in medians of the cohort's numbers, rounded up to a whole number.
+        cap: greatest number of samples that counts, in medians of the cohort's numbers; rounded up to an integer.
 
     Raises:
         ConfigurationError: a cap that is not positive.
@@ -34,4 +34,4 @@ class SampleCap(UpdateFilter):
         self.cap = cap
 
     def apply(self, cohort: Cohort) -> Cohort:
-        return replace(cohort, num_samples=counted(cohort.num_samples, self.cap))
+        return replace(cohort, num_samples=capped_samples(cohort.num_samples, self.cap))

@@ -12,7 +12,7 @@ from flsv.functional.shapfed import class_specific_shapley, participant_weights
 from flsv.functional.shapley.banzhaf import banzhaf
 from flsv.functional.shapley.beta import beta_shapley
 from flsv.functional.shapley.complementary import complementary_shapley
-from flsv.functional.shapley.decayed import MULTI_ROUND_INDICES
+from flsv.functional.shapley.decayed import MULTI_ROUND_INDICES, decayed_shapley
 from flsv.functional.shapley.difference import DifferenceEstimate, difference_shapley
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley, interval_over_seeds
@@ -67,6 +67,7 @@ __all__ = [
     "contribution_estimates",
     "contribution_shares",
     "debiased_potential",
+    "decayed_shapley",
     "difference_shapley",
     "direct_values",
     "divergence_weights",

@@ -1,7 +1,7 @@
-"""From values to shares of a budget.
+"""Allocation of a budget in proportion to contributions.
 
-Contributions are in a metric's own unit, may be negative, and are NaN for clients never seen. To pay by them takes
-rules for both, which are choices and no consequences of the values: they are named here, and nothing is implied.
+Contributions are in a metric's own unit, may be negative, and are NaN for clients never seen. Payment needs a rule for
+negative and missing values. Such a rule is a choice and does not follow from the values, so the caller names it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def allocate(
     """Share a budget out in proportion to contributions.
 
     Args:
-        values: ``[n]`` contributions, more is better; NaN for clients that were never seen, who get nothing.
-        budget: what there is to share out, such as 10000.0 euros; at least 0.
-        negatives: what a negative value means. ``"zero"``: its client gets nothing, the others share as if it were not
+        values: ``[n]`` contributions, larger is better; NaN for clients never seen, which get nothing.
+        budget: the amount to share out, such as 10000.0 euros; at least 0.
+        negatives: the rule for negative values. ``"zero"``: its client gets nothing, the others share as if it were not
             there. ``"shift"``: all values are counted from the lowest, if that is below 0; its client gets
             nothing, and the others' shares come closer to each other. ``"softmax"``: shares are
-            ``exp(v_i / s) / sum``, with s the values' standard deviation, so that everybody gets
+            ``exp(v_i / s) / sum``, with s the values' standard deviation, so that every client gets
             something (the form of ShapleyFL's weights, Sun et al., KDD 2023). ``"refuse"``: an error.
         unit: the smallest amount, such as 0.01 for cents: amounts are whole multiples of it, and what rounding leaves
-            goes to the largest remainders (Hamilton's method; of equal remainders, to the first client). None: not
+            goes to the largest remainders (Hamilton's method; among equal ones, to the first client). None: not
             rounded.
 
     Returns:
@@ -46,8 +46,8 @@ def allocate(
         float64 can (``math.fsum`` differs from the budget by rounding of the last place only).
 
     Raises:
-        ConfigurationError: an unknown rule; a budget below 0, or no multiple of the unit; values that are infinite or
-            no vector; nobody left with a positive value; a value below 0 that ``"refuse"`` refuses.
+        ConfigurationError: an unknown rule; a budget below 0, or not a multiple of the unit; values that are infinite
+            or not a vector; no client with a positive claim; a value below 0 under ``"refuse"``.
 
     Example:
         >>> allocate(torch.tensor([3.0, 1.0, -1.0, float("nan")]), 100.0)
@@ -76,16 +76,16 @@ def allocate(
 
 
 def _times(count: int, unit: float) -> float:
-    """Multiply a unit as it is written: in float64 7 * 0.01 is 0.07 and a little more."""
+    """Multiply a unit in decimal: in float64, 7 * 0.01 is slightly more than 0.07."""
     return float(count * Decimal(str(unit)))
 
 
 def largest_remainder(shares: list[float], units: int) -> list[int]:
-    """Whole numbers that sum to ``units``, nearest to ``shares`` of it (Hamilton's method).
+    """Round shares to whole numbers that sum to ``units`` (Hamilton's method).
 
     Args:
         shares: at least 0, whatever their sum.
-        units: to share out.
+        units: the sum of the result.
 
     Example:
         >>> largest_remainder([0.5, 0.3, 0.2], 4)
@@ -97,13 +97,14 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
     whole = [math.floor(amount) for amount in exact]
     left = units - sum(whole)
     order = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))
-    order = [i for i in order if shares[i] > 0]  # nobody is paid for nothing
+    order = [i for i in order if shares[i] > 0]  # clients without a claim get nothing
     for place in range(left):
         whole[order[place % len(order)]] += 1
     return whole
 
 
 def _claims(values: Tensor, negatives: Negatives) -> Tensor:
+    """Turn values into claims of at least 0, by the rule for negative values."""
     if negatives == "shift":
         return values - values.min().clamp(max=0) if len(values) else values
     if negatives == "softmax":
@@ -115,7 +116,7 @@ def _claims(values: Tensor, negatives: Negatives) -> Tensor:
 
 
 def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
-    """What rounding leaves goes to the largest amount."""
+    """Add what rounding leaves of the budget to the largest amount."""
     largest = max(range(len(amounts)), key=amounts.__getitem__)
     rest = math.fsum(amount for i, amount in enumerate(amounts) if i != largest)
     amounts[largest] = max(0.0, budget - rest)
@@ -123,6 +124,7 @@ def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
 
 
 def _checked(values: Tensor, negatives: Negatives) -> Tensor:
+    """Convert values to float64 on the CPU, and raise unless they can be shared by."""
     values = torch.as_tensor(values).detach().cpu().double()
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(
@@ -141,5 +143,6 @@ def _checked(values: Tensor, negatives: Negatives) -> Tensor:
 
 
 def _few(values: Tensor) -> str:
+    """Format the first values for an error message."""
     shown = ", ".join(f"{value:.4g}" for value in values[:6].tolist())
     return f"[{shown}{', ...' if len(values) > 6 else ''}]"

@@ -1,12 +1,11 @@
-"""Cosine gradient Shapley values (CGSV): reputations from how far each participant's update points with the aggregate.
+"""Cosine gradient Shapley values (CGSV): reputations by how far each participant's update points with the aggregate.
 
 Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021, Algorithm 1:
 
-    u_i = scale d_i / |d_i|,   u_N = sum_i r_i u_i,   phi_i = cos(u_i, u_N),   r_i <- alpha r_i + (1 - alpha) phi_i
+    u_i = scale d_i / |d_i|,   u_N = sum_i r_i u_i,   phi_i = cos(u_i, u_N)
 
-and r is made to sum to 1. Lengths are taken as |d_i| + 1e-7, and no reputation falls below a floor, so that nobody is
-shut out for good. As in the authors' code, there is nothing to remember before the first round: its reputations are
-phi / sum(phi), whatever weighs the updates in u_N (there, the data shares).
+with d_i the participants' updates and r_i their reputations, see :func:`updated_reputation`. Lengths are taken as
+|d_i| + 1e-7.
 """
 
 from __future__ import annotations
@@ -18,10 +17,16 @@ EPSILON = 1e-7
 
 
 def normalized(reputation: Tensor) -> Tensor:
-    """float64 ``[k]``, reputations that sum to 1.
+    """Normalize reputations to sum to 1.
+
+    Args:
+        reputation: ``[k]``.
+
+    Returns:
+        float64 ``[k]``.
 
     Raises:
-        ValueError: negative ones, or none above 0.
+        ValueError: a negative reputation, or none above 0.
     """
     reputation = reputation.double()
     if not (reputation >= 0).all() or reputation.sum() == 0:
@@ -30,7 +35,15 @@ def normalized(reputation: Tensor) -> Tensor:
 
 
 def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
-    """phi ``[k]`` in [-1, 1], from d_i . u_N, the |d_i| and |u_N|; 0 where a length is 0.
+    """Compute the cosines phi of the updates with the aggregate.
+
+    Args:
+        products: ``[k]``, d_i . u_N.
+        norms: ``[k]``, |d_i|.
+        norm: a scalar, |u_N|.
+
+    Returns:
+        ``[k]`` in [-1, 1]; 0 where a length is 0.
 
     Example:
         >>> cosines(torch.tensor([3.0, 0.0]), torch.tensor([2.0, 0.0]), torch.tensor(3.0))
@@ -41,9 +54,22 @@ def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
 
 
 def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3) -> Tensor:
-    """The reputations ``[k]`` after a round, which sum to 1: max(alpha r + (1 - alpha) phi, floor), normalized.
+    r"""Update reputations by the cosines of a round.
 
-    Before the first round, None, r is 0.
+    .. math:: r_i \leftarrow \max(\alpha r_i + (1 - \alpha) \phi_i, \text{floor})
+
+    and r is made to sum to 1. The floor keeps every participant from being shut out for good. As in the authors' code,
+    there is nothing to remember before the first round: its reputations are phi / sum(phi), whatever weights the
+    updates have in u_N (in the authors' code, the data shares).
+
+    Args:
+        reputation: ``[k]`` before the round; None before the first round, where r is 0.
+        phi: ``[k]`` cosines of the round, see :func:`cosines`.
+        alpha: how much of the former reputation is kept.
+        floor: the least reputation before the normalization.
+
+    Returns:
+        float64 ``[k]``, sums to 1.
 
     Example:
         >>> updated_reputation(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0]), alpha=0.5)
@@ -57,15 +83,18 @@ def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float =
 
 
 def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
-    """The weights ``[k]`` of a cohort's updates: their reputations before the round.
+    """Compute the weights of a cohort's updates: their reputations before the round.
 
-    Data shares in the first round, as in the authors' code. A participant that joins later starts from the mean of
-    those that are known, which the paper, with full participation, has no need to say.
+    In the first round they are the data shares, as in the authors' code. A participant that joins later starts from
+    the mean of the known reputations; the paper assumes full participation and does not cover this case.
 
     Args:
-        reputation: ``[n]`` of all participants, NaN where there is none yet; None: nobody has one.
+        reputation: ``[n]`` of all participants, NaN where there is none yet; None before the first round.
         client_ids: ``[k]``, the cohort.
         num_samples: ``[k]`` training samples.
+
+    Returns:
+        float64 ``[k]``.
 
     Example:
         >>> cohort_reputation(None, torch.tensor([0, 2]), torch.tensor([30, 10]))

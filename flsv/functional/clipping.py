@@ -1,14 +1,14 @@
-"""Clip what a client can claim, the length of its update and its number of samples.
+"""Clipping of a client's claims: the length of its update and its number of samples.
 
 Nobody can check either from outside, and both can be made larger at will: Bagdasaryan et al., "How To Backdoor
-Federated Learning", AISTATS 2020, send several times an update, and whoever writes each sample down three times has
-three times as many. What is linear in them pays for that. Norms are bounded for robustness by Sun et al., "Can You
-Really Backdoor Federated Learning?", arXiv:1911.07963, 2019, at a constant; here the bound on a claim c_i is relative
-to the cohort, whose median half of it has to be wrong to move at will:
+Federated Learning", AISTATS 2020, multiply an update, and a client that repeats each sample three times has three times
+as many samples. Metrics that are linear in either reward this. Sun et al., "Can You Really Backdoor Federated
+Learning?", arXiv:1911.07963, 2019, bound norms at a constant. Here the bound on a claim c_i is relative to the cohort,
 
-    min(c_i, cap median_j c_j).
+    min(c_i, cap median_j c_j),
 
-Those below the bound may still come up to it, and those above gain nothing by going further.
+so that half of the cohort has to collude to move it at will. A client below the bound can still raise its claim up to
+the bound; a claim above the bound has no further effect.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 
 def length_factors(norms: Tensor, cap: float) -> Tensor:
-    """By how much updates are multiplied so that none is longer than the bound.
+    """Compute the factors that shorten updates to the bound.
 
     Args:
-        norms: ``[k]``, not negative. The median is that of the finite ones above 0.
+        norms: ``[k]`` lengths of the updates, not negative. The median is taken over the finite norms above 0.
         cap: the bound, in medians.
 
     Returns:
-        float64 ``[k]`` in (0, 1], on the CPU.
+        float64 ``[k]`` in (0, 1], on the CPU: min(1, cap median / norm).
 
     Example:
         >>> length_factors(torch.tensor([1.0, 2.0, 8.0, 0.0]), cap=2.0)
@@ -39,18 +39,18 @@ def length_factors(norms: Tensor, cap: float) -> Tensor:
     return factors
 
 
-def counted(num_samples: Tensor, cap: float | None) -> Tensor:
-    """The numbers of samples that count, of those that clients tell.
+def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
+    """Cap the numbers of samples that clients report.
 
     Args:
         num_samples: integers ``[k]``.
-        cap: the bound, in medians, rounded up to a whole number; None: there is none.
+        cap: the bound, in medians of the cohort, rounded up to a whole number; None: no bound.
 
     Returns:
         ``[k]``, of the same type.
 
     Example:
-        >>> counted(torch.tensor([10, 20, 90]), cap=1.5)
+        >>> capped_samples(torch.tensor([10, 20, 90]), cap=1.5)
         tensor([10, 20, 30])
     """
     if cap is None or not len(num_samples):
@@ -59,20 +59,20 @@ def counted(num_samples: Tensor, cap: float | None) -> Tensor:
     return num_samples.clamp_max(bound.to(num_samples.dtype))
 
 
-def shortened(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
-    """Models whose updates are multiplied.
+def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
+    """Multiply the updates of models by factors.
 
     Args:
-        rows: ``[k, P]``, models. They are not changed.
-        start: ``[P]``, which they started from, or ``[k, P]``.
-        factors: ``[k]``.
-        end: how many leading entries are parameters: the others are not multiplied.
+        rows: ``[k, P]``, the trained models; not changed.
+        start: ``[P]``, the model from which all of them started, or ``[k, P]``, one per row.
+        factors: ``[k]``, what each update (row minus start) is multiplied by.
+        end: how many leading entries are parameters; the entries behind them, buffers, stay as they are.
 
     Returns:
-        ``[k, P]``, ``rows`` itself where all factors are 1; rows of a factor of 1 are equal to the bit.
+        ``[k, P]``; ``rows`` itself where all factors are 1. A row with a factor of 1 stays equal to the bit.
 
     Example:
-        >>> shortened(torch.tensor([[3.0, 7.0], [2.0, 7.0]]), torch.ones(2), torch.tensor([0.5, 1.0]), end=1)
+        >>> scale_updates(torch.tensor([[3.0, 7.0], [2.0, 7.0]]), torch.ones(2), torch.tensor([0.5, 1.0]), end=1)
         tensor([[2., 7.],
                 [2., 7.]])
     """

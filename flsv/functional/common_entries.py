@@ -1,8 +1,8 @@
-"""The columns of a matrix in which all rows agree.
+"""Common entries: the columns of a matrix in which all rows agree.
 
-A weighted average of k equal numbers is that number, in mathematics; with weights that are rounded it is one next to
-it. Weights that nobody trains, and constant buffers, would drift from round to round. Here they are found, so that they
-can be put back.
+A weighted average of k equal numbers is that number in mathematics; with rounded weights it may be the next
+floating-point number. Weights that no client trains, and constant buffers, would then drift from round to round. The
+functions here find such columns, so that their values can be put back.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from torch import Tensor
 
 #: Columns that fit a core's cache; on other devices a block is a launch of kernels.
 _BLOCK = 2**16
-
-
 _DEVICE_BLOCK = 2**22
 
 
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of columns, and where in them all rows are equal. Blocks without any such column are left out.
+    """Find where all rows are equal, block by block of columns; blocks without such a column are left out.
 
-    Where models differ everywhere, as after training, this looks at two rows only.
+    Where models differ everywhere, as after training, only two rows are compared.
 
     Args:
         rows: ``[k, P]``, k at least 1.
 
     Yields:
-        A slice of columns, and bool ``[width]``.
+        A slice of columns, and bool ``[width]``: True where all rows are equal.
 
     Example:
         >>> [(block, same.tolist()) for block, same in common_entries(torch.tensor([[1.0, 2.0], [1.0, 3.0]]))]
@@ -51,7 +49,14 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
-    """Averages ``[..., P]`` of the rows ``[k, P]``, changed in place: where all rows agree they are what those are.
+    """Put back the common entries of the rows into their averages.
+
+    Args:
+        average: ``[..., P]``, changed in place.
+        rows: ``[k, P]``, the averaged rows.
+
+    Returns:
+        ``average``; where all rows agree it equals them to the bit.
 
     Example:
         >>> rows = torch.tensor([[0.1], [0.1]])

@@ -1,4 +1,4 @@
-"""Confidence bounds and intervals of means, by Student's t."""
+"""Confidence bounds and intervals by Student's t."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Confidence = Annotated[float, Ge(0.5), Lt(1)]
 def lower_bound(
     count: Tensor, mean: Tensor, squares: Tensor, stderr: Tensor | None = None, confidence: Confidence = 0.9
 ) -> Tensor:
-    r"""One-sided lower confidence bound of the mean of a few independent values.
+    r"""Compute a one-sided lower confidence bound of the mean of a few independent values.
 
     .. math:: \bar x - t_{c-1}(\text{confidence})\, s / \sqrt c, \qquad s^2 = \frac1{c-1} \sum (x - \bar x)^2
 
-    with Student's t for c values. A single value has no spread: of it its own standard error is taken off, times the
-    normal quantile.
+    with Student's t quantile for c values. A single value has no spread: its bound is the value minus its own standard
+    error times the normal quantile.
 
     Args:
-        count: ``[...]`` whole numbers, c; where it is 0 the bound is NaN.
-        mean: ``[...]``.
+        count: ``[...]`` whole numbers c of values; where it is 0 the bound is NaN.
+        mean: ``[...]``, the means of the values.
         squares: ``[...]``, the sum of the squared deviations from the mean.
-        stderr: ``[...]``, of single values; NaN and None count as 0.
+        stderr: ``[...]``, the standard errors of single values; NaN and None count as 0.
         confidence: in [0.5, 1).
 
     Returns:
@@ -55,8 +55,15 @@ def lower_bound(
 
 
 def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
-    """Half of the interval at this level of a number of that variance ``[n]``, estimated with so many degrees of
-    freedom, by Student's t. NaN without any.
+    """Compute half the width of a confidence interval by Student's t.
+
+    Args:
+        variance: ``[n]``, the estimated variance of each number.
+        freedom: ``[n]``, the degrees of freedom of that estimate.
+        level: the interval's level, in (0, 1).
+
+    Returns:
+        ``[n]``; NaN without any degrees of freedom.
 
     Example:
         >>> half_width(torch.tensor([4.0]), torch.tensor([10.0]), 0.9)
@@ -66,6 +73,18 @@ def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
 
 
 def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
-    """Half the width of an interval at this level, in standard errors of that many degrees of freedom: float64."""
+    """Compute half the width of an interval in standard errors: Student's t quantile at (1 + level) / 2.
+
+    Args:
+        level: the interval's level, in (0, 1).
+        freedom: degrees of freedom of the standard error, any shape; inf: the normal quantile.
+
+    Returns:
+        float64, of the shape of ``freedom``.
+
+    Example:
+        >>> t_quantile(0.9), t_quantile(0.9, 2)
+        (tensor(1.6449, dtype=torch.float64), tensor(2.9200, dtype=torch.float64))
+    """
     told = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
     return torch.as_tensor(stats.t.ppf((1 + level) / 2, told.numpy()), dtype=torch.float64)

@@ -1,19 +1,19 @@
-"""Find clients that send copies of each other's updates, as one client under two names does.
+"""Copies: clients that send copies of each other's updates, as one client under two names does.
 
-All updates of a round have something in common: the way to a better model. What tells clients apart is what is left of
-their directions without the mean direction of the cohort,
+All updates of a round share a component: the way to a better model. Clients differ in what is left of their directions
+without the mean direction of the cohort,
 
     e_i = d_i / |d_i| - mean_j d_j / |d_j|,    s_ij = mean_t e_i . e_j / (|e_i| |e_j|),
 
-over the rounds t in which both took part. For clients whose samples have nothing to do with each other s_ij is near
--1 / (k - 1), however much their updates agree; for two that train on the same samples it is near 1. To look for clients
-that are too much alike over rounds is the idea of Fung, Yoon, Beschastnikh, "The Limitations of Federated Learning in
-Sybil Settings", RAID 2020 (FoolsGold), which takes cosines of summed updates; without the mean, clients that learn the
-same well are no suspects. One coincidence proves nothing: nobody is judged before three rounds, each of which has to
-speak for the pair by itself, with 0.4 or more, and all rounds count the same.
+over the rounds t in which both took part. For clients with unrelated samples s_ij is near -1 / (k - 1), however well
+their updates agree; for two clients that train on the same samples it is near 1. To look for clients that are too
+similar over rounds is the idea of Fung, Yoon, Beschastnikh, "The Limitations of Federated Learning in Sybil Settings",
+RAID 2020 (FoolsGold), who take cosines of summed updates. Without the mean, clients that merely learn the same well are
+not suspected. A single coincidence is no evidence: no pair is judged before three rounds, each of which has to speak
+for the pair with a similarity of 0.4 or more, and all rounds have equal weight.
 
-Two clients are alike from a threshold of s_ij on, if all who are alike to one of them are alike to the other: the sum
-of two updates is like both, which are not like each other, and a copy of neither.
+The mean is taken over the whole cohort. Where a third of a cohort or more sends something that no other client sends,
+the mean does not remove what those clients have in common, and their similarities rise.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ from torch import Tensor
 ALIKE = 0.7
 """Chosen on digits_sizes, digits_dirichlet and digits_label_noise, of the benchmark's tuning set: honest clients stay
 below 0.62 there, and eight of nine copies reach 0.7 within ten rounds, most of them in the first."""
-
-
 ROUNDS = 3
-"""Rounds that have to speak for a pair, and the first rounds of a pair that the gap is looked for in."""
-
-
+"""How many rounds have to speak for a pair, and in how many first rounds of a pair a gap is looked for."""
 SPEAKING = 0.4
 """Similarity from which on a round speaks for a pair; chosen on digits_sizes, digits_dirichlet and digits_label_noise.
 ``docs/results/cheating.md`` has how often honest, copying and framed clients are named on others."""
 
 
 def products_without_mean(gram: Tensor) -> Tensor:
-    """e_i . e_j, float64 ``[k, k]``; 0 for updates of zero or without end, which are no part of the mean.
+    """Compute e_i . e_j, the products of the updates' directions without their mean.
 
     Args:
         gram: ``[k, k]``, the updates' products with each other.
+
+    Returns:
+        float64 ``[k, k]``; 0 for updates that are zero or not finite, which are not part of the mean.
 
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [-2.0, 0.0]])
@@ -58,11 +57,13 @@ def products_without_mean(gram: Tensor) -> Tensor:
 
 
 def similarities(gram: Tensor) -> Tensor:
-    """Of one round, float64 ``[k, k]``: e_i . e_j / (|e_i| |e_j|); 0 for clients of whom nothing is left without the
-    mean.
+    """Compute the similarities of one round, e_i . e_j / (|e_i| |e_j|).
 
     Args:
         gram: ``[k, k]``, the updates' products with each other.
+
+    Returns:
+        float64 ``[k, k]`` in [-1, 1]; 0 for updates of zero and those in the mean direction.
 
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
@@ -77,12 +78,15 @@ def similarities(gram: Tensor) -> Tensor:
     return (products / torch.outer(lengths, lengths).where(known, 1.0)).where(known, 0.0).clamp(-1, 1)
 
 
-def alike(similar: Tensor, threshold: float = ALIKE) -> Tensor:
-    """Who is alike together: the groups all of whose pairs are, and that are like nobody else.
+def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
+    """Find the pairs within groups that are similar throughout, and similar to no one else.
+
+    Two clients belong together only if all clients similar to one of them are similar to the other: the sum of two
+    updates is similar to both, although they are not similar to each other, and is a copy of neither.
 
     Args:
         similar: ``[k, k]``, see :func:`similarities`, or their mean over rounds.
-        threshold: from which on two clients are.
+        threshold: the least similarity of a pair.
 
     Returns:
         bool ``[k, k]``, symmetric: pairs within such a group.
@@ -90,8 +94,8 @@ def alike(similar: Tensor, threshold: float = ALIKE) -> Tensor:
     Example:
         >>> near = torch.eye(5)
         >>> near[0, 1] = near[1, 0] = 0.9
-        >>> near[2, 3] = near[3, 2] = near[3, 4] = near[4, 3] = 0.8  # 3 is between 2 and 4, who are not alike
-        >>> groups_of(alike(near))
+        >>> near[2, 3] = near[3, 2] = near[3, 4] = near[4, 3] = 0.8  # 3 is similar to 2 and to 4, which differ
+        >>> groups_of(same_group_pairs(near))
         [[0, 1]]
     """
     pairs = (similar >= threshold).fill_diagonal_(False)
@@ -103,18 +107,21 @@ def alike(similar: Tensor, threshold: float = ALIKE) -> Tensor:
     return found
 
 
-def groups_of(alike: Tensor) -> list[list[int]]:
-    """Connected components of the pairs, each ascending, by first member; without single clients.
+def groups_of(pairs: Tensor) -> list[list[int]]:
+    """Find the connected components of pairs, without single clients.
 
     Args:
-        alike: bool ``[n, n]``, symmetric.
+        pairs: bool ``[n, n]``, symmetric.
+
+    Returns:
+        The members of each component, ascending; components by their first member.
 
     Example:
-        >>> alike = torch.zeros(4, 4, dtype=torch.bool)
-        >>> alike[0, 2] = alike[2, 0] = alike[2, 3] = alike[3, 2] = True
-        >>> groups_of(alike)
+        >>> pairs = torch.zeros(4, 4, dtype=torch.bool)
+        >>> pairs[0, 2] = pairs[2, 0] = pairs[2, 3] = pairs[3, 2] = True
+        >>> groups_of(pairs)
         [[0, 2, 3]]
     """
-    count, group = connected_components(alike.cpu().numpy(), directed=False)
+    count, group = connected_components(pairs.cpu().numpy(), directed=False)
     found = [(group == each).nonzero()[0].tolist() for each in range(count)]
     return sorted(rows for rows in found if len(rows) > 1)

@@ -1,7 +1,7 @@
 """Euclidean distances of models and samples, without overflow and without a second matrix.
 
-The square of an entry above 1.8e19 is infinite in float32, so a norm in float32 says of an update of 1e30 no more than
-that it is long. In float64 the squares of all float32 numbers are finite.
+The square of an entry above 1.8e19 is infinite in float32, so that the float32 norm of such an update is infinite. In
+float64 the squares of all float32 numbers are finite.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
 
 
 def distances(points: Tensor, origin: Tensor) -> Tensor:
-    """Euclidean distances, in float64.
+    """Compute Euclidean distances in float64.
 
     Args:
         points: ``[k, P]``.
-        origin: what they are measured from, ``[P]`` or, each its own, ``[k, P]``.
+        origin: ``[P]``, the point from which all distances are measured, or ``[k, P]``, one per row.
 
     Returns:
-        float64 ``[k]``; NaN for points that hold NaN.
+        float64 ``[k]``; NaN for rows that hold NaN.
 
     Example:
         >>> distances(torch.tensor([[3e30, 4e30], [0.0, 0.0]]), torch.zeros(2))
@@ -46,23 +46,29 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
 
 
 def all_finite(vector: Tensor) -> bool:
-    """Whether no entry of ``vector [P]`` is infinite or NaN, without a second vector.
+    """Check that no entry of a vector is infinite or NaN, without a second vector in memory.
+
+    Args:
+        vector: ``[P]``.
 
     Example:
         >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
         (True, False)
     """
-    # A finite sum says it of all entries; an infinite one may be of finite ones.
+    # If the sum is finite all entries are; an infinite sum may come from finite entries.
     return bool(vector.sum().isfinite()) or all(bool(part.isfinite().all()) for part in vector.split(_at_once(vector)))
 
 
 def _at_once(points: Tensor) -> int:
+    """Return how many numbers are converted to float64 at a time."""
     return CPU_BLOCK if points.device.type == "cpu" else BLOCK
 
 
 def _lengths(steps: Tensor, scale: bool) -> Tensor:
-    """``[r, W]`` to ``[r]``; ``scale``: by each row's largest entry, since squares of float64 models may overflow, too.
-    ``steps`` is written to."""
+    """Compute the lengths ``[r]`` of rows ``[r, W]``, which are overwritten.
+
+    ``scale``: divide each row by its largest entry first, since squares of float64 entries may overflow, too.
+    """
     if not scale:
         return torch.linalg.vector_norm(steps, dim=-1)
     largest = torch.linalg.vector_norm(steps, float("inf"), dim=-1)
@@ -71,7 +77,14 @@ def _lengths(steps: Tensor, scale: bool) -> Tensor:
 
 
 def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
-    """sum_i weights_i points_i in float64: ``[k, P]`` and ``[k]`` to ``[P]``.
+    """Compute sum_i weights_i points_i in float64.
+
+    Args:
+        points: ``[k, P]``.
+        weights: ``[k]``.
+
+    Returns:
+        float64 ``[P]``.
 
     Example:
         >>> weighted_mean(torch.tensor([[1.0, 3e38], [3.0, 3e38]]), torch.tensor([0.5, 0.5]))
@@ -88,11 +101,12 @@ def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
 
 
 def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
-    """``[m, m2]`` squared Euclidean distances in float64; equal rows are at exactly 0."""
+    """Compute squared Euclidean distances float64 ``[m, m2]`` of ``[m, d]`` and ``[m2, d]``; equal rows are at exactly
+    0."""
     left, right = x.double(), x2.double()
     origin = right.mean(0)  # Near the origin the three terms below cancel least.
     left, right = left - origin, right - origin
     norms = left.square().sum(1)[:, None] + right.square().sum(1)
     result = torch.addmm(norms, left, right.T, alpha=-2)
-    # What is below the rounding of the three terms is rounding: sqrt would make 1e-7 of it.
+    # Results below the rounding error of the three terms count as 0: their sqrt would be some 1e-7.
     return result.masked_fill_(result <= 1e-13 * norms, 0.0)

@@ -1,20 +1,9 @@
 """Divergences of label distributions from a reference, and aggregation weights made of them.
 
 Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 5 (the
-Kullback-Leibler divergence, from the uniform distribution). The Euclidean distance and other references are those of
-Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023, whose weights Guo's follow.
-
-Aggregation weights from numbers of samples and label divergences.
-
-Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 6:
-
-    D_k proportional to N_k - a F_k + b,    N_k = |D_k| / |D|.
-
-Departures, without which the formula cannot be used. Raw Kullback-Leibler divergences make it negative in the paper's
-own scenarios (two of ten classes: F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0), so F is first made to sum to 1 over the
-clients. Negative weights become 0, as in FedDisco (Ye et al., ICML 2023). The weights are made to sum to 1: as they
-are, with a = 0.6 and b = 0.1, those of five clients with all labels equally sum to 1.5, which is a larger step of the
-server (``FedAvg(server_lr=...)``) and no better weighting.
+Kullback-Leibler divergence from the uniform distribution) and equation 6 (the weights). The Euclidean distance and
+other references are those of Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023,
+on whose weights Guo's are built.
 """
 
 from __future__ import annotations
@@ -34,21 +23,21 @@ Divergence = Literal["kl", "l2"]
 def label_divergence(
     class_counts: Tensor, kind: Divergence = "kl", reference: Literal["uniform", "global"] | Tensor = "uniform"
 ) -> Tensor:
-    """The divergence of label distributions from a reference.
+    """Compute the divergence of label distributions from a reference.
 
     Args:
-        class_counts: ``[M]``, one client's samples of each class, or ``[n, M]``, everybody's; each client needs one.
+        class_counts: samples of each class, ``[M]`` of one client or ``[n, M]`` of all; each client needs one sample.
         kind: ``"kl"``, sum_j p_j log(p_j / q_j) in nats, with 0 log 0 = 0; or ``"l2"``, the Euclidean distance.
         reference: q: ``"uniform"``, 1/M; ``"global"``, the label distribution of all clients of ``class_counts [n, M]``
             together; or counts or probabilities ``[M]`` of your own, such as the whole federation's counts.
 
     Returns:
         float64 ``[]`` or ``[n]``, at least 0. Against the uniform distribution at most log M (``"kl"``) or
-        sqrt(1 - 1/M) (``"l2"``), which is that of a client with a single class.
+        sqrt(1 - 1/M) (``"l2"``), the divergence of a client with a single class.
 
     Raises:
         ValueError: another kind or reference, shapes that do not fit, a client or a reference without samples, negative
-            counts, ``"kl"`` from a reference without a class that a client has (it would be infinite).
+            counts; ``"kl"`` from a reference that lacks a class of a client, which would be infinite.
 
     Example:
         >>> label_divergence(torch.tensor([[5, 5, 5, 5], [10, 10, 0, 0], [20, 0, 0, 0]]))
@@ -85,7 +74,7 @@ def label_divergence(
 
 
 def _distributions(counts: Tensor, name: str) -> Tensor:
-    """``[..., M]`` numbers as shares that sum to 1, float64."""
+    """Normalize numbers ``[..., M]`` to shares that sum to 1, float64."""
     counts = counts.double()
     totals = counts.sum(-1, keepdim=True)
     if not bool((counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()):
@@ -97,17 +86,25 @@ def _distributions(counts: Tensor, name: str) -> Tensor:
 def divergence_weights(
     num_samples: Tensor, divergence: Tensor, a: float = 0.6, b: float = 0.1, normalize_divergence: bool = True
 ) -> Tensor:
-    """N_k - a F_k + b, clipped at 0 and made to sum to 1.
+    r"""Compute aggregation weights from numbers of samples and label divergences (eq. 6).
+
+    .. math:: D_k \propto \max(N_k - a F_k + b, 0), \qquad N_k = |D_k| / |D|
+
+    Departures, without which the formula cannot be used. Raw Kullback-Leibler divergences make it negative in the
+    paper's own scenarios (two of ten classes: F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0), so F is first made to sum to 1
+    over the clients. Negative weights become 0, as in FedDisco. The weights are made to sum to 1: as published, with
+    a = 0.6 and b = 0.1, the weights of five equal clients sum to 1.5, which is a larger step of the server
+    (``FedAvg(server_lr=...)``) and not a better weighting.
 
     Args:
         num_samples: ``[k]`` training samples of each client, not all 0.
         divergence: ``[k]``, F, as of :func:`label_divergence`.
         a: how much divergence counts against a client.
-        b: what everybody gets; the larger, the more equal the weights.
-        normalize_divergence: make F sum to 1 first. Where all F are 0 they stay 0.
+        b: what is added to every weight; the larger, the more equal the weights.
+        normalize_divergence: make F sum to 1 first. If all F are 0 they stay 0.
 
     Returns:
-        float64 ``[k]``, not negative, sum 1. Where all weights are clipped: N_k, with a warning.
+        float64 ``[k]``, not negative, sums to 1. If all weights are clipped: N_k, with a warning.
 
     Raises:
         ValueError: shapes that do not fit, numbers that are negative or not finite.

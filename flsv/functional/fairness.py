@@ -1,4 +1,4 @@
-"""Collaborative fairness: do those who would do well alone get the better models?
+"""Collaborative fairness: whether clients that do well alone get the better models.
 
 Lyu et al., "Collaborative Fairness in Federated Learning", 2020; used by CGSV (NeurIPS 2021) and by Tastan et al.,
 "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, section 4.3.
@@ -11,16 +11,16 @@ from torch import Tensor
 
 
 def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
-    """Pearson's correlation, across clients, of standalone and final accuracy.
+    """Compute Pearson's correlation, across clients, of standalone and final accuracy.
 
     Args:
-        standalone: ``[n]``, each client's accuracy had it trained alone. A client with a NaN in either is left out.
-        final: ``[n]``, the accuracy of the model that it ended up with.
+        standalone: ``[n]``, the accuracy that each client reaches by training alone. Clients with a NaN in either
+            vector are left out.
+        final: ``[n]``, the accuracy of each client's model after the federation.
 
     Returns:
-        A scalar in [-1, 1], 1 being fair. NaN where the question has no answer: fewer than two clients; everybody ends
-        up with the same model (FedAvg without local training), so that nothing is distributed at all; or all do equally
-        well alone.
+        A scalar in [-1, 1]; 1 is fair. NaN where the correlation is not defined: fewer than two clients, equal
+        standalone accuracies, or equal final accuracies (FedAvg without local training gives all clients one model).
 
     Raises:
         ValueError: the shapes differ.

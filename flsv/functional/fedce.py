@@ -1,17 +1,8 @@
-"""FedCE's contribution estimation.
+"""FedCE: contribution estimation by the directions of updates and by the others' errors.
 
-FedCE's contribution estimation: how far a client's update points away from the others', and how badly the others'
-model does on its data.
-
-Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023; formulas as in
-the authors' code (NVIDIA FLARE, ``research/fed-ce``). With d_i the clients' updates, c_i their weights, and m_i the
-score, on client i's own validation samples, of the aggregate without its part,
-
-    cos_i = cos(d_i, sum_j c_j d_j - c_i d_i),
-    a_i = 1 - mean over rounds of cos_i,    e_i = 1 - mean over rounds of m_i,
-    c_i <- a_i e_i ("times") or a_i + e_i ("plus"),
-
-a and e made to sum to 1 before, c after, and none below 0.001 each time.
+How far a client's update points away from the others', and how badly the others' model does on the client's data. Jiang
+et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023; formulas as in the
+authors' code (NVIDIA FLARE, ``research/fed-ce``).
 """
 
 from __future__ import annotations
@@ -24,21 +15,21 @@ from torch import Tensor
 from flsv.utilities.declared import checked
 
 Combine = Literal["times", "plus"]
-
-
 #: A norm below it counts as this much, as in ``torch.nn.functional.cosine_similarity``.
 EPSILON = 1e-8
 
 
 def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
-    """Cosine of each client's update with the weighted sum of the others'.
+    r"""Compute the cosine of each client's update with the weighted sum of the others'.
+
+    .. math:: \cos_i = \cos\Big(d_i, \sum_j c_j d_j - c_i d_i\Big)
 
     Args:
         gram: ``[k, k]``, the updates' products with each other.
-        weights: ``[k]``, c.
+        weights: ``[k]``, c, the updates' weights in the sum.
 
     Returns:
-        float64 ``[k]`` in [-1, 1]; 0 for an update of zero, and where the others' sum is zero.
+        float64 ``[k]`` in [-1, 1]; 0 for an update of zero, and if the others' sum is zero.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -56,9 +47,9 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     others = weights.expand(k, k) * (1 - torch.eye(k, dtype=torch.float64, device=gram.device))
     products = (gram * others).sum(dim=1)
     squares = torch.einsum("ia,ab,ib->i", others, gram, others)
-    longest = (others.abs() * own.clamp_min(0).sqrt()).sum(dim=1)  # if all of them pointed one way
+    longest = (others.abs() * own.clamp_min(0).sqrt()).sum(dim=1)  # if all updates pointed one way
     norms = torch.where(squares > 1e-13 * longest.square(), squares, 0).sqrt()
-    products = products.where(norms > 0, torch.zeros_like(products))  # what is left then is rounding
+    products = products.where(norms > 0, torch.zeros_like(products))  # otherwise the products are rounding errors
     cosines = products / (own.clamp_min(0).sqrt().clamp_min(EPSILON) * norms.clamp_min(EPSILON))
     return cosines.clamp(-1, 1)
 
@@ -67,20 +58,28 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
 def contribution_estimates(
     cosines: Tensor, scores: Tensor, combine: Combine = "times", floor: float = 1e-3, cap: float | None = None
 ) -> Tensor:
-    """FedCE's weights.
+    """Compute FedCE's weights from mean cosines and mean scores.
 
-    A score is what a client says of the others' model, and the worse it says that this is, the more it counts for: at
-    will, where nothing bounds the errors 1 - m. With ``cap`` none counts beyond so many medians of the cohort's.
+    With the means over rounds of cos_i (see :func:`leave_one_out_cosines`) and of m_i, the score, on client i's own
+    validation samples, of the aggregate without its part,
+
+        a_i = 1 - mean cos_i,    e_i = 1 - mean m_i,    c_i <- a_i e_i ("times") or a_i + e_i ("plus"),
+
+    a and e made to sum to 1 before, c after, and none below 0.001 each time.
+
+    Clients report their scores themselves, and the lower the reported score, the larger the weight; without a bound on
+    the errors 1 - m a client can raise its weight at will. With ``cap`` errors are clipped at so many medians of the
+    cohort's errors.
 
     Args:
-        cosines: ``[n]``, means over the rounds so far, in [-1, 1].
-        scores: ``[n]``, likewise of the aggregate without the client's part on the client's samples, in [0, 1].
+        cosines: ``[n]``, means over the rounds so far of cos_i, in [-1, 1].
+        scores: ``[n]``, means over the rounds so far of m_i, in [0, 1].
         combine: ``"times"`` or ``"plus"``.
-        floor: no share is below it.
-        cap: the largest error that counts, in medians; None: what is told counts.
+        floor: the least share.
+        cap: the bound on errors, in medians of the cohort's errors; None: no bound.
 
     Returns:
-        float64 ``[n]``. As in the authors' code they sum to 1 up to what the floor has added.
+        float64 ``[n]``. As in the authors' code, the sum exceeds 1 by what the floor adds.
 
     Raises:
         ConfigurationError: another way to combine.
@@ -103,22 +102,22 @@ def contribution_estimates(
 
 
 def _shares(values: Tensor, floor: float) -> Tensor:
-    """Shares of the sum, each at least ``floor``; equal ones where the sum is 0."""
+    """Divide values by their sum, with ``floor`` as the least share; equal shares where the sum is 0."""
     total = values.sum()
     shares = values / total if total > 0 else torch.full_like(values, 1 / max(len(values), 1))
     return shares.clamp_min(floor)
 
 
 def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
-    """The others' weighted average (A - w x) / (1 - w), from the average A of all.
+    """Compute the others' weighted average (A - w x) / (1 - w) from the average A of all.
 
     Args:
-        aggregate: ``[P]``, A.
-        own: ``[P]``, x, what the client has in it.
-        weight: w in [0, 1].
+        aggregate: ``[P]``, A, the weighted average of all models.
+        own: ``[P]``, x, the client's model in it.
+        weight: w in [0, 1], the client's weight in it.
 
     Returns:
-        ``[P]``; None where nobody else has any weight.
+        ``[P]``; None if no other client has any weight.
 
     Raises:
         ValueError: a weight outside [0, 1].

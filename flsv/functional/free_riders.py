@@ -1,13 +1,8 @@
-"""Find free riders: clients that send back the server's last step.
+"""Free riders: clients that send back the server's last step without training.
 
-Finds clients that send back the server's last step, and have learnt nothing: its cosine with the update is 1. So may
-that of a client be that weighs more than all others and learns smoothly: the step is then nearly its own. What is left
-without what all have in common tells them from each other, as it does copies, with the step g as one more update,
-
-    r_i = cos(d_i / |d_i| - c, g / |g| - c),    c the mean of all these directions,
-
-taken twice, once with a weight of n_j |d_j| (n_j samples) for client j in c, and the lesser of the two: where clients
-go on in their directions, the second c is that of g under weights by samples, and the first nearly under equal ones.
+The cosine of such an update with the server's last step g is 1. The same can hold for an honest client whose weight
+exceeds that of all others and that learns smoothly, since the step is then nearly its own. As with copies
+(:mod:`flsv.functional.copies`), what is left of the directions without their mean tells the two apart.
 """
 
 from __future__ import annotations
@@ -20,19 +15,29 @@ ECHO = 0.9
 means stay below 0.6, and those of an echo are 1."""
 
 
-def echoes(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
-    """How far each update of a round is the server's last step, float64 ``[k]``: r_i; 0 where nothing is left without
-    the mean.
+def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
+    """Compute how similar each update of a round is to the server's last step.
+
+    With the step g as one more update,
+
+        r_i = cos(d_i / |d_i| - c, g / |g| - c),    c the mean of all these directions,
+
+    taken twice, and the smaller result counts: once with equal weights of the clients in c, and once with the weight
+    n_j |d_j| for client j of n_j samples. If clients keep their directions, the second c is the direction of g under
+    aggregation by samples, and the first is close to it under equal weights.
 
     Args:
         gram: ``[k, k]``, the updates' products with each other.
-        products: ``[k]``, theirs with the step.
-        square: the step's with itself.
-        num_samples: ``[k]``.
+        products: ``[k]``, the updates' products with the step.
+        square: the step's product with itself.
+        num_samples: ``[k]``, of the clients.
+
+    Returns:
+        float64 ``[k]`` in [-1, 1], r_i; 0 where nothing is left without the mean.
 
     Example:
         >>> updates, step = torch.eye(3), torch.tensor([0.0, 5.0, 0.0])
-        >>> echoes(updates @ updates.T, updates @ step, 25.0, torch.ones(3)).round(decimals=2)
+        >>> last_step_similarity(updates @ updates.T, updates @ step, 25.0, torch.ones(3)).round(decimals=2)
         tensor([-0.6500,  1.0000, -0.6500], dtype=torch.float64)
     """
     k = len(gram)

@@ -1,11 +1,12 @@
 """Gradient agreement: how much clients' updates lower the validation loss, and how far they agree with the federation.
 
-Ours, from two that fail in different places. The slope of the validation loss along a client's update, times the
-client's samples and summed over rounds, is the first-order federated Shapley value with fixed weights (for one sample
-as the player, the first-order term of Wang et al., "Data Shapley in One Training Run", ICLR 2025). It sees bad data and
-is weaker where clients differ in their mixture of classes. The cosine of an update with the federation's (Xu et al.,
-CGSV, NeurIPS 2021), times samples, follows sizes and mixtures, and hardly sees noise on the inputs. Half of each
-correlates with retrained Shapley values better than either: ``docs/benchmark.md``.
+The method is this package's own, a blend of two that fail in different federations. The slope of the validation loss
+along a client's update, times the client's samples and summed over rounds, is the first-order federated Shapley value
+with fixed weights (for one sample as the player, the first-order term of Wang et al., "Data Shapley in One Training
+Run", ICLR 2025). It detects bad data and is weaker where clients differ in their mixture of classes. The cosine of an
+update with the federation's (Xu et al., CGSV, NeurIPS 2021), times samples, follows sizes and mixtures, and hardly
+detects noise on the inputs. The even blend correlates with retrained Shapley values better than either:
+``docs/benchmark.md``.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from flsv.utilities.declared import Share, checked
 
 @checked
 def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
-    r"""Shares of two kinds, blended.
+    r"""Blend the shares of two kinds of contribution.
 
     .. math::
         \phi_i = (1 - b) \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + b \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
 
     Args:
-        descent: ``[n]``, u: what the clients' updates take off the validation loss, to first order, in nats. NaN for
-            clients never seen.
-        agreement: ``[n]``, a: samples times the mean cosine with the federation's update; NaN for the same.
+        descent: ``[n]``, u: by how much the clients' updates lower the validation loss, to first order, in nats. NaN
+            for clients never seen.
+        agreement: ``[n]``, a: samples times the mean cosine with the federation's update; NaN for clients never seen.
         blend: b in [0, 1].
 
     Returns:
-        float64 ``[n]``, which sums to 1; NaN for clients never seen. Where nobody has a positive number of one kind,
-        the other counts alone; where of neither, all have 0.
+        float64 ``[n]``, sums to 1; NaN for clients never seen. If no client has a positive number of one kind, the
+        other kind counts alone; if neither kind has one, all shares are 0.
 
     Raises:
         ValueError: shapes that do not fit, ``blend`` out of range.
@@ -46,14 +47,22 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -
 
 @checked
 def agreement_scales(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
-    """The factors of u and a in :func:`gradient_agreement` where they are positive, float64 ``[2]``; arguments as
-    there."""
+    """Compute the factors of u and a in :func:`gradient_agreement` where they are positive.
+
+    Args:
+        descent: as for :func:`gradient_agreement`.
+        agreement: as for :func:`gradient_agreement`.
+        blend: as for :func:`gradient_agreement`.
+
+    Returns:
+        float64 ``[2]``.
+    """
     _, weights, totals = _weighed(descent, agreement, blend)
     return (weights / totals).squeeze(1)
 
 
 def _weighed(descent: Tensor, agreement: Tensor, blend: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Both parts' positive numbers ``[2, n]``, weights ``[2, 1]`` that sum to 1, and what each is divided by."""
+    """Compute both kinds' positive parts ``[2, n]``, their weights ``[2, 1]``, which sum to 1, and their totals."""
     if descent.ndim != 1 or descent.shape != agreement.shape:
         raise ValueError(f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}.")
     parts = torch.stack([descent.double(), agreement.to(descent.device).double()]).clamp(min=0)

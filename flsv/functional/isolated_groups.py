@@ -1,18 +1,13 @@
-"""Find groups of clients that are far more like each other than like anybody else.
+"""Isolated groups: clients that are far more similar to each other than to any other client.
 
-How near copies come to each other depends on the federation: the less the clients' data differ, the more of what is
-left is noise. So there is a second rule, relative to the federation's own pairs, which is ours: a group stands apart,
-if its least alike pair is still more alike, by a gap, than any of its members is to anybody else,
+How similar copies become depends on the federation: the less the clients' data differ, the more of what is left without
+the mean (:mod:`flsv.functional.copies`) is noise. This second rule, the package's own, is therefore relative to the
+federation's own pairs. It is applied to the first three rounds that a pair spent together: in nearly trained models
+updates differ by noise, and updates trained on the same wrong labels by what those labels have in common.
 
-    min_{i, j in G} s_ij - max_{i in G, l not in G} s_il >= gap,    2 <= |G| <= k / 2,
-
-by the first three rounds that a pair spent together: models that are nearly trained differ by noise, and those of the
-same wrong labels by what the labels have in common. It takes a cohort of six, and clients who can differ in more ways
-than there are clients: where few classes or parameters leave few directions to differ in, honest clients come to stand
-apart by chance (eight clients of three classes and 80 parameters: by 0.6).
-
-The mean is everybody's: where a third of a cohort or more sends what nobody else does, what the others have in common
-is not taken out of them as a whole, and they come near to each other.
+The rule needs a cohort of six, and clients that can differ in more ways than there are clients: where few classes or
+parameters leave few directions to differ in, honest clients become isolated by chance (eight clients of three classes
+and 80 parameters: by 0.6).
 """
 
 from __future__ import annotations
@@ -26,18 +21,19 @@ GAP = 0.45
 """Chosen on the benchmark's tuning set. In its 16 honest runs, and among the others in 96 runs with a copy, no pair
 stands apart by more than 0.41; of the 90 copies that are treated like the original, 83 do by 0.45 or more within three
 rounds, 69 of them in the first."""
-
-
 LEAST = 6
 """Clients of a cohort in which somebody can stand apart: fewer show too little of what is usual."""
 
 
-def standing_apart(similar: Tensor, gap: float = GAP) -> Tensor:
-    """Groups of at most half of the clients whose similarity exceeds that to all others by the gap.
+def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
+    """Find groups of at most half of the clients that are isolated from all others by a gap.
+
+        min_{i, j in G} s_ij - max_{i in G, l not in G} s_il >= gap,    2 <= |G| <= k / 2
 
     Args:
-        similar: ``[k, k]``, see :func:`similarities`; of fewer than six clients nobody stands apart.
-        gap: least difference between a group's least similar pair and its nearest outsider.
+        similar: ``[k, k]``, s, see :func:`flsv.functional.copies.similarities`. Among fewer than six clients no group
+            is isolated.
+        gap: the least difference between a group's least similar pair and its nearest outsider.
 
     Returns:
         bool ``[k, k]``, symmetric: pairs within such a group.
@@ -46,7 +42,7 @@ def standing_apart(similar: Tensor, gap: float = GAP) -> Tensor:
         >>> from flsv.functional.copies import groups_of
         >>> similar = torch.full((6, 6), -0.2).fill_diagonal_(1)
         >>> similar[0, 3] = similar[3, 0] = 0.4
-        >>> groups_of(standing_apart(similar))
+        >>> groups_of(isolated_groups(similar))
         [[0, 3]]
     """
     k = len(similar)
@@ -54,7 +50,7 @@ def standing_apart(similar: Tensor, gap: float = GAP) -> Tensor:
     if k < LEAST:
         return found
     values = similar.double().clone().fill_diagonal_(1)
-    # Whoever is nearer to its group than to all others is a group of single linkage.
+    # A group that is nearer to itself than to all others is a cluster of single linkage.
     joined = linkage(squareform((1 - (values + values.T) / 2).clamp_min(0).numpy(), checks=False), "single")
     groups = {i: [i] for i in range(k)}
     for step, (left, right) in enumerate(joined[:, :2].astype(int).tolist()):

@@ -1,4 +1,4 @@
-"""An exponential moving average per client, kept so that two of them can be merged exactly.
+"""Exponential moving averages per client, stored so that two of them can be merged exactly.
 
 A moving average whose first value counts in full cannot be merged from its value alone. Each client's row is therefore
 
@@ -15,14 +15,27 @@ from torch import Tensor
 
 
 def momentum_row(values: Tensor, momentum: float) -> Tensor:
-    """The rows of one round's values: ``[k, M]`` to ``[k, 2M+1]``."""
+    """Make the rows of a single round.
+
+    Args:
+        values: ``[k, M]``, the round's values.
+        momentum: mu.
+
+    Returns:
+        ``[k, 2M+1]``.
+    """
     return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
 
 
 def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
-    """Rows of successive stretches of rounds, earliest first, as one: ``[W, n, 2M+1]`` to ``[n, 2M+1]``.
+    """Merge the rows of successive stretches of rounds.
 
-    A row whose ``seen`` is 0 is empty and changes nothing.
+    Args:
+        rows: ``[W, n, 2M+1]``, earliest first. A row whose ``seen`` is 0 is empty and changes nothing.
+        momentum: mu.
+
+    Returns:
+        ``[n, 2M+1]``.
     """
     merged = rows[0]
     width = (merged.shape[-1] - 1) // 2
@@ -35,16 +48,32 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
 
 
 def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: float) -> Tensor:
-    """The rows ``[n, 2M+1]`` after one more round, whose values are ``[k, M]``."""
+    """Add one more round to the rows.
+
+    Args:
+        rows: ``[n, 2M+1]``.
+        client_ids: ``[k]``, the cohort.
+        values: ``[k, M]``, the round's values.
+        momentum: mu.
+
+    Returns:
+        ``[n, 2M+1]``.
+    """
     now = torch.zeros_like(rows)
     now[client_ids] = momentum_row(values.to(rows), momentum)
     return momentum_merge(torch.stack([rows, now]), momentum)
 
 
 def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
-    """The running values of rows ``[n, 2M+1]``: ``[n, M]``, NaN where nothing was seen.
+    """Compute the running values of rows.
 
-    With ``init`` the average starts there, instead of at its first value.
+    Args:
+        rows: ``[n, 2M+1]``.
+        momentum: mu.
+        init: the start value of the average; None: its first value.
+
+    Returns:
+        ``[n, M]``; NaN for clients without a value.
 
     Example:
         >>> rows = momentum_row(torch.tensor([[1.0], [1.0]]), 0.5)
@@ -60,8 +89,17 @@ def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> 
 
 
 def momentum_squares(count: Tensor, momentum: float, init: bool = False) -> Tensor:
-    """The sum of the squared factors that ``count`` values have in their moving average, the first of which counts in
-    full, or like the others where there is a start value.
+    """Compute the sum of the squared factors of the values in a moving average.
+
+    The variance of a moving average of independent values is this sum times the variance of one value.
+
+    Args:
+        count: ``[n]``, how many values each average has.
+        momentum: mu.
+        init: whether the average has a start value; otherwise its first value counts in full.
+
+    Returns:
+        ``[n]``.
 
     Example:
         >>> momentum_squares(torch.tensor([1.0, 3.0]), 0.5)  # 1; 1/4, 1/4 and 1/2

@@ -1,13 +1,9 @@
-"""Find the updates of a cohort that are suspiciously large.
+"""Outliers: updates that are suspiciously large for their cohort.
 
-The modified z-score of Iglewicz and Hoaglin, "How to Detect and Handle Outliers", ASQC Basic References in Quality
-Control 16, 1993, of the logarithms of the updates' norms:
-
-    z_i = 0.6745 (log |d_i| - median) / MAD,    MAD = median_j |log |d_j| - median|.
-
-Their threshold is 3.5. Logarithms, because norms grow in proportion to what makes them differ: learning rates, numbers
-of steps. Median and MAD stand up to nearly half of the cohort being wrong, where mean and standard deviation are
-carried away by the outlier itself.
+Iglewicz and Hoaglin, "How to Detect and Handle Outliers", ASQC Basic References in Quality Control 16, 1993: the
+modified z-score, here of the logarithms of the updates' norms. Logarithms, since norms grow in proportion to what makes
+them differ: learning rates, numbers of steps. Median and MAD withstand nearly half of the cohort being wrong; a single
+outlier is enough to carry mean and standard deviation away.
 """
 
 from __future__ import annotations
@@ -18,30 +14,28 @@ import torch
 from torch import Tensor
 
 OUTLYING = 3.5
-
-
 FACTOR = 5.0
-
-
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)
-"""1.8e19: what is longer has an infinite norm in float32."""
+"""1.8e19: the squares of larger entries are infinite in float32."""
 
 
 def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FACTOR) -> Tensor:
-    """Which norms are too large for their cohort.
+    """Find the norms that are too large for their cohort.
 
-    An update is, if its modified z-score is above ``threshold`` and its norm above ``factor`` times the median. The
-    second condition is for small cohorts, whose MAD may be next to nothing: three norms 1, 1.001 and 1.02 are no
-    outlier. Of two clients nobody can say which one is wrong; but whatever the others do, a norm above 1.8e19 counts as
-    too large. Updates of zero are left out of median and MAD.
+        z_i = 0.6745 (log |d_i| - median) / MAD,    MAD = median_j |log |d_j| - median|
+
+    An update is too large if its modified z-score is above ``threshold`` and its norm above ``factor`` times the
+    median. The second condition is for small cohorts, whose MAD may be next to nothing: among norms of 1, 1.001 and
+    1.02 none is an outlier. Among two clients neither is found, since either one may be wrong. A norm above 1.8e19 is
+    always too large. Updates of zero are left out of median and MAD.
 
     Args:
-        norms: ``[k]``, not negative; infinite is too large.
-        threshold: for the modified z-score.
-        factor: for the ratio to the median.
+        norms: ``[k]``, not negative; infinite norms are too large.
+        threshold: the largest usual z-score; the authors recommend 3.5.
+        factor: the largest usual ratio to the median.
 
     Returns:
-        bool ``[k]``.
+        bool ``[k]``, True for outliers.
 
     Example:
         >>> large_updates(torch.tensor([1.0, 1.3, 0.8, 1e30, 0.0]))
@@ -61,14 +55,14 @@ def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FA
 
 
 def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
-    """Which norms are so large that a sum in float32 would have next to nothing of anything else.
+    """Find the norms that are so large that a float32 sum would lose all other updates.
 
-    Those of 1 / eps = 8.4e6 times the model's norm and the median update's, and those above 1.8e19: a sum with one of
-    them has lost what the others sent, and models that start from it overflow.
+    These are the norms above 1 / eps = 8.4e6 times the model's norm and the median update's, and those above 1.8e19: a
+    sum that contains such an update has lost what the others sent, and models that start from it overflow.
 
     Args:
-        norms: ``[k]``, not negative; NaN where one is not known, which says nothing.
-        model_norm: of the model that the updates start from.
+        norms: ``[k]``, not negative; NaN where a norm is not known, which is never found.
+        model_norm: the norm of the model from which the updates start.
 
     Returns:
         bool ``[k]``.

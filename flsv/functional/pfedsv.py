@@ -1,12 +1,8 @@
-"""pFedSV's aggregation weights and its dynamic top-k download.
-
-pFedSV's aggregation weights: how much of each model a client mixes into its own.
+"""pFedSV: how much of each model a client mixes into its own, and which models it downloads.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
-2024, equations 6 and 7. For the client's own model equation 6 divides by the distance of a model to itself; what is put
-there instead is said in ``self_weight``.
-
-Its dynamic top-k download, whose models a client downloads in a round, is in section III-C of the same.
+2024: the weights of equations 6 and 7, and the dynamic top-k download of section III-C. For the client's own model
+equation 6 divides by the distance of a model to itself; ``self_weight`` says which distance takes its place.
 """
 
 from __future__ import annotations
@@ -19,36 +15,34 @@ from torch import Generator, Tensor
 from flsv.utilities.declared import Count, NonNegative, checked
 
 Policy = Literal["mean", "exclude", "min"]
-
-
 SelfWeight = Policy | NonNegative
 
 
 @checked
 def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
-    r"""Weights of the models that a client has at hand.
+    r"""Compute the weights with which a client mixes the models that it holds (eqs. 6 and 7).
 
     .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
 
-    Nobody worth more than 0: the client keeps its own model. A model at distance 0 has no finite w; in the limit all
-    weight goes to the models at distance 0 that are worth more than 0, in proportion to their values. They equal the
-    client's own, so it keeps its model then too.
+    If no other model has a value above 0, the client keeps its own model. A model at distance 0 has no finite w; in the
+    limit all weight goes to the models at distance 0 with a value above 0, in proportion to their values. They equal
+    the client's own model, so it keeps its model in this case, too.
 
     Args:
         values: ``[s]`` Shapley values v of the models, the client's own among them.
         distances: ``[s]`` Euclidean distances d of the models to the client's own, not negative; the entry of its own
-            is not read.
-        own: the place of the client's own model.
-        self_weight: the distance that its own model is given: the ``"mean"`` of the others' or the least of them
-            (``"min"``). ``"exclude"``: its own model has no weight, unless no other is worth more than 0. A number:
-            that distance. The smaller it is, the nearer the own weight comes to 1, which is local training.
+            model is not read.
+        own: the index of the client's own model.
+        self_weight: the distance that replaces the own model's: the ``"mean"`` or the least (``"min"``) of the others'
+            distances, or a number. The smaller it is, the nearer the own weight comes to 1, which is local training.
+            ``"exclude"``: the own model has no weight, unless no other model has a value above 0.
 
     Returns:
         ``[s]``, not negative, sums to 1.
 
     Raises:
         ConfigurationError: an unknown ``self_weight``, or a distance below 0.
-        ValueError: shapes that differ, a place outside them, values that are not finite, negative distances.
+        ValueError: shapes that differ, an index out of range, values that are not finite, negative distances.
 
     Example:
         >>> values, distances = torch.tensor([0.3, 0.2, -0.1]), torch.tensor([0.0, 2.0, 4.0])
@@ -93,23 +87,23 @@ def top_k_download(
     explore: Explore = "score",
     generator: Generator | None = None,
 ) -> Tensor:
-    """The clients to download, best first.
+    """Choose the clients whose models a client downloads in a round, best first.
 
-    A client with a negative score is never downloaded again. While there is one that was never looked at, k clients
-    are downloaded, by score, those never looked at counting as 0 and ties falling at random; afterwards as many as have
-    a positive score, at least 1 (if anybody is left who is not negative).
+    A client with a negative score is never downloaded again. As long as there is an unvisited client, whose model was
+    never downloaded, k clients are chosen by score, where unvisited clients count as 0 and ties are broken at random.
+    Afterwards all clients with a positive score are chosen, or one with a score of 0 if there are none.
 
     Args:
-        relevance: ``[n]`` scores of all clients, NaN: never looked at.
-        available: bool ``[n]``, whose model the server has.
-        own: who downloads; never itself.
-        k: downloads a round to start with, at least 1.
-        explore: ``"score"`` is the above. ``"unvisited"`` gives the k places to those never looked at first, which
-            keeps the paper's bound, ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds for m relevant clients of n.
-        generator: of the ties.
+        relevance: ``[n]`` scores of all clients; NaN: unvisited.
+        available: bool ``[n]``, True where the server has the client's model.
+        own: the index of the client that downloads; it never downloads its own model.
+        k: how many models to download while there is an unvisited client, at least 1.
+        explore: ``"score"``: the rule above. ``"unvisited"``: unvisited clients first, which keeps the paper's bound,
+            ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds for m relevant clients of n.
+        generator: breaks the ties.
 
     Returns:
-        int64 ``[k']`` on the CPU, k' from 0 to n - 1.
+        int64 ``[k']`` on the CPU, the chosen clients, k' from 0 to n - 1.
 
     Raises:
         ConfigurationError: k below 1, an unknown ``explore``.
@@ -134,7 +128,7 @@ def top_k_download(
     candidates[own] = False
     if not bool((candidates & unvisited).any()):
         k = max(int((candidates & (scores > 0)).sum()), 1)
-    # A random order, then stable sorts by what matters less to what matters more.
+    # A random order, then stable sorts, the most important key last.
     order = torch.randperm(len(scores), generator=generator)
     order = order[scores[order].argsort(descending=True, stable=True)]
     if explore == "unvisited":

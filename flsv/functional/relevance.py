@@ -1,7 +1,7 @@
-"""Which clients are relevant to each other, by their data and by what clients have found.
+"""Relevance of clients to each other: by their labels, and by the scores that clients have found.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
-2024, section IV-B and figure 7. The paper shows the matrices; the AUROC that compares them is ours.
+2024, section IV-B and figure 7. The paper shows the matrices; the AUROC that compares them is this package's addition.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from torch import Tensor
 
 
 def label_overlap(class_counts: Tensor) -> Tensor:
-    """The overlap of the label distributions of two clients: sum_c min(p_ic, p_jc).
+    """Compute the overlap of two clients' label distributions, sum_c min(p_ic, p_jc), for all pairs.
 
-    More than 0 for two clients with a label in common, which is the paper's relevance. Where nearly everybody has a
-    few samples of every class (Dirichlet), ``label_overlap(counts) > 0.1`` says more.
+    It is above 0 for two clients with a label in common, which is the paper's definition of relevance. Where nearly
+    every client has a few samples of every class (Dirichlet partitions), ``label_overlap(counts) > 0.1`` is more
+    informative.
 
     Args:
         class_counts: ``[n, M]`` samples of each client and class.
@@ -41,17 +42,18 @@ def label_overlap(class_counts: Tensor) -> Tensor:
 
 
 def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
-    """The chance that a relevant pair of clients has a higher score than one that is not; ties count a half.
+    """Compute the probability that a relevant pair of clients has a higher score than an irrelevant one; ties count
+    half.
 
     Args:
-        relevance: ``[n, n]`` scores; pairs that are NaN (never looked at) and the diagonal are left out.
-        truth: ``[n, n]``, the pair is relevant where it is above 0 (or True).
+        relevance: ``[n, n]`` scores; pairs that are NaN (never scored) and the diagonal are left out.
+        truth: ``[n, n]``, above 0 (or True) for relevant pairs.
 
     Returns:
         A scalar in [0, 1], float64; NaN unless there are pairs of both kinds.
 
     Raises:
-        ValueError: the two are not square matrices of one size.
+        ValueError: ``relevance`` and ``truth`` are not square matrices of one size.
 
     Example:
         >>> nan = float("nan")
@@ -67,6 +69,6 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
     wins, losses = int(positive.sum()), int((~positive).sum())
     if wins == 0 or losses == 0:
         return torch.tensor(float("nan"), dtype=torch.float64)
-    # Mann and Whitney: from the ranks of the relevant pairs, tied scores sharing the mean of theirs.
+    # Mann and Whitney: from the ranks of the relevant pairs; tied scores get the mean of their ranks.
     rank_sum = torch.from_numpy(rankdata(scores.cpu()))[positive.cpu()].sum()
     return (rank_sum - wins * (wins + 1) / 2) / (wins * losses)

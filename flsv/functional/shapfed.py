@@ -1,11 +1,11 @@
-"""Class-specific Shapley values (CSSV) of ShapFed.
+"""ShapFed: class-specific Shapley values (CSSV), and the weights made of them.
 
 Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 5 and 6. The cosine
-between a participant's and the aggregate's row of the classifier head stands for the participant's contribution to that
-class: no validation set and no coalition is evaluated.
+between a participant's and the aggregate's row of the classifier head approximates the participant's contribution to
+that class, without a validation set and without evaluating coalitions.
 
-Departures from the authors' code, which follow the paper: the weights use (1 + cosine)/2 as eq. 6 says (without it they
-can turn negative or blow up), and a zero row (a class nobody trained) has cosine 0 instead of NaN.
+Departures from the authors' code, which follow the paper: the weights use (1 + cosine)/2 as in eq. 6 (without it they
+can turn negative or blow up), and a zero row (a class without training samples) has cosine 0 instead of NaN.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 
 def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
-    """Cosine of every participant's head rows with the aggregate's (eq. 5).
+    """Compute the cosine of every participant's head rows with the aggregate's (eq. 5).
 
     Args:
-        client_heads: ``[k, M, D]``, row j of participant i's head (of its update, or of its weights), bias included or
-            not.
-        server_head: ``[M, D]``, the same of the aggregate.
+        client_heads: ``[k, M, D]``, for each participant one row per class of its head: of its update or of its
+            weights, with or without the bias.
+        server_head: ``[M, D]``, the aggregate's head in the same form.
 
     Returns:
         ``[k, M]`` cosines in [-1, 1]; 0 where either row is zero.
@@ -46,7 +46,7 @@ def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
 
 
 def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
-    """A participant's contribution, and its share (eq. 6).
+    """Compute each participant's contribution and its share of all contributions (eq. 6).
 
     Args:
         cssv: ``[k, M]`` cosines in [-1, 1].
@@ -67,5 +67,6 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(rows: Tensor) -> Tensor:
+    """Divide each row by its largest absolute entry; rows of zeros stay as they are."""
     largest = rows.abs().amax(-1, keepdim=True)
     return rows / largest.where(largest > 0, torch.ones_like(largest))

@@ -1,29 +1,22 @@
-"""Spread of a client's values over rounds, as running sums, and the standard error of their weighted sum.
+"""Streaming variance: the spread of a client's values over rounds, from running sums.
 
-A metric's value is a weighted sum of what single rounds said: a sum, a mean, a moving average. Were the rounds redrawn
-in blocks with replacement (Künsch, "The jackknife and the bootstrap for general stationary observations", Annals of
-Statistics 17, 1989), the variance of their mean would be, in the limit of many draws, the mean square of the blocks'
-deviations. So nothing is drawn here: the sums of the blocks are folded as they come in, which takes the same memory
-after any number of rounds, is the same in every run, and goes on after a restart.
+A metric's value is a weighted sum of the values of single rounds: a sum, a mean, a moving average. If rounds were
+resampled in blocks with replacement (Künsch, "The jackknife and the bootstrap for general stationary observations",
+Annals of Statistics 17, 1989), the variance of their mean would be, in the limit of many draws, the mean square of the
+blocks' deviations. So nothing is drawn here: the sums of the blocks are updated round by round, which takes constant
+memory, is deterministic, and continues after a restart.
 
-Blocks do not overlap. The j-th has floor(sqrt(j)) rounds, so that of T rounds the last is about T^(1/3) long, the
-length of least error (Hall, Horowitz and Jing, Biometrika 82, 1995), without T being known. Rounds are a client's own:
-those in which it took part.
-
-What rounds add to a *sum* falls or rises in the course of training, most of all in the first rounds. That is the sum
-itself, not its error, and deviations from the rounds' mean would count it. So a sum's error is of the differences of a
-client's successive rounds, half their mean square (von Neumann, Kent, Bellinson and Hart, "The mean square successive
-difference", Annals of Mathematical Statistics 12, 1941), in which of a trend only its steps are left. It takes
-successive rounds' swings for independent of each other.
+Blocks do not overlap. The j-th has floor(sqrt(j)) rounds, so that the last of T rounds' blocks is about T^(1/3) long,
+the length of least error (Hall, Horowitz and Jing, Biometrika 82, 1995), without T being known. Only the rounds in
+which a client took part count.
 
 A client's row is
 
     count | first | total | squares | cross | lengths | blocks | open total | open length | factors | last | steps
 
-with the values of ``total`` to ``open total`` taken relative to the ``first``, so that nothing is lost where they
-differ little; of the closed blocks the sums of S^2, S L and L^2, of values S over L rounds; the block that is still
-open; the sum of the squared factors that the rounds have in the value; and the sum of the squared differences of
-successive rounds up to the ``last``.
+with ``total`` to ``open total`` relative to the ``first`` value, which avoids cancellation; the sums of S^2, S L and
+L^2 over closed blocks with sum S of values and length L; the open block; the sum of the rounds' squared factors in the
+value; and the sum of squared differences of successive rounds up to the ``last``.
 """
 
 from __future__ import annotations
@@ -37,14 +30,17 @@ WIDTH = 12
 def spread_add(
     rows: Tensor, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
 ) -> Tensor:
-    """The rows ``[n, 12]`` after one more round.
+    """Add one more round to the rows.
 
     Args:
-        rows: zeros at first.
-        client_ids: ``[k]`` of the cohort.
-        values: ``[k]``, what the round alone says.
-        factor: of the round in the value: 1 in a sum.
-        keep: what the factors of the rounds before are multiplied by: 1 in a sum.
+        rows: ``[n, 12]``, zeros before the first round.
+        client_ids: ``[k]``, the cohort.
+        values: ``[k]``, the values of this round alone.
+        factor: this round's factor in the weighted sum: 1 in a sum.
+        keep: by how much the factors of earlier rounds are multiplied: 1 in a sum.
+
+    Returns:
+        ``[n, 12]``.
 
     Example:
         >>> rows = torch.zeros(2, WIDTH)
@@ -59,9 +55,15 @@ def spread_add(
 
 
 def spread_merge(stretches: Tensor) -> Tensor:
-    """Rows of successive stretches of rounds ``[W, n, 12]``, earliest first, as one ``[n, 12]``.
+    """Merge the rows of successive stretches of rounds.
 
     A stretch of one round joins the earlier one's open block; before a longer one that block is closed.
+
+    Args:
+        stretches: ``[W, n, 12]``, earliest first.
+
+    Returns:
+        ``[n, 12]``.
     """
     merged = stretches[0]
     for later in stretches[1:]:
@@ -72,8 +74,16 @@ def spread_merge(stretches: Tensor) -> Tensor:
 
 
 def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The long-run variance of a round's value ``[n]``, which is T times the variance of the mean of T rounds, and the
-    number of blocks ``[n]``. NaN below two blocks."""
+    """Compute the long-run variance of a round's value from the blocks' sums.
+
+    It is T times the variance of the mean of T rounds.
+
+    Args:
+        rows: ``[n, 12]``.
+
+    Returns:
+        The variance ``[n]``, NaN below two blocks, and the number of blocks ``[n]``.
+    """
     count, _, total, squares, cross, lengths, blocks, *_ = _closed(rows).unbind(-1)
     mean = total / count.clamp_min(1)
     deviations = (squares - 2 * mean * cross + mean.square() * lengths).clamp_min(0)
@@ -82,9 +92,20 @@ def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The variance of a round's value about its trend ``[n]``, from the differences of successive rounds, and its
-    degrees of freedom ``[n]``: 2 m^2 / (3 m - 1) of m differences, each of which has a round in common with the next.
-    NaN below two rounds.
+    """Compute the variance of a round's value about its trend, from the differences of successive rounds.
+
+    What rounds add to a *sum* falls or rises in the course of training, most of all in the first rounds. This trend
+    belongs to the sum and is not its error, but deviations from the rounds' mean would count it. The variance is
+    therefore half the mean square of successive differences (von Neumann, Kent, Bellinson and Hart, "The mean square
+    successive difference", Annals of Mathematical Statistics 12, 1941), in which only the steps of a trend remain. It
+    assumes that the values of successive rounds vary independently about the trend.
+
+    Args:
+        rows: ``[n, 12]``.
+
+    Returns:
+        The variance ``[n]``, NaN below two rounds, and its degrees of freedom ``[n]``: 2 m^2 / (3 m - 1) of m
+        differences, each of which shares a round with the next.
 
     Example:
         >>> rows = torch.zeros(1, WIDTH)
@@ -99,7 +120,7 @@ def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _closed(rows: Tensor) -> Tensor:
-    """With the open block closed."""
+    """Close the open block of each row."""
     count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
     none = torch.zeros_like(s)
     sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))
@@ -107,6 +128,7 @@ def _closed(rows: Tensor) -> Tensor:
 
 
 def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | Tensor = 1.0) -> Tensor:
+    """Add a round's values ``[k]`` to rows ``[k, 12]``."""
     full = rows[:, 8] >= (rows[:, 6] + 1).sqrt().floor()
     rows = torch.where(full[:, None], _closed(rows), rows)
     count, first, total, squares, cross, lengths, blocks, s, length, factors, last, steps = rows.unbind(-1)
@@ -120,6 +142,7 @@ def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | T
 
 
 def _merged(earlier: Tensor, later: Tensor) -> Tensor:
+    """Append later rows of more than one round to earlier ones."""
     count, first, total, squares, cross, lengths, blocks, _, _, factors, last, steps = _closed(earlier).unbind(-1)
     c, f, t, q, x, d, b, s, length, more, end, further = later.unbind(-1)
     shift = f - first  # the later's values are relative to its own first

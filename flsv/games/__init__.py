@@ -1,6 +1,7 @@
 """Coalition games: how good the federation's model would be with only some of its clients.
 
-By what is measured is said in :mod:`flsv.games.performance`. An autoencoder's clients, by its own validation loss:
+The performance measures are listed in :mod:`flsv.games.performance`. The values of an autoencoder's clients, by its own
+validation loss:
 
 >>> import tempfile
 >>> import lightning as L

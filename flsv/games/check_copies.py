@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
 
-#: Of what a change of all weights does to the outputs, how much rounding may do.
+#: The largest effect of rounding, as a share of the outputs' change when all weights change.
 _TOLERANCE = 1e-3
 
-#: Evaluates the model with a vector ``[P]`` in a copy: whatever it gives.
+#: Evaluates the model with a vector ``[P]`` in a copy and returns its outputs, of any type.
 Outputs = Callable[[Tensor], Any]
 
 
@@ -34,10 +34,10 @@ def check_copies(
     outputs: Outputs,
     sensitive: bool = True,
 ) -> None:
-    """Whether models that are evaluated in copies of the module are the models that they are said to be.
+    """Raise unless models that are evaluated in copies of the module use their own weights and no others.
 
-    Models of random weights, near the module's, are tried, so that a last layer of zeros hides nothing. The module's
-    tensors hold other memory meanwhile; what they held is not written.
+    Two models of random weights near the module's are evaluated, so that a last layer of zeros hides nothing. Meanwhile
+    the module's tensors hold other memory; their own memory is not written.
 
     Args:
         module: the original.
@@ -54,7 +54,7 @@ def check_copies(
         answer, other = _numbers(outputs(first)), _numbers(outputs(second))
         with _holding(module, space, second):
             again = _numbers(outputs(first))
-        # NaN and infinity tell nothing: try weights that are nearer.
+        # Outputs that are NaN or infinite cannot be compared: try weights nearer to the module's.
         if all(each.isfinite().all() for each in (answer, other)):
             break
     else:
@@ -81,7 +81,7 @@ def check_copies(
 
 @contextmanager
 def _holding(module: nn.Module, space: ParameterSpace, vector: Tensor) -> Iterator[None]:
-    """Within it, the module's tensors hold a vector, in other memory: whoever has a tensor sees it."""
+    """Let the module's tensors hold a vector, in other memory, so that every reference to a tensor sees the vector."""
     values, named = space.unflatten(vector), dict([*module.named_parameters(), *module.named_buffers()])
     before = {name: named[name].data for name in space.names}
     try:
@@ -94,7 +94,9 @@ def _holding(module: nn.Module, space: ParameterSpace, vector: Tensor) -> Iterat
 
 
 def _near(space: ParameterSpace, vector: Tensor, scale: float, seed: int) -> Tensor:
-    """Every parameter moves by a share of its tensor's size; buffers stay positive where they are, as variances do."""
+    """Draw a model near ``vector [P]``: every parameter moves by a share of its tensor's size; positive buffers, such
+    as variances, stay positive.
+    """
     generator = torch.Generator(vector.device).manual_seed(seed)
     noise = torch.randn(vector.shape, generator=generator, dtype=vector.dtype, device=vector.device)
     cut = space.num_parameters
@@ -107,5 +109,5 @@ def _near(space: ParameterSpace, vector: Tensor, scale: float, seed: int) -> Ten
 
 def _numbers(outputs: Any) -> Tensor:
     parts = [torch.as_tensor(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, (Tensor, int, float))]
-    kept = [part.detach().double().flatten().cpu() for part in parts if not part.is_complex()]
-    return torch.cat(kept) if kept else torch.zeros(0, dtype=torch.float64)
+    numbers = [part.detach().double().flatten().cpu() for part in parts if not part.is_complex()]
+    return torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.float64)

@@ -19,7 +19,7 @@ from torchmetrics.functional.classification import (
 )
 from torchmetrics.utilities import dim_zero_cat
 
-#: By the name that stands for it: of one class's probabilities ``[N]`` against 0 and 1.
+#: Name to the score of one class's probabilities ``[N]`` against labels 0 and 1.
 CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "auroc": binary_auroc,
     "average_precision": binary_average_precision,
@@ -28,15 +28,17 @@ CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class ClassScore(Metric):
-    """torchmetrics' score of probabilities ``[B]`` of class 1, or ``[B, M]``, against integer classes ``[B]``; more is
-    better. Of more than two classes those that occur count; F1 takes what is most probable, so that a class that is
-    predicted and does not occur counts, too, with 0.
+    """Area under the ROC curve, average precision or F1 of probabilities ``[B]`` of class 1, or ``[B, M]``, against
+    integer classes ``[B]``.
+
+    More is better. With more than two classes it is the mean over the classes that occur. F1 predicts the most probable
+    class, so a class that is predicted and does not occur counts, too, with 0.
 
     Args:
         name: in ``CLASS_SCORES``.
 
     Raises:
-        ValueError: other shapes, labels that are no integers; in ``compute``, samples that are all of one class.
+        ValueError: other shapes; labels that are not integers; in ``compute``, samples that are all of one class.
 
     Example:
         >>> auroc = ClassScore("auroc")
@@ -58,7 +60,12 @@ class ClassScore(Metric):
         self.add_state("labels", [], dist_reduce_fx="cat")
 
     def update(self, probabilities: Tensor, labels: Tensor) -> None:
-        """One batch."""
+        """Add a batch.
+
+        Args:
+            probabilities: of class 1 ``[B]``, or of all classes ``[B, M]``.
+            labels: integer classes ``[B]``.
+        """
         if labels.is_floating_point() or labels.ndim != 1 or len(labels) != len(probabilities):
             raise ValueError("expected one integer class per sample.")
         if probabilities.ndim > 2:
@@ -67,21 +74,21 @@ class ClassScore(Metric):
         self.labels.append(labels)
 
     def compute(self) -> Tensor:
-        """The score of all batches."""
+        """Compute the score of all batches, a scalar."""
         probabilities, labels = dim_zero_cat(self.probabilities), dim_zero_cat(self.labels)
         occur = labels.unique().tolist()
         if len(occur) < 2:
-            raise ValueError(f"the samples are all of class {occur[0]}, and two classes are to be told apart.")
-        found, score = class_1_probabilities(probabilities, labels), CLASS_SCORES[self.name]
-        if found.ndim == 1:
-            return score(found, labels)
+            raise ValueError(f"the samples are all of class {occur[0]}, and a score needs two classes.")
+        probabilities, score = class_1_probabilities(probabilities, labels), CLASS_SCORES[self.name]
+        if probabilities.ndim == 1:
+            return score(probabilities, labels)
         if self.name == "f1":
-            return multiclass_f1_score(found, labels, num_classes=found.shape[1], average="macro")
-        return torch.stack([score(found[:, c], (labels == c).long()) for c in occur]).mean()
+            return multiclass_f1_score(probabilities, labels, num_classes=probabilities.shape[1], average="macro")
+        return torch.stack([score(probabilities[:, c], (labels == c).long()) for c in occur]).mean()
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Of probabilities of two classes ``[B, 2, ...]``, those of class 1 ``[B, ...]``; others as they are.
+    """Return class 1's probabilities ``[B, ...]`` out of those of two classes ``[B, 2, ...]``; others unchanged.
 
     Example:
         >>> class_1_probabilities(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))

@@ -19,13 +19,13 @@ from flsv.games.vector_evaluator import VectorEvaluator
 
 
 class CoalitionGames:
-    """Makes the coalition games of every round of a fit.
+    """Factory of the coalition games of every round of a fit.
 
     Args:
         evaluator: evaluates classifiers on the server's validation set; None where no game asks for that.
         server_lr: the share of the way to the average that a coalition's model moves.
-        validated: what evaluates models of any task, by :attr:`flsv.games.ModelScore.evaluator`.
-        ranks: processes that share the evaluations out; all of them play alike.
+        validated: evaluators of models of any task, by :attr:`flsv.games.ModelScore.evaluator`.
+        ranks: processes among which the evaluations are divided; all of them call the games with the same arguments.
 
     Example:
         >>> import torch
@@ -61,7 +61,7 @@ class CoalitionGames:
 
     @property
     def round(self) -> Round:
-        """The current one."""
+        """The current round."""
         if self._round is None:
             raise RuntimeError("CoalitionGames: there is no round; call begin(round) first.")
         return self._round
@@ -89,7 +89,7 @@ class CoalitionGames:
         self._gradients = {}
 
     def evaluator_of(self, metric: str | ModelScore) -> Any:
-        """What evaluates models by this."""
+        """Return the evaluator of models for a performance measure."""
         if isinstance(metric, ModelScore):
             return self._validated[metric.evaluator]
         if self.evaluator is None:
@@ -101,7 +101,7 @@ class CoalitionGames:
         metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
     ) -> CoalitionUtility:
-        """A game of the current round; games of one round never evaluate a model twice."""
+        """Make a game of the current round. The games of one round never evaluate a model twice."""
         key = metric.evaluator if isinstance(metric, ModelScore) else None
         evaluator = self.evaluator_of(metric)
         if key not in self._tables:
@@ -116,7 +116,9 @@ class CoalitionGames:
         )
 
     def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
-        """A table for games of another round than the current one, such as one made of all rounds; it counts, too."""
+        """Make a table for games of another round than the current one, such as one made of all rounds; its evaluations
+        are counted, too.
+        """
         table = CoalitionTable(round, self.evaluator_of(metric))
         self._tables[object()] = table
         return table
@@ -124,24 +126,40 @@ class CoalitionGames:
     def utility_of_models(
         self, build: Callable[[int, Tensor], None], count: int, metric: str | ModelScore = "accuracy"
     ) -> Tensor:
-        """float64 ``[K]`` or ``[K, M]``: of models that are there, ``build(i, out)`` writes the i-th into ``out [P]``.
-        They count, too."""
+        """Evaluate given models; they are counted in :attr:`evaluations`.
+
+        Args:
+            build: ``build(i, out)`` writes model i's vector into ``out [P]``.
+            count: K.
+            metric: the performance measure.
+
+        Returns:
+            float64 ``[K]``, or ``[K, M]`` for a measure per class.
+        """
         table = CoalitionTable(self.round, self.evaluator_of(metric), self._ranks)
         self._models += count
         return utility_of(table.evaluate(build, count), metric)
 
     def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """float64 ``[P']``: the validation loss's gradient at a model ``[P]``, over its leading P' entries, the
-        parameters; ``balanced``: of the loss in which all classes count the same. That of a round's start is worked out
-        once. ``loss``: what is derived, see :func:`flsv.games.performance.loss_of`."""
+        """Compute the validation loss's gradient at a model. The gradient at a round's start is computed once.
+
+        Args:
+            vector: ``[P]``, the model.
+            balanced: whether all classes count the same in the loss.
+            loss: the loss to differentiate, see :func:`flsv.games.performance.loss_measure`.
+
+        Returns:
+            float64 ``[P']``, over the leading P' entries of the vector, the parameters.
+        """
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._gradients or self._gradients[what][0] is not vector:
             self._gradients[what] = vector, self.evaluator_of(loss).gradient(vector, what)
         return self._gradients[what][1]
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """float64 ``[k]``: products of the current round's updates with :meth:`gradient` at its start; worked out
-        once."""
+        """Compute the products of the current round's updates with :meth:`gradient` at its start, float64 ``[k]``;
+        computed once a round.
+        """
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._products:
             gradient = self.gradient(self.round.global_vector, balanced, loss)
@@ -149,8 +167,9 @@ class CoalitionGames:
         return self._products[what]
 
     def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
-        """Products of the current round's updates with the validation loss's gradient (and Hessian, of a classifier's)
-        at its start; worked out once."""
+        """Compute products of the current round's updates with the validation loss's gradient and, for order 2, the
+        Hessian of a classifier's loss, at the round's start; computed once a round.
+        """
         if order == 1:
             return GradientProducts(self.slopes(loss=loss), None)
         if "Hessian" not in self._products:

@@ -13,12 +13,12 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Renormalized(NamedTuple):
-    """Weights ``[k]`` that are made to sum to 1 inside every coalition; a plain tensor's are not."""
+    """Weights ``[k]`` that are normalized to sum to 1 inside every coalition; those of a plain tensor are not."""
 
     weights: Tensor
 
 
-#: By how much weights that sum to 1 may miss it.
+#: The largest rounding error of weights that sum to 1.
 _ROUNDING = 1e-12
 
 Weighting = Literal["uniform", "samples"] | Tensor | Renormalized
@@ -43,7 +43,15 @@ class CoalitionModels:
         self.key = (self._normalized, server_lr, self._weights.numpy().tobytes())
 
     def weights(self, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights in the parameters and in the buffers, float64 ``[K, k]``; all 0: the global model."""
+        """Compute the clients' weights in each coalition's model.
+
+        Args:
+            masks: bool ``[K, k]``.
+
+        Returns:
+            The weights in the parameters and those in the buffers, float64 ``[K, k]`` each; a row of zeros is the
+            global model.
+        """
         own = masks * self._weights
         total = torch.zeros(len(masks), dtype=torch.float64)
         # Column by column: the rounding of sum(-1) depends on the number of rows.
@@ -53,7 +61,7 @@ class CoalitionModels:
         return self._server_lr * (shares if self._normalized else own), shares
 
     def builder(self, masks: Tensor) -> Build:
-        """Writes the model of row i of ``masks`` into a vector."""
+        """Return a function that writes the model of row i of ``masks`` into a vector."""
         # x + sum_i w_i (x_i - s_i), from the clients' models as they are: no second matrix, of their updates.
         cut, start, models = self._round.space.num_parameters, self._round.global_vector, self._round.client_vectors
         starts = self._round.matrix.starts
@@ -62,12 +70,12 @@ class CoalitionModels:
         exact_weights, exact_shares = self.weights(masks)
         parameter_weights, buffer_weights = exact_weights.to(start), exact_shares.to(start)
         remainders = (1 - exact_weights.sum(1)).tolist()
-        anybody = buffer_weights.any(1).tolist()
+        has_members = buffer_weights.any(1).tolist()
 
         def build(index: int, out: Tensor) -> None:
             # A product of one shape per model, rather than one of masks and updates: how a matrix product sums
             # depends on the number of rows, and CUDA may do it in TF32. It is cheap beside a pass over the data.
-            if not anybody[index]:
+            if not has_members[index]:
                 out.copy_(start)
                 return
             mine = torch.mv(parameters, parameter_weights[index], out=out[:cut])

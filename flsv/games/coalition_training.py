@@ -15,6 +15,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure
+from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
@@ -26,7 +27,13 @@ from flsv.utilities.errors import ConfigurationError
 def train_alone(
     trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
 ) -> float:
-    """Fit a coalition's federation, which writes no files.
+    """Fit a coalition's federation without writing files.
+
+    Args:
+        trainer: of the fit; its callbacks are replaced by copies that write no files, with ``measured`` in front.
+        module: trained in place.
+        data: the federation's data.
+        measured: scores the global model.
 
     Returns:
         Seconds, without those of the evaluations.
@@ -35,7 +42,7 @@ def train_alone(
         RuntimeError: the trainer trained nothing.
     """
     callbacks: list[Any] = callbacks_of(trainer)
-    # One folder, hundreds of fits.
+    # Hundreds of fits share one folder.
     callbacks[:] = [measured, *(c.without_files() if hasattr(c, "without_files") else c for c in callbacks)]
     start = time.perf_counter()
     trainer.fit(module, data)
@@ -45,12 +52,12 @@ def train_alone(
 
 
 class GlobalModelScoring(L.Callback):
-    """Gives the module its initial weights, or remembers them, and scores the global model before the first round and
-    after some.
+    """Callback that sets or records the module's initial weights, and scores the global model before the first round
+    and after some.
 
     Args:
         data: with a validation set for the server.
-        measures: what models are measured by, see :class:`RetrainedUtility`.
+        measures: performance measures of models, see :class:`flsv.games.RetrainedUtility`.
         initial: the module's ``state_dict`` to start from; None: as it is.
         rounds: after which the model is scored, from 0, ascending; training ends with the last. None: after training.
 
@@ -58,8 +65,8 @@ class GlobalModelScoring(L.Callback):
         before: the scores before the first round, by measure.
         after: round to the scores after it, by measure.
         last: the last round that was scored; None: training has not ended.
-        models: ``[2, P]``, what training came to, and what it started from.
-        seconds: that the evaluations took.
+        models: ``[2, P]``, the model at the end of training, and the initial one.
+        seconds: spent on the evaluations.
     """
 
     def __init__(
@@ -83,7 +90,7 @@ class GlobalModelScoring(L.Callback):
             pl_module.load_state_dict(self.initial)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        callback: Any  # a loop, which stands above this
+        callback: Any  # a FederatedLoop, of a higher layer
         for callback in callbacks_of(trainer):
             if getattr(callback, "share", "all") != "all" and callback.space.private_names:
                 raise ConfigurationError(
@@ -120,14 +127,19 @@ class GlobalModelScoring(L.Callback):
 def make_evaluator(
     trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
 ) -> VectorEvaluator:
-    """Evaluates models ``[K, P]`` on the server's validation set.
+    """Make the evaluator of models ``[K, P]`` on the server's validation set, or by the clients' judgement.
 
     Args:
         trainer: with its module on its device.
         space: the map between models and vectors.
         data: with a validation set.
-        measure: what a model is worth, see :class:`RetrainedUtility`.
+        measure: the performance measure, see :class:`flsv.games.RetrainedUtility`.
     """
+    if isinstance(measure, ModelScore) and measure.judged:
+        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))
+        judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)
+        judges.check(space.read(trainer.lightning_module))
+        return judges
     if isinstance(measure, ModelScore):
         return make_evaluators(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
     return ModelEvaluator(

@@ -2,7 +2,7 @@
 
 ``CoalitionUtility(masks: bool [K, k]) -> float [K]`` is the callable that every Shapley estimator of
 :mod:`flsv.functional` takes. A :class:`flsv.games.CoalitionTable` behind it builds and evaluates every coalition of the
-round once, whoever asks, and a :class:`flsv.games.ModelEvaluator` evaluates models on the server's validation set.
+round once for all games, and a :class:`flsv.games.ModelEvaluator` evaluates models on the server's validation set.
 
 The game is that of Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definition 4.1:
 players are the round's cohort, U(S) is the performance of x + eta * sum_{i in S} w_i(S) d_i, and U(empty) that of x
@@ -25,7 +25,7 @@ from flsv.games.scores import Scores, UtilityMetric
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.utilities.declared import Positive, checked
 
-#: What models are measured by; several of a classifier's scores are a column each.
+#: A performance measure of models; several of a classifier's scores are a column each.
 Measure = str | ModelScore | Sequence[str]
 
 
@@ -44,10 +44,10 @@ class CoalitionUtility:
     Args:
         round: the players are its cohort, in the order of ``client_ids``.
         evaluator: evaluates models on the server's validation set.
-        metric: what they are measured by, see :mod:`flsv.games.performance`. A :class:`ModelEvaluator` gives
+        metric: the performance measure, see :mod:`flsv.games.performance`. A :class:`ModelEvaluator` gives
             ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
             the mean cross-entropy, nats) and ``"per_class_accuracy"`` (0 for classes without samples). More is better.
-            All else is a :class:`flsv.games.ModelScore`.
+            Any other measure is a :class:`flsv.games.ModelScore`.
         weighting: w_i(S): ``"uniform"``, 1/|S|; ``"samples"``, n_i / sum_{j in S} n_j; or fixed weights ``[k]``, not
             renormalized inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
         server_lr: eta, the share of the way to the average that the coalition's model moves.
@@ -96,10 +96,10 @@ class CoalitionUtility:
         return self.table.evaluations
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Utilities of coalitions.
+        """Compute the utilities of coalitions.
 
         Args:
-            masks: bool ``[K, k]``, row by row who is in the coalition.
+            masks: bool ``[K, k]``, a row per coalition: True for its members.
 
         Returns:
             float64 ``[K]``, or ``[K, M]`` for per-class accuracy, on the CPU. NaN or infinite where the model's loss
@@ -117,7 +117,15 @@ class CoalitionUtility:
 
 
 def utility_of(scores: Scores, metric: Measure) -> Tensor:
-    """More is better, float64 ``[K]`` or ``[K, M]``; by several names of a classifier's scores, a column each."""
+    """Return the utilities in models' scores, more is better.
+
+    Args:
+        scores: of K models.
+        metric: the performance measure; several names of a classifier's scores are a column each.
+
+    Returns:
+        float64 ``[K]`` or ``[K, M]``.
+    """
     if isinstance(metric, ModelScore):
         return metric.utility(scores.value(metric.name))
     if isinstance(metric, str):

@@ -19,14 +19,14 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
-    """A deep copy that shares factories, and is not compiled.
+    """Make a deep copy that shares factories, and is not compiled.
 
-    What the command line makes optimizers with holds its parser, which takes longer to copy than a small module does,
-    and nothing of the module.
+    Factories of optimizers that the command line makes hold its parser, which takes longer to copy than a small module
+    does, and nothing of the module.
 
     Args:
-        module: what to copy.
-        instead: by their ``id``, objects of the module to what takes their place in the copy.
+        module: the original.
+        instead: ``id`` of an object of the module to the object that takes its place in the copy.
 
     Raises:
         ConfigurationError: it cannot be copied, naming the attributes to blame.
@@ -46,8 +46,8 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
         with _OutputsDetached():
             own = deepcopy_with_closures(module, module.modules(), parts, memo)
     except Exception as error:
-        kept = [(prefix, *item) for prefix, layer in module.named_modules() for item in vars(layer).items()]
-        kinds = [(".".join(filter(None, (prefix, name))), type(value).__name__) for prefix, name, value in kept]
+        attributes = [(prefix, *item) for prefix, layer in module.named_modules() for item in vars(layer).items()]
+        kinds = [(".".join(filter(None, (prefix, name))), type(value).__name__) for prefix, name, value in attributes]
         blamed = [f"{type(module).__name__}.{name} ({kind})" for name, kind in kinds if f"'{kind}'" in str(error)]
         raise ConfigurationError(
             f"{type(module).__name__} cannot be copied ({error}), and models are evaluated in copies of the module: "
@@ -81,8 +81,9 @@ def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int
 
 
 class _OutputsDetached(TorchFunctionMode):
-    """Within it, a tensor in the middle of a graph is copied without the graph, wherever it is kept: torch copies none
-    (an output in a list, a pruned layer's weight)."""
+    """Mode in which a tensor in the middle of a graph is copied without the graph, wherever the module keeps it: torch
+    copies none (an output in a list, a pruned layer's weight).
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.__deepcopy__ or args[0].is_leaf:
@@ -118,8 +119,8 @@ def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionTyp
 
 
 def _makes(factory: partial) -> bool:
-    """Whether it makes objects of a class, as optimizers are made from a configuration."""
-    command_line = any(type(held).__module__.startswith("jsonargparse.") for held in factory.args)
+    """Tell whether a factory makes objects of a class, as optimizers are made from a configuration."""
+    command_line = any(type(argument).__module__.startswith("jsonargparse.") for argument in factory.args)
     return isinstance(factory.func, type) or command_line
 
 

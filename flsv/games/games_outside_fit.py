@@ -23,12 +23,12 @@ from flsv.games.performance import ModelScore
 from flsv.games.replica import module_device
 from flsv.utilities.errors import ConfigurationError
 
-#: Under which a plain network's loss is measured.
+#: Name of a plain network's loss.
 LOSS = "loss"
 
 
 class PlainModule(L.LightningModule):
-    """A network, and its loss as what it logs when it validates."""
+    """LightningModule around a network, which logs the network's loss in validation."""
 
     def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor] | None) -> None:
         super().__init__()
@@ -50,17 +50,18 @@ def games_outside_fit(
     loss: Callable[[Any, Any], Tensor] | None = None,
     num_classes: int | None = None,
 ) -> CoalitionGames:
-    """Coalition games whose models are evaluated in copies of a module that no Trainer has.
+    """Make coalition games whose models are evaluated in copies of a module that belongs to no Trainer.
 
     Args:
         module: a network, whose batches are pairs ``(x, y)``, or a LightningModule. It is read, not written.
-        loader: the validation batches; a list of ``DataLoader`` is several loaders, any other one of batches.
-        measures: who plays, for messages, to what for; see :mod:`flsv.games.performance`.
+        loader: the validation batches; a list of ``DataLoader`` is several loaders, any other list is batches.
+        measures: name of the metric, for messages, to its performance measure; see :mod:`flsv.games.performance`.
         loss: of a network: ``loss(module(x), y)``, a mean over the batch, which is measured as ``"loss"``.
         num_classes: M, of classifiers.
 
     Raises:
-        ConfigurationError: something cannot be had: a value that is not logged, outputs that are no classes'.
+        ConfigurationError: a measure that is not available: a value that is not logged, outputs that are not logits of
+            classes.
 
     Example:
         >>> import torch
@@ -83,7 +84,7 @@ def games_outside_fit(
         own = _detached(module)
     else:
         own = PlainModule(module, loss)
-    inner = ParameterSpace(own)  # of another prefix, and the same order
+    inner = ParameterSpace(own)  # other prefixes, the same order
     classifiers = any(isinstance(measure, str) for measure in measures.values())
     if isinstance(own, PlainModule) and all(isinstance(measure, str) for measure in measures.values()):
         return CoalitionGames(ModelEvaluator(own, inner, loader, num_classes=num_classes or 1))
@@ -98,14 +99,14 @@ def games_outside_fit(
 
 
 def _detached(module: L.LightningModule) -> L.LightningModule:
-    """The module without its Fabric, to which it would log; it shares all else."""
+    """Return a shallow copy of the module without its Fabric, to which it would log."""
     own = copy.copy(module)
     own._fabric = None
     return own
 
 
 def _trainer(module: L.LightningModule) -> L.Trainer:
-    """One that validates on the module's device and says nothing."""
+    """Make a silent Trainer that validates on the module's device."""
     device = module_device(module)
     accelerator = {"cuda": "gpu"}.get(device.type, device.type)
     log = logging.getLogger("lightning.pytorch")
@@ -123,7 +124,7 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
     finally:
         log.setLevel(before)
     trainer.strategy.connect(module)
-    # The module's alone, which is a copy: its hooks ask the trainer whether it validates.
+    # Attached to the copy only: its hooks ask the trainer whether it validates.
     module._trainer = trainer
     trainer._data_connector._datahook_selector = _DataHookSelector(module, None)
     trainer.state.fn = TrainerFn.FITTING

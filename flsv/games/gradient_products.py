@@ -17,7 +17,8 @@ from flsv.games.validation_batches import Pair, checked_logits
 
 
 class GradientProducts(NamedTuple):
-    """What :func:`flsv.functional.gradient_shapley` needs, float64.
+    """Products of updates with the loss's gradient and Hessian, float64, as
+    :func:`flsv.functional.gradient_shapley` takes them.
 
     Attributes:
         gradient: ``[k]``, g . d_i.
@@ -37,12 +38,13 @@ def gradient_products(
     vector: Tensor,
     updates: ClientMatrix,
 ) -> GradientProducts:
-    """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at ``vector``.
+    """Compute g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
+    ``vector``.
 
-    One pass over the batches with one gradient each and k Hessian-vector products by differentiating twice; no
-    coalition is evaluated. BatchNorm uses the vector's running statistics, which are constants here: the part of the
-    updates that belongs to buffers is ignored. ReLU and max-pooling have no curvature of their own, so the Hessian of
-    such a network is that of the piece of it that ``vector`` lies on.
+    The batches are read once, with one gradient each and k Hessian-vector products by differentiating twice; no
+    coalition is evaluated. BatchNorm uses the vector's running statistics, which are constants here: the buffers' part
+    of the updates is ignored. ReLU and max-pooling have no curvature of their own, so the Hessian of such a network is
+    that of its linear piece at ``vector``.
 
     Args:
         module: in evaluation mode; its ``forward(x)`` gives logits ``[B, M]``.
@@ -61,7 +63,7 @@ def gradient_products(
     for slope, parameters in _slopes(module, space, batches, support, vector, create_graph=True):
         gradient += slope.detach()
         for client, product in enumerate(products):
-            # A clone: what was made in inference mode cannot be part of a graph.
+            # A clone: a tensor made in inference mode cannot be part of a graph.
             along = slope @ updates.update(client)[:cut].clone().to(slope.dtype)
             product += torch.autograd.grad(along, parameters, retain_graph=True, materialize_grads=True)[0]
     first = updates.dot(gradient)
@@ -78,9 +80,20 @@ def loss_gradient(
     vector: Tensor,
     balanced: bool = False,
 ) -> Tensor:
-    """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, over its leading P' entries, the
-    parameters; of a module that is in evaluation mode already. ``balanced``: of the mean over the classes that occur of
-    the mean over their samples."""
+    """Compute the mean cross-entropy's gradient at ``vector [P]``.
+
+    Args:
+        module: in evaluation mode; its ``forward(x)`` gives logits ``[B, M]``.
+        space: the map between the module and vectors.
+        batches: pairs ``(x, y)``, y integer classes ``[B]``.
+        support: ``[M]``, samples of each class.
+        vector: ``[P]``, the model.
+        balanced: whether all classes that occur count the same: the loss is then the mean over the classes of the mean
+            over their samples.
+
+    Returns:
+        float64 ``[P']``, over the leading P' entries of the vector, the parameters.
+    """
     gradient = torch.zeros(space.num_parameters, dtype=torch.float64, device=vector.device)
     weights = None
     if balanced:
@@ -100,8 +113,9 @@ def _slopes(
     create_graph: bool = False,
     weights: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every batch's part of the gradient ``[P']``, and the parameters that it is by. ``weights`` ``[M]`` of the
-    classes; None: all 1."""
+    """Yield every batch's part of the gradient ``[P']``, with the parameters that it is taken by. ``weights`` ``[M]``
+    are those of the classes; None: all 1.
+    """
     cut, device = space.num_parameters, vector.device
     dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     trained = {name for name, _ in module.named_parameters()}

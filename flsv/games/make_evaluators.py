@@ -22,7 +22,7 @@ from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import isolated_rngs
 
-#: In the names of what is better the less there is of it.
+#: Names of values of which less is better.
 LESS = re.compile("loss|err|mse|mae|perplexity", re.IGNORECASE)
 
 
@@ -34,41 +34,42 @@ def make_evaluators(
     *,
     seed: int = 0,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Evaluators for all that is not a classifier's score, after a trial on the first batches.
+    """Make the evaluators of everything but classifiers' scores, and try them on the first batches.
 
     Args:
         trainer: of the fit, with its module on its device.
         space: the map between the module and vectors.
         loaders: one or several validation loaders; they are read if there is anything to evaluate.
-        measures: who asks, for messages, to what for; see :mod:`flsv.games.performance`.
-        seed: of what a validation draws.
+        measures: name of the metric, for messages, to its performance measure; see :mod:`flsv.games.performance`.
+        seed: of the random numbers that a validation draws.
 
     Returns:
-        By :attr:`flsv.games.ModelScore.evaluator`.
+        :attr:`flsv.games.ModelScore.evaluator` to the evaluator.
 
     Raises:
-        ConfigurationError: something cannot be had: a name that is not logged, outputs that a metric does not take.
+        ConfigurationError: a measure that is not available: a name that is not logged, outputs that a metric does not
+            take.
     """
-    asked = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
-    if not asked:
+    model_scores = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
+    if not model_scores:
         return {}
     with isolated_rngs(seed, "utility batches"):
-        kept = keep_batches(trainer, loaders)
+        batches = keep_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
-    logged = {name: measure.of for name, measure in asked.items() if isinstance(measure.of, str)}
+    logged = {name: measure.of for name, measure in model_scores.items() if isinstance(measure.of, str)}
     if logged:
         names = list(dict.fromkeys(logged.values()))
         asking = {name: ", ".join(who for who, each in logged.items() if each == name) for name in names}
-        derived = [measure.name for measure in asked.values() if measure.derived]
-        by_validation = ValidatedModels(trainer, space, kept, names=names, derived=derived, asking=asking, seed=seed)
+        derived = [measure.name for measure in model_scores.values() if measure.derived]
+        by_validation = ValidatedModels(trainer, space, batches, names=names, derived=derived, asking=asking, seed=seed)
         by_validation.attempt()
         evaluators["logged"] = by_validation
-    for name, measure in asked.items():
+    for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
             evaluators[measure.evaluator] = ModelEvaluator(
                 trainer.lightning_module,
                 space,
-                _pairs(trainer, kept, name),
+                _pairs(trainer, batches, name),
                 metric=measure.of,
                 context=trainer.strategy.precision_plugin.forward_context,
                 seed=seed,
@@ -78,14 +79,16 @@ def make_evaluators(
 
 
 def suggest_logged_value(trainer: L.Trainer, space: ParameterSpace, loaders: Any) -> str:
-    """A sentence for whose outputs cannot be measured: what the module logs when it validates, and how to name it."""
+    """Write the advice, for a module whose outputs cannot be scored, to measure a value that the module logs in
+    validation instead, with the names that it logs.
+    """
     module = trainer.lightning_module
     try:
         with isolated_rngs(0, "utility"), torch.no_grad():
             first = [KeptBatches(islice(loader, 1)) for loader in keep_batches(trainer, loaders)]
             own = fresh_copy(module, space, space.read(module), {})
             logged = sorted(ValidationRun(trainer, own, first).logged())
-    except Exception:  # whatever a validation raises: the error that is told of is another
+    except Exception:  # any error of a validation: the caller raises the error of the outputs
         logged = []
     name = next((each for each in logged if not LESS.search(each)), logged[0] if logged else "val_loss")
     mode = "min" if LESS.search(name) else "max"
@@ -102,16 +105,23 @@ def evaluator_on(
     loader: Any,
     private: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> VectorEvaluator:
-    """One of :func:`make_evaluators` on other batches; ``private`` gives state of the module that no vector holds."""
-    kept = keep_batches(trainer, loader)
+    """Return an evaluator of the same models as one of :func:`make_evaluators`, on other batches.
+
+    Args:
+        evaluator: of :func:`make_evaluators`.
+        trainer: of the fit.
+        loader: the other batches.
+        private: returns the state of the module that no vector holds, by name; None: the module's own.
+    """
+    batches = keep_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
-        return evaluator.on(_pairs(trainer, kept, "what clients are asked for"), private)
+        return evaluator.on(_pairs(trainer, batches, "what clients are asked for"), private)
     assert isinstance(evaluator, ValidatedModels)
-    return evaluator.on(kept, private)
+    return evaluator.on(batches, private)
 
 
 def _pairs(trainer: L.Trainer, loaders: list[KeptBatches], asking: str) -> Iterator[tuple[Any, Any]]:
-    """The batches ``(x, y)`` as the trainer's module would get them to validate on."""
+    """Yield the batches ``(x, y)`` as the trainer's module would get them in validation."""
     try:
         for index, loader in enumerate(loaders):
             yield from on_device(trainer, loader, index)

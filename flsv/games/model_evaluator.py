@@ -21,24 +21,24 @@ from flsv.games.output_metric import OutputMetric, beyond_probabilities, wants_p
 from flsv.games.replica import Context, Replica, module_device, named_tensors
 from flsv.games.scores import Scores, loss_dtype, score_batch
 from flsv.games.validation_batches import checked_logits, kind_of, read_batches
-from flsv.games.vector_evaluator import Build, VectorEvaluator, rows_of
+from flsv.games.vector_evaluator import Build, VectorEvaluator, row_builder
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
 
 Backend = Literal["auto", "vmap", "serial"]
 
-# Enough samples that Python's share is small, and few enough that activations stay below some 32 MB, beyond which the C
-# library hands memory back to the system after every layer: LeNet5 takes twice as long on batches of 2,000, and 1.2
+# Large enough that Python's overhead is small, and small enough that activations stay below some 32 MB, beyond which
+# the C library returns memory to the system after every layer: LeNet5 takes twice as long on batches of 2,000, and 1.2
 # times as long on batches of 25.
 _CPU_BATCH = 256
-#: Random models by which logits and probabilities are told apart, and how large their parameters are.
+#: Number and scale of random models by which logits and probabilities are told apart.
 _DRAWS, _SCALE = 8, 3.0
 
 
 @checked
 class ModelEvaluator(VectorEvaluator):
-    """Evaluates any number of models of one structure, given as vectors, by their outputs on validation batches.
+    """Evaluator of any number of models of one structure, given as vectors, by their outputs on validation batches.
 
     Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
     without gradients and with the same random numbers; the module itself is read, never written. One pass over the
@@ -47,12 +47,13 @@ class ModelEvaluator(VectorEvaluator):
     of the chunk.
 
     Args:
-        module: it and its buffers that a vector does not hold (integer or non-persistent ones) are read at every call.
+        module: the original. Its buffers that a vector does not hold (integer or non-persistent ones) are read at every
+            call.
         space: the map between the module and vectors ``[P]``.
         batches: pairs ``(x, y)``. They are read once, moved to the module's device and kept there; those of classifiers
             are put together or cut on the CPU to a size that suits it.
         num_classes: M, of classifiers, whose ``forward(x)`` gives logits ``[B, M]`` for integer classes y ``[B]``:
-            hits per class and loss are scored. None: the metric is all.
+            hits per class and loss are scored. None: only the metric is computed.
         metric: a torchmetrics metric of ``(forward(x), y)`` that gives one number, the score ``"metric"``; see
             :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
         backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
@@ -61,13 +62,13 @@ class ModelEvaluator(VectorEvaluator):
         chunk: models at once under vmap. A chunk that does not fit into memory is halved, for good.
         context: makes a context manager that is entered around every forward pass, such as a Lightning precision
             plugin's ``forward_context``. An autocast context of the caller's has no effect.
-        seed: of what a forward pass draws.
-        asking: what asks for the metric, for messages.
+        seed: of the random numbers that a forward pass draws.
+        asking: name of whoever asks for the metric, for messages.
 
     Raises:
         ConfigurationError: a wrong argument; batches without samples or with wrong labels; a forward that does not
-            give logits ``[B, M]``, or what the metric does not take; a module that cannot be copied; a metric that
-            gives more than one number.
+            give logits ``[B, M]``, or whose outputs the metric does not take; a module that cannot be copied; a metric
+            that gives more than one number.
 
     Example:
         >>> module = nn.Linear(2, 2)
@@ -101,7 +102,7 @@ class ModelEvaluator(VectorEvaluator):
         self._module, self._seed = module, seed
         self._keep(batches)
         self._private: Callable[[], Mapping[str, Tensor]] | None = None
-        with torch.inference_mode(False):  # what is made in there can only be changed in there
+        with torch.inference_mode(False):  # tensors made in inference mode can only be changed in it
             self._replica = Replica(module, space, context)
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
         self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._replica.module)}
@@ -114,12 +115,12 @@ class ModelEvaluator(VectorEvaluator):
     def on(
         self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
     ) -> ModelEvaluator:
-        """An evaluator of the same models on other batches. It shares this one's copies of the module, so the two must
-        not evaluate at the same time.
+        """Make an evaluator of the same models on other batches. The two share copies of the module, so they must not
+        evaluate at the same time.
 
         Args:
             batches: pairs ``(x, y)``; None: the same.
-            private: gives state of the module that is not in the vectors, by its names; None: the module's own.
+            private: returns the state of the module that no vector holds, by name; None: the module's own.
         """
         other = copy(self)
         other._private = private
@@ -130,7 +131,7 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def evaluate(self, build: Build, count: int) -> Scores:
-        """The scores of ``count`` models that exist one or a chunk at a time.
+        """Evaluate ``count`` models, of which one or a chunk exists at a time.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
@@ -164,7 +165,7 @@ class ModelEvaluator(VectorEvaluator):
                 self.chunk = len(rows) // 2
 
     def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
-        """Evaluate them, if memory lasts."""
+        """Evaluate the models ``rows``, and tell whether they fit into memory."""
         try:
             self._score(rows, self._stacked(build, rows), sums)
         except RuntimeError as error:
@@ -174,15 +175,23 @@ class ModelEvaluator(VectorEvaluator):
         return True
 
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
-        """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, in full precision, over the leading
-        entries that are parameters. ``balanced``: all classes that occur count the same."""
+        """Compute the mean cross-entropy's gradient in full precision.
+
+        Args:
+            vector: ``[P]``, the model.
+            balanced: whether all classes that occur count the same.
+
+        Returns:
+            float64 ``[P']``, over the leading entries of the vector that are parameters.
+        """
         self._replica.follow(self._module)
         return loss_gradient(self._replica.module, self.space, self._batches, self.support, vector, balanced)
 
     @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: ClientMatrix) -> GradientProducts:
-        """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
-        ``vector [P]``, in full precision; see :func:`flsv.games.gradient_products.gradient_products`."""
+        """Compute g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
+        ``vector [P]``, in full precision; see :func:`flsv.games.gradient_products.gradient_products`.
+        """
         self._replica.follow(self._module)
         return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates)
 
@@ -199,12 +208,12 @@ class ModelEvaluator(VectorEvaluator):
         return self._support
 
     def _alone(self, x: Any) -> Any:
-        """Outputs ``[1, B, ...]`` of the model that is loaded."""
-        found = self._replica.module(x)
-        return found[None] if isinstance(found, Tensor) else [found]
+        """Compute the outputs ``[1, B, ...]`` of the loaded model."""
+        outputs = self._replica.module(x)
+        return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
     def _stacked(self, build: Build, rows: range) -> Callable[[Any], Any]:
-        """Outputs ``[c, B, ...]`` of several models."""
+        """Return a function that computes the outputs ``[c, B, ...]`` of several models."""
         replica, space = self._replica, self.space
         vectors = torch.empty(len(rows), space.size, dtype=space.dtype, device=self.device)
         for row, index in enumerate(rows):
@@ -212,37 +221,37 @@ class ModelEvaluator(VectorEvaluator):
         state = {n: t.to(self._dtypes[n]) for n, t in space.unflatten(vectors).items()}
 
         def outputs(x: Any) -> Tensor:
-            found = vmap(lambda own: functional_call(replica.module, own, (x,)), randomness="same")(state)
-            if not isinstance(found, Tensor):
-                raise TypeError(f"forward gives {type(found).__name__}")
-            return found
+            batch_outputs = vmap(lambda own: functional_call(replica.module, own, (x,)), randomness="same")(state)
+            if not isinstance(batch_outputs, Tensor):
+                raise TypeError(f"forward gives {type(batch_outputs).__name__}")
+            return batch_outputs
 
         return outputs
 
     def _score(self, rows: range, outputs: Callable[[Any], Any], sums: _Sums) -> None:
-        """Scores of a chunk of models."""
+        """Score a chunk of models."""
         while self._metrics and len(self._metrics) < len(rows):
             self._metrics.append(self._metrics[0].clone())
         metrics = self._metrics[: len(rows)]
         for metric in metrics:
-            metric.metric.reset()  # what a model before, or a pass that failed half-way, left in it
+            metric.metric.reset()  # of a model before, or of a pass that failed half-way
         sums.correct[rows.start : rows.stop] = 0
         seed_global_rngs(self._seed, "utility")
         for position, (x, y) in enumerate(self._batches):
             with self._replica.context():
-                found = outputs(x)
+                batch_outputs = outputs(x)
             if self.num_classes is not None:
-                checked_logits(found[0], y, self.num_classes)
-                hits, losses = score_batch(found, y)
+                checked_logits(batch_outputs[0], y, self.num_classes)
+                hits, losses = score_batch(batch_outputs, y)
                 sums.correct[rows.start : rows.stop] += hits
                 sums.losses[rows.start : rows.stop, position] = losses
-            for metric, own in zip(metrics, found):
+            for metric, own in zip(metrics, batch_outputs):
                 metric.update(own, y)
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
 
     def _try(self) -> None:
-        """Forward passes, so that what is wrong is found before training time is spent."""
+        """Run forward passes, so that errors come before training time is spent."""
         try:
             self._try_first()
         except Exception as error:
@@ -254,7 +263,7 @@ class ModelEvaluator(VectorEvaluator):
     @torch.no_grad()
     def _try_first(self) -> None:
         x, y = self._batches[0]
-        build = rows_of(self.space.read(self._module)[None])
+        build = row_builder(self.space.read(self._module)[None])
         with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed, "utility"):
             if self.num_classes is not None:
                 if isinstance(x, Tensor):
@@ -285,7 +294,7 @@ class ModelEvaluator(VectorEvaluator):
             )
 
     def _gives_logits(self, x: Any) -> bool:
-        """Whether a model of random parameters gives what is no probability."""
+        """Tell whether some model of random parameters gives a number that is no probability."""
         start, cut = self.space.read(self._module), self.space.num_parameters
         draw = torch.Generator().manual_seed(0)
 
@@ -310,16 +319,16 @@ def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationErro
 
 
 class _Sums:
-    """The results of one call while they come in: one row per model, on the models' device."""
+    """Buffers of one call's results: one row per model, on the models' device."""
 
     def __init__(self, models: int, classes: int | None, batches: int, device: torch.device) -> None:
         self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
-        # A column per batch: whoever evaluates which batch when, the columns are summed in one order.
+        # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
         self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
         self.metric = torch.zeros(models, dtype=torch.float64)
 
     def scores(self, support: Tensor | None, measured: bool) -> Scores:
-        """All of it."""
+        """Return the scores of all models."""
         values = {"metric": self.metric} if measured else {}
         if support is not None:
             loss = torch.zeros(len(self.losses), dtype=torch.float64)

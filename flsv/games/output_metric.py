@@ -23,16 +23,17 @@ _CLASSES = "torchmetrics.classification"
 
 
 class OutputMetric:
-    """A private copy of a torchmetrics metric, which is given outputs as it wants them.
+    """A private copy of a torchmetrics metric, and the conversion of a model's outputs to the input that the metric
+    takes.
 
-    Outputs are given in single precision where they are half; a last dimension of 1 that only one of outputs and labels
-    has is dropped, so that one logit ``[B, 1]`` fits labels ``[B]``. All else is the metric's business: logits or
+    Half-precision outputs are converted to single precision; a last dimension of 1 that only one of outputs and labels
+    has is dropped, so that one logit ``[B, 1]`` fits labels ``[B]``. The rest is up to the metric: logits or
     probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels, one ``[B]`` for binary labels (of two, ``[B, 2]``,
-    it is given class 1's), ``[B, L]`` for multilabel ones, numbers for regression.
+    class 1's are taken), ``[B, L]`` for multilabel ones, numbers for regression.
 
     Args:
         metric: it is copied.
-        asking: what asks for it, for messages.
+        asking: name of whoever asks for the metric, for messages.
         device: of the outputs.
         gives_logits: whether outputs are logits where the metric wants probabilities.
     """
@@ -40,38 +41,38 @@ class OutputMetric:
     def __init__(self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False) -> None:
         self.metric, self.gives_logits = metric.clone().to(device), gives_logits
         self._asking, self._device = asking, device
-        self.metric.sync_on_compute = False  # it keeps to this process
+        self.metric.sync_on_compute = False  # evaluated in this process only
         self.metric.reset()
         self._seen = ""
 
     def clone(self) -> OutputMetric:
-        """Another, empty."""
+        """Return another, empty copy."""
         return OutputMetric(self.metric, self._asking, self._device, self.gives_logits)
 
-    def update(self, found: Any, y: Any) -> None:
-        """One batch of outputs and labels.
+    def update(self, outputs: Any, y: Any) -> None:
+        """Add a batch of outputs and labels.
 
         Raises:
             ConfigurationError: the metric does not take them.
         """
-        self._seen = f"{kind_of(found)}, with y {kind_of(y)}"
-        if isinstance(found, Tensor) and isinstance(y, Tensor):
-            found = found.float() if found.dtype in (torch.bfloat16, torch.float16) else found
-            if found.shape == (*y.shape, 1):
-                found = found.squeeze(-1)
-            elif y.shape == (*found.shape, 1):
+        self._seen = f"{kind_of(outputs)}, with y {kind_of(y)}"
+        if isinstance(outputs, Tensor) and isinstance(y, Tensor):
+            outputs = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+            if outputs.shape == (*y.shape, 1):
+                outputs = outputs.squeeze(-1)
+            elif y.shape == (*outputs.shape, 1):
                 y = y.squeeze(-1)
             if self.gives_logits:
-                found = _probabilities(self.metric, found, y)
+                outputs = _probabilities(self.metric, outputs, y)
             if _kind(self.metric) == "Binary":
-                found = class_1_probabilities(found, y)
+                outputs = class_1_probabilities(outputs, y)
         try:
-            self.metric.update(found, y)
+            self.metric.update(outputs, y)
         except Exception as error:
             raise self._refused(error) from error
 
     def value(self) -> float:
-        """Of all batches.
+        """Compute the metric of all batches.
 
         Raises:
             ConfigurationError: the metric gives no number, or more than one.
@@ -96,18 +97,20 @@ class OutputMetric:
 
 
 def wants_probabilities(metric: Metric) -> bool:
-    """Whether it matters to a metric if it is given logits or probabilities."""
+    """Tell whether a metric distinguishes logits from probabilities."""
     largest = isinstance(metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch)
     return _kind(metric) is not None and not largest
 
 
-def beyond_probabilities(found: Any) -> bool:
-    """Whether a number of the outputs is no probability."""
-    return isinstance(found, Tensor) and found.is_floating_point() and bool(((found < 0) | (found > 1)).any())
+def beyond_probabilities(outputs: Any) -> bool:
+    """Tell whether a number of the outputs is no probability."""
+    return isinstance(outputs, Tensor) and outputs.is_floating_point() and bool(((outputs < 0) | (outputs > 1)).any())
 
 
 def _kind(metric: Metric) -> str | None:
-    """ "Binary", "Multilabel" or "Multiclass" of torchmetrics' own, "Classes" of :class:`ClassScore`."""
+    """Return the kind of a torchmetrics metric, "Binary", "Multilabel" or "Multiclass", or "Classes" of a
+    :class:`ClassScore`.
+    """
     if isinstance(metric, ClassScore):
         return "Classes"
     if not type(metric).__module__.startswith(_CLASSES):
@@ -121,5 +124,5 @@ def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
         return logits
     if kind == "Multilabel" or logits.ndim != y.ndim + 1:
         return logits if kind == "Multiclass" else logits.sigmoid()
-    # A double tells probabilities next to 1 apart, which ranks need.
+    # In float64, probabilities next to 1 stay distinct, which ranks need.
     return (logits if kind == "Multiclass" else logits.to(loss_dtype(logits.device))).softmax(1)

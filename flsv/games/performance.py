@@ -1,4 +1,4 @@
-"""Performance measures of models in coalition games: defines what ``performance`` and ``mode`` mean.
+"""Performance measures of models in coalition games: the arguments ``performance`` and ``mode``.
 
 ====================================== ============================================================================
 ``performance``                        the utility of a model on the server's validation set
@@ -8,8 +8,8 @@
 ``"negative_loss"``                    minus the mean cross-entropy, nats
 ``"auroc"``, ``"average_precision"``,  of class 1 where there are two, else the mean over the classes that occur; of
 ``"f1"``                               what ``forward(x)`` gives, logits or probabilities, over all batches ``(x, y)``
-any other name, with ``mode``          what the module itself logs under it in ``validation_step`` or in the validation
-                                       hooks around it: ``"val_loss"`` with ``mode="min"`` (minus the value),
+any other name, with ``mode``          the value that the module logs under it in ``validation_step`` or in the
+                                       validation hooks around it: ``"val_loss"`` with ``mode="min"`` (minus the value),
                                        ``"val_f1"`` with ``mode="max"``
 a torchmetrics metric                  its value for ``forward(x)`` and ``y`` over all batches ``(x, y)`` (a binary
                                        metric is given class 1's of two outputs); where its ``higher_is_better`` is
@@ -17,18 +17,18 @@ a torchmetrics metric                  its value for ``forward(x)`` and ``y`` ov
 ====================================== ============================================================================
 
 The first three are for classifiers: ``forward`` gives logits ``[B, M]``, labels are integers ``[B]``. They and the
-metrics are measured on outputs, of many models at once on CUDA. What is logged is for any task: batches of any kind,
-several validation loaders, and what a Trainer does when it validates, one model at a time, each in a fresh copy of the
-module: for a vector it is what ``trainer.validate`` would log on the whole validation set (``limit_val_batches``
-matters only to loaders without a length). With several loaders ``"val_loss/dataloader_idx_1"`` is one loader's value,
-and ``"val_loss"`` the mean, weighted by size. Random numbers are the same for every model. In YAML a metric is a class
-path::
+metrics are computed on outputs, of many models at once on CUDA. Logged values are for any task: batches of any kind,
+several validation loaders, and everything that a Trainer does when it validates, one model at a time, each in a fresh
+copy of the module. The value of a vector is that which ``trainer.validate`` would log on the whole validation set
+(``limit_val_batches`` matters only to loaders without a length). With several loaders ``"val_loss/dataloader_idx_1"``
+is one loader's value, and ``"val_loss"`` the mean, weighted by size. Random numbers are the same for every model. In
+YAML a metric is a class path::
 
     performance:
       class_path: torchmetrics.F1Score
       init_args: {task: multiclass, num_classes: 10, average: macro}
 
-An example is that of :mod:`flsv.games`.
+An example is that of :mod:`flsv.games`. Where the clients judge, see :mod:`flsv.games.judges`.
 """
 
 from __future__ import annotations
@@ -42,23 +42,29 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.games.class_scores import CLASS_SCORES, ClassScore
+from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
 Mode = Literal["min", "max"]
-#: Of classifiers, evaluated from logits.
+#: Whose held-out samples coalitions' models are scored on.
+Judges = Literal["server", "clients"]
+#: Measures of classifiers, evaluated from logits.
 CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
+#: What clients judge class by class.
+BY_CLASS = ("balanced_accuracy", "per_class_accuracy")
 _NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
 
 @dataclass(frozen=True, eq=False)
 class ModelScore:
-    """A value that the module logs, or a torchmetrics metric.
+    """A performance measure: a value that the module logs, or a torchmetrics metric.
 
     Args:
         of: the name, or the metric.
         mode: whether less (``"min"``) or more is better.
-        called: the name by which the metric was asked for, such as ``"auroc"``; empty: it was given itself.
-        derived: whether the gradient of a logged value is asked for, not models' values only.
+        called: the name by which the metric was asked for, such as ``"auroc"``; empty: it was passed itself.
+        derived: whether the gradient of a logged value is needed, not only models' values.
+        judged: whether the clients score models, see :mod:`flsv.games.judges`.
 
     Example:
         >>> ModelScore("val_loss", "min")
@@ -69,67 +75,91 @@ class ModelScore:
     mode: Mode
     called: str = ""
     derived: bool = False
+    judged: bool = False
 
     def __repr__(self) -> str:
         return repr(self.called) if self.called else f"ModelScore(of={self.of!r}, mode={self.mode!r})"
 
     @property
     def title(self) -> str:
-        """What people call it."""
-        return self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
+        """Name of the measure for people."""
+        name = self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
+        return f"{CLIENTS}{name}" if self.judged else name
+
+    @property
+    def by_class(self) -> bool:
+        """Whether clients judge class by class."""
+        return self.judged and isinstance(self.of, str) and self.of in BY_CLASS
 
     @property
     def name(self) -> str:
-        """Under which an evaluator's scores have it."""
+        """Name of the score in an evaluator's :class:`Scores`."""
         return self.of if isinstance(self.of, str) else "metric"
 
     @property
     def evaluator(self) -> Hashable:
-        """The evaluator: one for all logged values, one for each metric."""
+        """Key of the evaluator: one for all logged values, one for each metric, and those that ask the clients."""
+        if self.judged:
+            return "clients", "classes" if self.by_class else (self.of if isinstance(self.of, str) else id(self.of))
         return "logged" if isinstance(self.of, str) else self
 
     def utility(self, values: Tensor) -> Tensor:
-        """More is better."""
+        """Convert the values to a utility, of which more is better."""
         return -values if self.mode == "min" else values
 
 
-def loss_of(owner: Any, loss: str | None) -> str | ModelScore:
-    """What models are measured by where the gradient of a loss is asked for: the mean cross-entropy of a classifier, or
-    a loss that the module logs in ``validation_step``.
+def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
+    """Return the performance measure whose gradient is asked for: the mean cross-entropy of a classifier, or a loss
+    that the module logs in ``validation_step``.
 
     Args:
-        owner: whose argument ``loss`` is, for messages.
+        owner: the object with the argument ``loss``, for messages.
         loss: the name, such as ``"val_loss"``; None: the cross-entropy.
 
     Example:
-        >>> loss_of("GradientShapley", None), loss_of("GradientShapley", "val_loss").derived
+        >>> loss_measure("GradientShapley", None), loss_measure("GradientShapley", "val_loss").derived
         ('negative_loss', True)
     """
     if loss is None:
         return "negative_loss"
-    found = performance_of(owner, loss, "min", "loss")
-    assert isinstance(found, ModelScore)
-    return replace(found, derived=True)
+    measure = performance_of(owner, loss, "min", "loss")
+    assert isinstance(measure, ModelScore)
+    return replace(measure, derived=True)
+
+
+def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore:
+    """Return what models are measured by where these judge: of classifiers, clients judge the mean over classes.
+
+    Example:
+        >>> judged_by("server", "accuracy"), judged_by("clients", "accuracy").title
+        ('accuracy', "clients' balanced_accuracy")
+    """
+    if judges == "server":
+        return performance
+    if isinstance(performance, ModelScore):
+        return replace(performance, judged=True)
+    name = "balanced_accuracy" if performance == "accuracy" else performance
+    return ModelScore(name, "max", name, judged=True)
 
 
 def is_logged(measure: Any) -> bool:
-    """Whether it is a value that the module logs."""
+    """Tell whether a measure is a value that the module logs."""
     return isinstance(measure, ModelScore) and isinstance(measure.of, str)
 
 
 def performance_of(
-    owner: Any, performance: str | Metric, mode: Mode | None, argument: str = "performance"
+    owner: Any, performance: str | Metric | ModelScore, mode: Mode | None, argument: str = "performance"
 ) -> str | ModelScore:
-    """Check what a metric is given.
+    """Check a metric's arguments ``performance`` and ``mode``, and return the performance measure.
 
     Args:
-        owner: whose argument it is, for messages: an object, or its name.
-        performance: see above.
+        owner: the object with these arguments, or its name, for messages.
+        performance: see the module's table.
         mode: likewise.
-        argument: its name.
+        argument: the argument's name.
 
     Returns:
-        One of the names in ``CLASSIFICATION``, or what else is measured. ``"f1"`` with a mode is what the module logs.
+        A name in ``CLASSIFICATION``, or a :class:`ModelScore`. ``"f1"`` with a mode is a value that the module logs.
 
     Raises:
         ConfigurationError: a logged name without a mode; a mode against a classifier's measure; a metric
@@ -144,7 +174,7 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
 'negative_loss', 'auroc', 'average_precision', 'f1'), or a torchmetrics metric (in YAML: class_path).
     """
     who = owner if isinstance(owner, str) else type(owner).__name__
-    if isinstance(performance, ModelScore):  # made before, by another one's arguments
+    if isinstance(performance, ModelScore):  # checked before, for another object
         return performance
     if isinstance(performance, Metric):
         better = performance.higher_is_better

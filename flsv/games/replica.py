@@ -13,7 +13,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.plain_tensors import plain_tensors
 from flsv.games.check_copies import check_copies
 from flsv.games.copy_module import copy_module
-from flsv.games.vector_evaluator import Build, rows_of
+from flsv.games.vector_evaluator import Build, row_builder
 from flsv.utilities.seeding import isolated_rngs
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -40,8 +40,13 @@ class Replica:
         self._theirs: list[Tensor] = []
 
     def follow(self, module: nn.Module, private: Mapping[str, Tensor] | None = None) -> None:
-        """Take from ``module``, now and at every load, what a vector does not hold (counters, masks, private state), or
-        from ``private`` what is there by its name."""
+        """Take the state that a vector does not hold (counters, masks, private state) from a module, now and at every
+        load.
+
+        Args:
+            module: the original.
+            private: state by name that takes precedence over the module's.
+        """
         layers = dict(self.module.named_modules())
         for name, _, own, value in plain_tensors(module):
             layers[name.rpartition(".")[0]].__dict__[own] = value.clone()
@@ -57,7 +62,7 @@ class Replica:
                 self._theirs.append(theirs.detach())
 
     def load(self, build: Build, index: int) -> None:
-        """Become model ``index``."""
+        """Load model ``index``."""
         build(index, self.vector)
         self.space.write(self.module, self.vector)
         if self._mine:
@@ -65,14 +70,14 @@ class Replica:
 
     @torch.inference_mode(False)
     def check(self, module: nn.Module, x: Any) -> None:
-        """Whether this is a copy of ``module``, by its outputs for ``x``: see :func:`check_copies`.
+        """Raise unless this is an independent copy of ``module``, by its outputs for ``x``: see :func:`check_copies`.
 
         Raises:
             ConfigurationError: it is not.
         """
 
         def outputs(vector: Tensor) -> Any:
-            self.load(rows_of(vector[None]), 0)
+            self.load(row_builder(vector[None]), 0)
             with isolated_rngs(0, "trial"), self.context():
                 return self.module(x)
 
@@ -80,13 +85,13 @@ class Replica:
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Its parameters, then its buffers."""
+    """Yield a module's parameters, then its buffers, with their names."""
     yield from module.named_parameters()
     yield from module.named_buffers()
 
 
 def module_device(module: nn.Module) -> torch.device:
-    """The device of the module's first parameter or buffer."""
+    """Return the device of the module's first parameter or buffer."""
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return torch.device("cpu")

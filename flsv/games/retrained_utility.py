@@ -22,19 +22,19 @@ from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
-from flsv.games.performance import Mode, performance_of
+from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.sampling.fixed_cohort import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 
 
 class RetrainedUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]``: trains the federation with only these clients and evaluates its
-    model.
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains the federation with only these clients and
+    evaluates its model.
 
-    Play it with any estimator of :mod:`flsv.functional`: ``exact_shapley`` is the exact value by retraining,
-    ``permutation_shapley`` with a ``truncation`` TMC, ``stratified_shapley`` K-subset. A coalition is trained once,
-    whoever asks. All start from the same weights: the module's as they are now or, where it is built only when training
+    Pass it to any estimator of :mod:`flsv.functional`: ``exact_shapley`` is the exact value by retraining,
+    ``permutation_shapley`` with a ``truncation`` TMC, ``stratified_shapley`` K-subset. Each coalition is
+    trained once. All start from the same weights: the module's as they are now or, where it is built only when training
     starts, those that the first training makes. Give the loop a seed, or coalitions differ by chance too. The empty
     coalition is the untrained module. Models are measured on the server's validation set, as in the games of a round.
 
@@ -43,12 +43,12 @@ class RetrainedUtility:
         module: trained in copies; it is not changed itself.
         data: the federation's data, with a validation set for the server.
         metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, ``"per_class_accuracy"`` (then the
-            utility is ``[K, M]``), ``"auroc"`` and what else :mod:`flsv.games.performance` lists, a name that the
+            utility is ``[K, M]``), ``"auroc"`` and the others of :mod:`flsv.games.performance`, a name that the
             module logs, or a torchmetrics metric. Several of the first three make the utility ``[K, C]``.
-        max_clients: the most clients for which such a game may be begun.
-        mode: whether less or more of a logged value is better, likewise.
-        ranks: processes that share the trainings out, such as ``flsv.engines.ranks.ranks_of_environment()``; each of
-            them calls the utility alike, and knows all scores. A training is one process's.
+        max_clients: the most clients for which such a game is allowed.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        ranks: processes among which the trainings are divided, such as ``flsv.engines.ranks.ranks_of_environment()``;
+            each of them calls the utility with the same masks, and gets all scores. One process runs one training.
 
     Attributes:
         num_players: n.
@@ -56,7 +56,7 @@ class RetrainedUtility:
         scores: coalition (its members, ascending) to its model's scores, for all that are known.
         seconds: coalition to how long its training took.
         initial: the module's ``state_dict`` that all start from; None before the first training.
-        model: ``[2, P]``, what the last training in this process has come to, and what it started from; None before.
+        model: ``[2, P]``, the model at the end of this process's last training, and its initial model; None before.
 
     Raises:
         ConfigurationError: another metric, or more clients than ``max_clients``.
@@ -84,7 +84,7 @@ class RetrainedUtility:
         trainer: Callable[[FixedCohort], L.Trainer],
         module: L.LightningModule,
         data: FederatedDataModule,
-        metric: UtilityMetric | str | Metric | Sequence[str] = "accuracy",
+        metric: UtilityMetric | str | Metric | ModelScore | Sequence[str] = "accuracy",
         max_clients: int = 8,
         mode: Mode | None = None,
         ranks: Ranks = ALONE,
@@ -111,7 +111,8 @@ class RetrainedUtility:
         self.seconds: dict[Members, float] = {}
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """float64 ``[K]`` (or ``[K, M]``); coalitions that are not known yet are trained.
+        """Return the utilities of coalitions, float64 ``[K]`` (or ``[K, M]``); coalitions that are not known yet are
+        trained.
 
         Raises:
             ValueError: masks of another type or shape.
@@ -121,14 +122,14 @@ class RetrainedUtility:
         coalitions = members_of(masks.cpu())
         wanted = dict.fromkeys(members for members in coalitions if members and members not in self.scores)
         if () in coalitions and () not in self.scores and not wanted:
-            wanted[(0,)] = None  # the empty coalition's model is what any training starts from
+            wanted[(0,)] = None  # the empty coalition's model is the initial one of any training
         self._train_all(list(wanted))
         return torch.cat([utility_of(self.scores[members], self.metric) for members in coalitions])
 
     def _train_all(self, coalitions: list[Members]) -> None:
         ranks = self.ranks
         if self.initial is None and ranks.size > 1 and coalitions:
-            # What the first training starts from, all others do.
+            # All trainings start from the first one's initial weights.
             if ranks.rank == 0:
                 self._train(coalitions[0])
             self._share(coalitions[:1], "the first coalition's training")
@@ -142,7 +143,7 @@ class RetrainedUtility:
             self._share(coalitions, "coalitions' trainings")
 
     def _share(self, coalitions: list[Members], about: str) -> None:
-        """Everybody's scores of these coalitions and of the empty one."""
+        """Exchange the scores of these coalitions and of the empty one among the ranks."""
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
         seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}

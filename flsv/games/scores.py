@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: What :meth:`Scores.value` gives of classifiers.
+#: Names that :meth:`Scores.value` takes for classifiers.
 UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
 METRICS = get_args(UtilityMetric)
 
@@ -22,7 +22,7 @@ class Scores:
     Attributes:
         values: name to one number per model, float64 ``[K]``. Of classifiers of M classes ``"loss"`` is the mean
             cross-entropy in nats (NaN or infinite where the logits are) and ``"correct"``, int64 ``[K, M]``, how many
-            samples of each class are classified correctly. A sample whose logits hold a NaN is not.
+            samples of each class are classified correctly. A sample whose logits hold a NaN counts as wrong.
         support: of classifiers, int64 ``[M]``, samples of each class.
 
     Example:
@@ -35,20 +35,20 @@ class Scores:
     support: Tensor | None = None
 
     def __len__(self) -> int:
-        """K."""
+        """Return K, the number of models."""
         return len(next(iter(self.values.values())))
 
     def value(self, name: str) -> Tensor:
-        """One number per model, float64 ``[K]``, or one per model and class ``[K, M]``.
+        """Return one number per model, float64 ``[K]``, or one per model and class ``[K, M]``.
 
         Args:
             name: in ``values``; or of classifiers ``"accuracy"``, the share of samples that are classified correctly;
                 ``"balanced_accuracy"``, the mean of the per-class accuracies over the classes that have samples;
-                ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that its game is constant and
-                nobody's contribution to it is anything but 0; ``"negative_loss"``, minus the mean cross-entropy.
+                ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that its game is constant and all
+                contributions to it are 0; ``"negative_loss"``, minus the mean cross-entropy.
 
         Raises:
-            KeyError: there is no such score.
+            KeyError: an unknown score.
         """
         if self.support is None or name not in METRICS:
             return self.values[name]
@@ -61,24 +61,29 @@ class Scores:
         return per_class if name == "per_class_accuracy" else per_class.sum(-1) / (self.support > 0).sum()
 
     def __getitem__(self, rows: Tensor) -> Scores:
-        """The scores of some of the models."""
+        """Select the scores of some of the models."""
         return Scores({name: value[rows] for name, value in self.values.items()}, self.support)
 
     @staticmethod
     def cat(parts: Sequence[Scores]) -> Scores:
-        """The models of several evaluations on the same samples, one after the other."""
+        """Concatenate the models of several evaluations on the same samples."""
         first = parts[0]
         return Scores({name: torch.cat([part.values[name] for part in parts]) for name in first.values}, first.support)
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits ``[c, B, M]`` of c models and labels ``[B]`` to hits per class, int64 ``[c, M]``, and loss sums ``[c]``.
+    """Count a batch's hits and sum up its losses, without waiting for the device.
 
-    Nothing here waits for the device.
+    Args:
+        logits: ``[c, B, M]`` of c models.
+        y: labels ``[B]``.
+
+    Returns:
+        Hits per class, int64 ``[c, M]``, and sums of the cross-entropy ``[c]``.
     """
     models, _, classes = logits.shape
     best, predicted = logits.max(-1)
-    # max finds NaN greater than everything: without the second condition a broken model would "predict" some class.
+    # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
     hits = (predicted == y) & (best == best)
     correct = torch.zeros(models, classes, dtype=torch.int64, device=logits.device)
     correct.index_add_(1, y, hits.long())
@@ -89,5 +94,5 @@ def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def loss_dtype(device: torch.device) -> torch.dtype:
-    """float64, where the device has it."""
+    """Return float64 where the device has it, else float32."""
     return torch.float32 if device.type == "mps" else torch.float64

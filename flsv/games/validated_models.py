@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.evaluation import tolerance
-from flsv._lightning.validation import KeptBatches, ValidationRun, number
+from flsv._lightning.validation import KeptBatches, ValidationRun, logged_number
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.check_copies import check_copies
 from flsv.games.copy_module import copy_module
@@ -27,17 +27,17 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
 _LOG = inspect.signature(L.LightningModule.log)
-#: What a module reads and does not change: all copies share it.
+#: Objects that a module reads and does not change: all copies share them.
 _SHARED = (Dataset, DataLoader, L.LightningDataModule)
 
 
 @torch.no_grad()
 def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor, private: Mapping[str, Tensor]) -> Any:
-    """A copy of a module that is the model ``vector [P]``, in the modes (training or evaluation) of the module.
+    """Make a copy of a module that is the model ``vector [P]``, in the modes (training or evaluation) of the module.
 
     A user's ``validation_step`` may count, collect outputs and keep the best value so far. So that a model's score
-    depends on nothing but its vector and the fit's module, every model has a copy of its own, in which the module's
-    Python state, metrics and buffers are as they are in the module now. Parameters that nobody trains are not copied.
+    depends on its vector and the fit's module only, every model has a copy of its own, in which the module's Python
+    state, metrics and buffers are as they are in the module now. Frozen parameters are not copied.
 
     Raises:
         ConfigurationError: the module cannot be copied.
@@ -55,7 +55,7 @@ def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor,
 
 
 def _shared(value: Any) -> Iterator[tuple[int, Any]]:
-    """Data, which is not copied."""
+    """Yield the data objects in a value, by ``id``, which copies share."""
     if isinstance(value, _SHARED):
         yield id(value), value
     elif type(value) in (list, tuple, dict):
@@ -64,21 +64,21 @@ def _shared(value: Any) -> Iterator[tuple[int, Any]]:
 
 
 class ValidatedModels(VectorEvaluator):
-    """Scores models of one structure by what they log, one after the other, each in its own copy of the module: runs
-    ``validation_step`` and the validation hooks around it.
+    """Evaluator of models of any task by the values that they log: runs ``validation_step`` and the validation hooks
+    around it, for one model after the other, each in its own copy of the module.
 
-    What a model scores is a function of its vector and of the fit's module: Python's, NumPy's and torch's global
-    generators are at the same place at the start of every model, and are put back afterwards. The module, its trainer
-    and its loggers stay as they are.
+    A model's score is a function of its vector and of the fit's module: Python's, NumPy's and torch's global generators
+    are in the same state at the start of every model, and are restored afterwards. The module, its trainer and its
+    loggers stay as they are.
 
     Args:
         trainer: of the fit, with its module on its device.
         space: the map between the module and vectors ``[P]``.
         loaders: the validation batches, see :func:`flsv._lightning.validation.keep_batches`.
         names: of the scores, among the names of ``trainer.callback_metrics`` after a validation.
-        derived: those of them whose gradients are asked for.
-        asking: who asks for each of them, for messages.
-        seed: of what a validation draws.
+        derived: those of them whose gradients are needed.
+        asking: name to the metrics that ask for it, for messages.
+        seed: of the random numbers that a validation draws.
 
     Raises:
         ConfigurationError: while evaluating, a name that is not logged, or not as one number; from ``attempt``, a name
@@ -104,11 +104,11 @@ class ValidatedModels(VectorEvaluator):
     def on(
         self, loaders: Sequence[KeptBatches], private: Callable[[], Mapping[str, Tensor]] | None = None
     ) -> ValidatedModels:
-        """The same on other batches.
+        """Make an evaluator of the same models on other batches.
 
         Args:
             loaders: from :func:`flsv._lightning.validation.keep_batches`.
-            private: gives state of the module that is not in the vectors, by its names; None: the module's own.
+            private: returns the state of the module that no vector holds, by name; None: the module's own.
         """
         other = copy(self)
         other._loaders, other._private = loaders, private or dict
@@ -116,7 +116,12 @@ class ValidatedModels(VectorEvaluator):
 
     @torch.no_grad()
     def evaluate(self, build: Build, count: int) -> Scores:
-        """The scores of ``count`` models; ``build(i, out)`` writes model i's vector into ``out [P]``."""
+        """Evaluate ``count`` models, one after the other.
+
+        Args:
+            build: ``build(i, out)`` writes model i's vector into ``out [P]``.
+            count: K.
+        """
         rows: list[Mapping[str, float]] = []
         vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device)
         for index in range(count):
@@ -126,8 +131,14 @@ class ValidatedModels(VectorEvaluator):
         return Scores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self._names})
 
     def gradient(self, vector: Tensor, name: str) -> Tensor:
-        """float64 ``[P']``: the gradient of what is logged under ``name`` at a model ``[P]``, over the leading P'
-        entries, the parameters.
+        """Compute the gradient of a logged value at a model.
+
+        Args:
+            vector: ``[P]``, the model.
+            name: of the logged value.
+
+        Returns:
+            float64 ``[P']``, over the leading P' entries of the vector, the parameters.
 
         Raises:
             ConfigurationError: it is not logged by ``validation_step`` with its graph.
@@ -135,10 +146,10 @@ class ValidatedModels(VectorEvaluator):
         return self._derive(vector, name)[1]
 
     def attempt(self) -> None:
-        """Evaluate the fit's module as it is.
+        """Evaluate the fit's module as it is, so that errors come before training.
 
         Raises:
-            ConfigurationError: what is asked for cannot be had, or the module cannot be copied.
+            ConfigurationError: a value that is asked for is not available, or the module cannot be copied.
         """
         module = self._trainer.lightning_module
         start = self.space.read(module)
@@ -156,7 +167,7 @@ class ValidatedModels(VectorEvaluator):
 
     @contextmanager
     def _validation(self, vector: Tensor) -> Iterator[ValidationRun]:
-        """Validation of a model, with the same random numbers for every model."""
+        """Open the validation of a model, with the same random numbers for every model."""
         with (
             isolated_rngs(self._seed, "utility"),
             torch.inference_mode(False),
@@ -174,13 +185,13 @@ class ValidatedModels(VectorEvaluator):
                     f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
                     "count."
                 )
-        return {name: number(name, logged) for name in self._names}
+        return {name: logged_number(name, logged) for name in self._names}
 
     def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """What ``validation_step`` logs under a name, and its gradient.
+        """Compute the value that ``validation_step`` logs under a name, and its gradient.
 
-        Lightning's evaluation loop takes what is logged for numbers, without a graph. So the step is called by hand,
-        ``self.log`` hands over its tensors, and batches are averaged as Lightning averages them: each value times the
+        Lightning's evaluation loop converts logged values to numbers, without a graph. So the step is called directly,
+        ``self.log`` collects its tensors, and batches are averaged as Lightning averages them: each value times the
         batch size, over the sum of these. Hooks around the step are not called.
         """
         gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
@@ -205,7 +216,7 @@ class ValidatedModels(VectorEvaluator):
         return total / weights, gradient / weights
 
     def _check_gradient(self, name: str, start: Tensor, logged: float) -> None:
-        """What is derived must be what Lightning logs."""
+        """Raise unless the differentiated value is the one that Lightning logs."""
         derived = float(self._derive(start, name)[0])
         if not abs(derived - logged) <= tolerance(self._trainer) * max(1.0, abs(logged)):
             raise ConfigurationError(
@@ -218,7 +229,9 @@ class ValidatedModels(VectorEvaluator):
 def _logged(
     module: L.LightningModule, name: str, arguments: tuple[Any, ...], loader: int | None
 ) -> list[tuple[Any, float]]:
-    """What a step logs under this name, as in ``trainer.callback_metrics``, and what the batch counts."""
+    """Call a step, and collect the values that it logs under a name, as in ``trainer.callback_metrics``, with the
+    batch's weights.
+    """
     values: list[tuple[Any, float]] = []
 
     def log(*args: Any, **kwargs: Any) -> None:

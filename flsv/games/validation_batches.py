@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flsv.utilities.errors import ConfigurationError
 
-#: A batch: an input and labels.
+#: A batch, an input and labels.
 Pair = tuple[Any, Any]
 
 
@@ -20,32 +20,35 @@ Pair = tuple[Any, Any]
 def read_batches(
     batches: Iterable[Any], device: torch.device, num_classes: int | None, size: int | None = None
 ) -> tuple[list[Pair], Tensor | None]:
-    """Batches ``(x, y)``, read once, on a device; and of classifiers, int64 ``[M]`` on the CPU, samples per class.
+    """Read batches ``(x, y)`` once and keep them on a device.
 
     Args:
-        batches: pairs of an input (a tensor, or whatever the module's forward takes) and labels.
+        batches: pairs of an input (a tensor, or any other input of the module's forward) and labels.
         device: where they are kept.
         num_classes: M, of classifiers; None: labels may be anything.
-        size: of classifiers, tensors of one shape are put together and cut into batches of this many samples; None:
+        size: of classifiers, tensors of one shape are concatenated and cut into batches of this many samples; None:
             batches stay as they are.
 
+    Returns:
+        The batches; and of classifiers samples per class, int64 ``[M]`` on the CPU.
+
     Raises:
-        ConfigurationError: no samples; not pairs; of classifiers, labels that are no integers ``[B]`` in 0 .. M-1.
+        ConfigurationError: no samples; not pairs; of classifiers, labels that are not integers ``[B]`` in 0 .. M-1.
     """
-    kept: list[Pair] = []
+    pairs: list[Pair] = []
     support = None if num_classes is None else torch.zeros(num_classes, dtype=torch.int64)
     for x, y in batches if num_classes is None else (checked_pair(batch, num_classes) for batch in batches):
         if support is not None:
             support += torch.bincount(y.cpu(), minlength=len(support))
         if support is None or len(y):
-            kept.append(apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain))
-    if not kept:
+            pairs.append(apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain))
+    if not pairs:
         raise ConfigurationError("there are no validation samples: models cannot be evaluated on nothing.")
-    return (kept if support is None or size is None else _recut(kept, size)), support
+    return (pairs if support is None or size is None else _recut(pairs, size)), support
 
 
 def _recut(batches: list[Pair], size: int) -> list[Pair]:
-    """Batches of another size, where their inputs are tensors of one shape."""
+    """Cut batches to another size, where their inputs are tensors of one shape."""
     kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in batches}
     if len(kinds) > 1 or None in kinds:
         return batches
@@ -54,12 +57,16 @@ def _recut(batches: list[Pair], size: int) -> list[Pair]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A tensor made in inference mode could not be differentiated through."""
+    """Clone a tensor made in inference mode, which could not be part of a graph."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
 def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
-    """A batch, if it is an input and integer labels ``[B]`` in 0 .. M-1."""
+    """Return a batch, after a check that it is an input and integer labels ``[B]`` in 0 .. M-1.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
     x, y = batch
@@ -76,7 +83,12 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
 
 
 def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) -> Tensor:
-    """``logits``, if they are one row of M numbers, or more, per label."""
+    """Return ``logits``, after a check that they are one row of M numbers, or with ``or_more`` of at least M, per
+    label.
+
+    Raises:
+        ConfigurationError: they are not.
+    """
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     if shape == (len(y), classes) or (or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes):
         return logits
@@ -93,5 +105,5 @@ def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) 
 
 
 def kind_of(value: Any) -> str:
-    """A tensor's dtype and shape, or the type of something else, for messages."""
+    """Describe a tensor by dtype and shape, or another object by its type, for messages."""
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -14,8 +14,8 @@ from flsv.games.scores import Scores
 Build = Callable[[int, Tensor], None]
 
 
-def rows_of(vectors: Tensor) -> Build:
-    """Model i is row i of ``vectors [K, P]``."""
+def row_builder(vectors: Tensor) -> Build:
+    """Return a function that writes row i of ``vectors [K, P]`` as model i."""
 
     def build(index: int, out: Tensor) -> None:
         out.copy_(vectors[index])
@@ -24,16 +24,22 @@ def rows_of(vectors: Tensor) -> Build:
 
 
 class VectorEvaluator(ABC):
-    """Gives scores of models of one structure, as vectors."""
+    """Base class of evaluators, which score models of one structure that are given as vectors."""
 
     space: ParameterSpace
+    asks_clients = False
+    """Whether it asks the clients: then all ranks evaluate all models together."""
 
     def __call__(self, vectors: Tensor) -> Scores:
-        """The scores of the models in the rows of ``vectors [K, P]``."""
+        """Evaluate the models in the rows of ``vectors [K, P]``.
+
+        Raises:
+            ValueError: vectors of another length.
+        """
         if vectors.ndim != 2 or vectors.shape[1] != self.space.size:
             raise ValueError(f"expected vectors [K, {self.space.size}], got {list(vectors.shape)}.")
-        return self.evaluate(rows_of(vectors), len(vectors))
+        return self.evaluate(row_builder(vectors), len(vectors))
 
     @abstractmethod
     def evaluate(self, build: Build, count: int) -> Scores:
-        """The scores of ``count`` models that exist one or a chunk at a time; see :data:`Build`."""
+        """Evaluate ``count`` models, of which one or a chunk exists at a time; see :data:`Build`."""

@@ -1,14 +1,14 @@
 """Contribution metrics: stateful torchmetrics on the functions of ``flsv.functional``, by the question they answer.
 
-- Who pulls where the federation goes (agreement): ClassSpecificShapley, CosineGradientShapley.
-- What is lost without a client (coalitions): CoalitionValue and its presets PartialFederatedShapley,
-  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut;
-  half of them and half of agreement, BlendedContribution.
-- What retraining without clients would come to, trained with the run (coalitions): ShadowShapley.
-- Who lowers the validation loss (gradients): GradientShapley, InRunShapley, GradientAgreement.
-- Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.
-- Who is of use to the others (peers): ContributionEstimation, DomainRelevance.
-- What taking part has cost (cost): CommunicationCost, PrivacyLoss.
+- Whose updates agree with the majority? ClassSpecificShapley, CosineGradientShapley.
+- How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,
+  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut; mixed
+  with agreement, BlendedContribution.
+- How much does each client add, by training every coalition alongside the federation? ShadowShapley.
+- Whose updates lower the validation loss? GradientShapley, InRunShapley, GradientAgreement.
+- Whose data resemble the validation data? WassersteinContribution, CalibratedOTGradient.
+- Who is useful to the other clients? ContributionEstimation, DomainRelevance.
+- How much does taking part cost a client? CommunicationCost, PrivacyLoss.
 """
 
 from flsv.metrics.base import ContributionMetric

@@ -14,58 +14,39 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Client, ClientMatrix, Round
-from flsv.functional.cgsv import EPSILON, cosines
+from flsv.core import Client, ClientMatrix
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
 from flsv.utilities.arguments import ReadOnlyArguments
-from flsv.utilities.declared import Count, Declared
+from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plots import shows
 
 
 def latest(stretches: Tensor) -> Tensor:
-    """The last value that is not NaN of successive stretches of rounds ``[W, ...]``, earliest first."""
+    """Return the last value that is not NaN of successive stretches of rounds ``[W, ...]``, earliest first."""
     latest = stretches[0]
     for later in stretches[1:]:
         latest = torch.where(later.isnan(), latest, later)
     return latest
 
 
-def parameters_of(round: Round) -> ClientMatrix:
-    """The cohort's matrix without buffers, which have no gradient."""
-    return round.matrix.until(round.space.num_parameters)
-
-
-def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """``[k]``: the cosine of each update with the sum of all, made to one length.
-
-    Args:
-        matrix: the updates ``[k, P]``.
-        norms: ``[k]``, their lengths.
-        weights: ``[k]``, with which they are in the sum, on the device and in the dtype of ``norms``.
-        epsilon: is added to the lengths that are divided by.
-    """
-    total = matrix.combine(weights / (norms + epsilon))
-    return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))
-
-
-class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
+class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """Base class of contribution metrics.
 
     ``compute()`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. A subclass
     writes ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of ``update``'s arguments
-    are those of :class:`flsv.Round`: inside a :class:`flsv.FederatedLoop` the metric is handed what it names. Its
-    ``client_ids``, and that there is a row for each of them, are checked before, and the state ``rounds`` counts the
-    updates.
+    are those of :class:`flsv.Round`: inside a :class:`flsv.FederatedLoop` the metric gets the parts of the round that
+    it names. Before each update, the ``client_ids`` are checked, and that there is a row for each of them; the state
+    ``rounds`` counts the updates.
 
-    Its memory does not grow with the number of rounds (but for a metric that says so): the running value is folded as
+    Its memory does not grow with the number of rounds, except where a metric says so: the running value is folded as
     rounds come in. A state's reduction must therefore be a fold of two such states, the later one second (that is what
     ``forward``, ``merge_state`` and a sync between processes call).
 
-    Arguments that a constructor keeps before it calls this one are read-only: states are made by them, and merged.
+    Arguments that a subclass stores before it calls this constructor are read-only: the states depend on them.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -86,36 +67,38 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether it is of use only where the training samples have classes; by default where values are per class."""
+        """Whether the training samples must have classes; by default where values are per class."""
         return self.per_class
 
     prior: float | None = None
-    """What a client never seen is taken to be worth by the samplers, aggregators and personalizers that read the
-    metric; None: they see NaN. No value: ``compute`` does not give it."""
+    """Value that samplers, aggregators and personalizers assume for a client never seen; None: they see NaN.
+    ``compute`` does not return it."""
 
     uses_ground_truth = False
-    """Whether the metric is judged by what no server knows: it is then given every client's ``class_counts``."""
+    """Whether the metric is compared with facts that no server knows: it then gets every client's ``class_counts``."""
 
     evaluates = False
-    """Whether clients evaluate models for it on their own validation samples: then all of them must have some."""
+    """Whether clients evaluate models for the metric on their own validation samples: then all of them must have
+    some."""
 
     to_pay_by = True
-    """Whether a budget is shared out by it unasked; False where its page says not to pay by it."""
+    """Whether a budget is divided by the metric by default; False where its page advises against payment by it."""
 
     mergeable = True
-    """Whether parts of a run can be put together, by ``merge_state`` or between processes."""
+    """Whether parts of a run can be merged, by ``merge_state`` or between processes."""
 
     unit = "contribution"
-    """Of a value, as on an axis. With ``sign`` and ``cost`` it says how to read the values, see :meth:`guide`."""
+    """Unit of a value, as on an axis. With ``sign`` and ``cost`` it is part of the :meth:`guide`."""
 
     sign = ""
-    """What more, less and 0 mean."""
+    """Meaning of positive, negative and zero values."""
 
     cost = "see its documentation."
-    """Of a round."""
+    """Cost of a round."""
 
     reported_by: str | None = None
-    """What makes clients report what it asks for, in words, where that is not a round's own."""
+    """The setting that makes clients report the metric's inputs, in words, where a round does not have them by
+    itself."""
 
     def __init__(
         self,
@@ -148,8 +131,8 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
             num_clients: n.
             num_classes: M.
             class_names: names of the classes, for pictures.
-            class_counts: ``[n, M]`` training samples of each client and class, which nobody in a real federation would
-                know. Only a metric that declares ``uses_ground_truth`` keeps them, to judge its values by.
+            class_counts: ``[n, M]`` training samples of each client and class, which no server of a real federation
+                would know. Only a metric that declares ``uses_ground_truth`` keeps them, to compare its values with.
             client_names: names of the clients, for pictures.
 
         Raises:
@@ -171,24 +154,28 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
             self._create_states()
 
     def check(self, num_samples: Tensor) -> None:
-        """Called before training with the clients' numbers of training samples ``[n]``, which the server knows.
+        """Check the clients' numbers of training samples, which the server knows; called before training.
+
+        Args:
+            num_samples: ``[n]``.
 
         Raises:
             ConfigurationError: the metric cannot work with clients of these sizes.
         """
 
     def check_rounds(self, rounds: int) -> None:
-        """Called before training with the number of rounds that the run is given, where it is known, to warn of values
-        that will not be there."""
+        """Warn of values that a run of so many rounds will not have; called before training where the number is
+        known.
+        """
 
     @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        """Declare the states with ``add_state``; called once, as soon as the sizes that are needed are known."""
+        """Declare the states with ``add_state``; called once, as soon as the needed sizes are known."""
 
     if hasattr(Metric, "merge_state"):  # torchmetrics 1.5
 
         def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-            """Take in the rounds of another metric, or of its state; they count as earlier than this one's.
+            """Merge the rounds of another metric, or of its state; they count as earlier than this one's.
 
             Raises:
                 ConfigurationError: a metric of another size or with other settings.
@@ -225,30 +212,34 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
             )
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """What else to log after an update: scalars ``[]`` or one number per client ``[num_clients]``, by name."""
+        """Return further values to log after an update, by name: scalars ``[]`` or one number per client
+        ``[num_clients]``.
+        """
         return {}
 
     def columns(self) -> list[str] | None:
-        """Names of the columns of ``[num_clients, M]`` values in the reports; None: they are the classes."""
+        """Return the names of the columns of ``[num_clients, M]`` values in the reports; None: they are the classes."""
         return None
 
     def per_client(self, value: Tensor) -> Tensor:
-        """One number per client ``[num_clients]`` from what ``compute`` gave: by default the mean over classes."""
+        """Reduce a value of ``compute`` to one number per client ``[num_clients]``: by default the mean over
+        classes.
+        """
         return value.mean(-1) if value.ndim == 2 else value
 
     def __repr__(self) -> str:
-        """The class and the arguments that are not its defaults."""
+        """Show the class and the arguments that differ from its defaults."""
         parameters = inspect.signature(type(self)).parameters
-        held = {name: getattr(self, name) for name in parameters if hasattr(self, name) and name not in _OF_THE_DATA}
-        said = [
+        values = {name: getattr(self, name) for name in parameters if hasattr(self, name) and name not in _OF_THE_DATA}
+        shown = [
             f"{name}={value!r}"
-            for name, value in held.items()
+            for name, value in values.items()
             if not isinstance(value, Tensor) and parameters[name].default != (None if value == {} else value)
         ]
-        return f"{type(self).__name__}({', '.join(said)})"
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
-        """What each client is worth by it so far, for a notebook."""
+        """Show the clients' values so far as a table, for a notebook."""
         rounds = int(getattr(self, "rounds", 0))
         values = self.per_client(self.compute()).tolist() if rounds else []
         names = self.client_names or [f"client {i}" for i in range(len(values) if isinstance(values, list) else 0)]
@@ -261,7 +252,7 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
             cls.plot = shows(cls.plot)  # type: ignore[method-assign]
 
     def guide(self) -> Guide:
-        """How to read the values."""
+        """Return a guide to reading the values: their unit, sign, needs and cost."""
         sign = self.sign or ("more is better." if self.higher_is_better else "less is better.")
         return Guide(self.unit, sign, needs_in_words(self), self.cost)
 
@@ -275,11 +266,11 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         stderr: Tensor | None = None,
         title: str | None = None,
     ) -> Any:
-        """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds of overall values.
-        Those that people know from shap are in :mod:`flsv.utilities.plots`.
+        """Plot the contributions: bars, a heatmap for per-class values, lines over rounds for overall values. shap's
+        kinds of plots are in :mod:`flsv.utilities.plots`.
 
         Args:
-            val: what ``compute`` or ``forward`` gave, or a list of such values, one a round; by default ``compute()``.
+            val: a value of ``compute`` or ``forward``, or a list of such values, one a round; by default ``compute()``.
             ax: a matplotlib axis to draw into.
             limits: lowest and highest value of the scale; by default those of ``val``.
             stderr: standard errors ``[num_clients]`` of bars; by default, of ``compute()``, those of ``diagnostics``.
@@ -304,7 +295,7 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
-        """``set_dtype`` converts states of floats only: counts stay whole numbers."""
+        """Convert floating-point states only with ``set_dtype``: counts stay integers."""
         if not self._dtype_convert:
             return super()._apply(fn, exclude_state)
         return super()._apply(lambda tensor: fn(tensor) if tensor.is_floating_point() else tensor, exclude_state)
@@ -321,21 +312,21 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         self.persistent(True)
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
-        """What torchmetrics makes of an ``update``; here whose rounds it is given is checked, and they are counted."""
+        """Wrap ``update`` as torchmetrics does; the wrapper checks the round's clients, and counts rounds."""
         arguments = inspect.signature(update)
 
         @functools.wraps(update)
         def counted(*args: Any, **kwargs: Any) -> None:
-            given = arguments.bind(*args, **kwargs).arguments
+            bound = arguments.bind(*args, **kwargs).arguments
             if not self._sized:
                 raise ConfigurationError(
                     f"{type(self).__name__} does not know how many clients and classes there are: pass num_clients and "
                     "num_classes, or use it in a FederatedLoop."
                 )
-            if "client_ids" in given:
-                self._check_clients(given["client_ids"])
-                self._check_rows(given["client_ids"], given)
-            with torch.inference_mode(False):  # whose tensors cannot be changed outside of it
+            if "client_ids" in bound:
+                self._check_clients(bound["client_ids"])
+                self._check_rows(bound["client_ids"], bound)
+            with torch.inference_mode(False):  # tensors made in inference mode cannot be changed outside of it
                 update(*args, **kwargs)
                 self.rounds += 1
 
@@ -355,13 +346,13 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
             raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
 
     def _check_asked(self, client_ids: Tensor, clients: Sequence[Client]) -> None:
-        """Those to be asked are the cohort, in its order."""
+        """Raise unless the clients to be asked are the cohort, in its order."""
         if [client.id for client in clients] != client_ids.tolist():
             raise ValueError(f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}.")
 
     @staticmethod
     def _matrix(client_ids: Tensor, client_updates: Tensor | ClientMatrix) -> ClientMatrix:
-        """Updates ``[k, P]`` as the matrix that a ``FederatedLoop`` gives in their place."""
+        """Convert updates ``[k, P]`` to the matrix that a ``FederatedLoop`` passes in their place."""
         if not isinstance(client_updates, Tensor):
             return client_updates
         if client_updates.ndim != 2 or len(client_updates) != len(client_ids):
@@ -369,21 +360,21 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         return ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates))
 
     @staticmethod
-    def _check_rows(client_ids: Tensor, given: Mapping[str, Any]) -> None:
-        """One row for each client: a single one would be taken for everybody's."""
-        for name in BY_CLIENT & given.keys():
-            value = given[name]
+    def _check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
+        """Raise unless there is one row for each client: a single one would be broadcast to all."""
+        for name in BY_CLIENT & arguments.keys():
+            value = arguments[name]
             if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:
                 shape = f"k={len(client_ids)}{SHAPES.get(name, '')}"
                 raise ValueError(f"expected {name} [{shape}], got {list(value.shape)}.")
 
 
-#: What the federation tells a metric.
+#: Arguments that a metric takes from the federation.
 _OF_THE_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
-    """The arguments that the metric was made with, where they are plain, and the fold over rounds."""
+    """Return the metric's plain arguments, and its fold over rounds."""
     names = [*inspect.signature(type(metric)).parameters, "fold"]
     values = {name: getattr(metric, name, None) for name in names}
     plain = (int, float, str, dict, type(None))

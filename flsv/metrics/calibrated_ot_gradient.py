@@ -26,18 +26,19 @@ class CalibratedOTGradient(WassersteinContribution):
     .. math::
         g_l = f_l - \frac{1}{m - 1} \sum_{j \ne l} f_j
 
-    with f the dual potential on the client's samples, towards what the protocol has sent it. A client's gradients sum
-    to 0, so their mean says nothing of it: its contribution is 1 minus the share of its samples that are flagged, so
-    more is better. The gradients stay at the client (``client.ask(flsv.valuation.sample_values)``), and so does a
-    picture of the most harmful images; their number and a histogram cross. ``flsv value`` draws the histograms.
+    with f the dual potential on the client's samples, towards the measure that the protocol has sent. A client's
+    gradients sum to 0, so their mean says nothing: the client's contribution is 1 minus the share of its flagged
+    samples, so that more is better. The gradients stay at the client (``client.ask(flsv.valuation.sample_values)``),
+    and so does a picture of the most harmful images; the number of flagged samples and a histogram are sent. ``flsv
+    value`` draws the histograms.
 
     Inputs, and those arguments that are not named here, are those of :class:`WassersteinContribution`. ``compute``
     gives ``[num_clients]`` in [0, 1], NaN for clients never seen. ``diagnostics`` holds the distances and the shares
     flagged.
 
     When not to use it:
-        To pay by: it counts samples that look unlike the target's, rare right ones among them. With few samples a
-        client, where it flags nearly as many right as wrong ones.
+        For payment: it counts samples that look unlike the target's, rare correct ones among them. With few samples per
+        client, where it flags nearly as many correct as wrong ones.
 
     Args:
         rule: which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the paper's, and
@@ -82,16 +83,16 @@ class CalibratedOTGradient(WassersteinContribution):
         super().init_states(num_clients, num_classes)
         self.add_state("flagged", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
-    def _take(self, clients: Sequence[Client], found: Valuation) -> None:
-        super()._take(clients, found)
+    def _take(self, clients: Sequence[Client], valuation: Valuation) -> None:
+        super()._take(clients, valuation)
         self.flagged = self.flagged.clone()
-        self.flagged[list(found.clients)] = found.flagged_shares.to(self.flagged)
+        self.flagged[list(valuation.clients)] = valuation.flagged_shares.to(self.flagged)
         run_protocol(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
-        """``[num_clients]``, NaN for clients never seen."""
+        """Compute the shares ``[num_clients]`` of samples that are not flagged; NaN for clients never seen."""
         return 1 - self.flagged
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Each client's distance and share of flagged samples ``[num_clients]``."""
+        """Return each client's distance and share of flagged samples ``[num_clients]``."""
         return {**super().diagnostics(), "flagged": self.flagged.clone()}

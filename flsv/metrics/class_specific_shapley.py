@@ -26,39 +26,38 @@ class ClassSpecificShapley(ContributionMetric):
         \Gamma \leftarrow \mu\,\Gamma + (1 - \mu)\,\tilde\Gamma \quad\text{(the first round as is)}
 
     where :math:`h_{ij}` is row *j* (weights and bias) of client *i*'s classifier head and :math:`h_{sj}` the same of
-    the aggregate. Costs one dot product per client and class: no validation data, no coalition.
+    the aggregate. It costs one dot product per client and class, without validation data or coalitions.
 
     As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``, and for
-    ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]: 1 where a
-    client pulls the class's row just where the federation goes, 0 where it has nothing to say, negative where it pulls
-    the other way. A client outside the cohort keeps its row; a client never seen is NaN. ``per_client`` gives the
-    mean over classes, a cosine like its parts; gamma of eq. 6, by which ShapFed aggregates, is (1 + mean) / 2, see
+    ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]. 1: the
+    client's update for this class points the same way as the aggregate; 0: orthogonal; negative: opposed. A client
+    outside the cohort keeps its row; a client never seen is NaN. ``per_client`` gives the mean over classes, a cosine
+    like its parts; gamma of eq. 6, by which ShapFed aggregates, is (1 + mean) / 2, see
     :func:`flsv.functional.participant_weights`.
 
     With two classes the rows of the head's update mirror each other (the gradients of two logits sum to 0), so that
-    both classes have one and the same number. It tells who pulls the other way, such as a client with exchanged
-    labels, and not what clients are worth: the fit says so in a warning; figures are in
-    ``docs/explanation/metrics.md``.
+    both classes have the same value. It then shows which clients oppose the majority, such as one with exchanged
+    labels, and not how useful clients are; the fit warns of it. Figures are in ``docs/explanation/metrics.md``.
 
-    A cosine does not say how much data stands behind it: a client that splits its samples between two names is worth
-    nearly twice as much. With ``weighting="samples"``, which is not the paper's, ``per_client`` multiplies the mean by
-    the client's number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then come to
-    the whole or to less. The cosines stay what they are. Numbers of samples are the clients' own claims;
-    a :class:`flsv.filters.SampleCap` bounds them.
+    A cosine does not depend on the amount of data: a client that splits its samples between two names gets nearly twice
+    as much. With ``weighting="samples"``, which is not in the paper, ``per_client`` multiplies the mean by the client's
+    number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then get at most as much
+    as the whole. ``compute`` still gives cosines. Numbers of samples are the clients' own claims;
+    :class:`flsv.filters.SampleCap` bounds them.
 
     When not to use it:
-        To pay by: it says who agrees with the others, not what the model gains by whom. With two classes, whose numbers
-        are the same; without a linear classifier head; where clients differ in how much they have, unless weighted by
-        samples.
+        For payment: it measures agreement with the majority, not usefulness. With two classes, whose values are the
+        same; without a linear classifier head; where clients differ in their numbers of samples, unless
+        ``weighting="samples"``.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M, likewise.
         momentum: mu in [0, 1); the paper gives none. A client's momentum counts the rounds in which it took part.
-        source: the head of the client's ``"update"``, or of its ``"weights"``. Weights are what the authors' code
-            compares, but after some tens of rounds every cosine is above 0.98, so updates are the default.
-        weighting: what ``per_client`` multiplies the mean by: ``"uniform"``, nothing, as in the paper; or
-            ``"samples"``, the moving average of the client's number of samples, with the momentum of the cosines.
+        source: the head of the client's ``"update"``, or of its ``"weights"``. The authors' code compares weights, but
+            after some tens of rounds all of their cosines are above 0.98, so updates are the default.
+        weighting: ``"uniform"``: ``per_client`` gives the plain mean, as in the paper; ``"samples"``: it is multiplied
+            by the moving average of the client's number of samples, with the momentum of the cosines.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
         kwargs: see ``torchmetrics.Metric``.
@@ -85,7 +84,7 @@ class ClassSpecificShapley(ContributionMetric):
         tensor([30., nan,  0.])
     """
 
-    sign = "from -1 to 1: 1 pulls a class where the federation goes, negative the other way, 0 neither."
+    sign = "from -1 to 1: 1 where updates point the same way as the aggregate, negative: opposed, 0: orthogonal."
     cost = "a dot product per client and class; no coalition."
     to_pay_by = False
     over_rounds = "momentum"
@@ -115,7 +114,7 @@ class ClassSpecificShapley(ContributionMetric):
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
 
     def _bounded(self, end: Tensor) -> Tensor:
-        return end if self._weighs else super()._bounded(end)  # the bounds are those of cosines
+        return end if self._weighs else super()._bounded(end)  # the bounds hold for cosines
 
     @property
     def _weighs(self) -> bool:
@@ -125,9 +124,9 @@ class ClassSpecificShapley(ContributionMetric):
         super().bind(num_clients, num_classes, *args, **kwargs)
         if num_classes == 2:
             warnings.warn(
-                f"{type(self).__name__}: of two classes both have the same number, since the rows of the head mirror "
-                "each other. It tells who pulls the other way and not what clients are worth, and is near 1 for all "
-                "who agree. For values take ShadowShapley or CumulativeShapley, by class "
+                f"{type(self).__name__}: with two classes both have the same value, since the rows of the head mirror "
+                "each other. It shows which clients oppose the majority and not how useful clients are, and is near 1 "
+                "for all others. For values take ShadowShapley or CumulativeShapley, by class "
                 "PartialFederatedShapley(per_class=True).",
                 stacklevel=2,
             )
@@ -140,17 +139,23 @@ class ClassSpecificShapley(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None
         reduction = partial(momentum_merge, momentum=self.momentum)
-        # Beside the classes the samples, where they count: they have the same momentum.
+        # A further column for the samples, with the same momentum, where values are weighted by them.
         start = torch.zeros(num_clients, 2 * (num_classes + self._weighs) + 1)
         self.add_state("history", start, dist_reduce_fx=reduction)
 
     def update(
         self, client_ids: Tensor, client_heads: Tensor, server_head: Tensor, num_samples: Tensor | None = None
     ) -> None:
-        """Add one round; shapes ``[k]``, ``[k, M, D]``, ``[M, D]``, ``[k]``.
+        """Add a round.
+
+        Args:
+            client_ids: ``[k]``.
+            client_heads: ``[k, M, D]``, the clients' classifier heads.
+            server_head: ``[M, D]``, the aggregate's.
+            num_samples: ``[k]``, for ``weighting="samples"``.
 
         Raises:
-            ValueError: see the class; no numbers of samples where they count.
+            ValueError: see the class; no numbers of samples with ``weighting="samples"``.
         """
         if client_heads.ndim != 3 or client_heads.shape[:2] != (len(client_ids), self.num_classes):
             raise ValueError(
@@ -160,19 +165,20 @@ class ClassSpecificShapley(ContributionMetric):
         mean = values.mean(-1)
         if self._weighs:
             if num_samples is None or num_samples.shape != client_ids.shape:
-                found = None if num_samples is None else list(num_samples.shape)
-                raise ValueError(f'weighting="samples" expects num_samples [k={len(client_ids)}], got {found}.')
+                shape = None if num_samples is None else list(num_samples.shape)
+                raise ValueError(f'weighting="samples" expects num_samples [k={len(client_ids)}], got {shape}.')
             samples = num_samples.to(self.history)
             values, mean = torch.cat([values, samples[:, None]], dim=1), samples * mean
         self.history = momentum_add(self.history, client_ids, values, self.momentum)
         self.note_round(client_ids, mean)
 
     def compute(self) -> Tensor:
-        """``[num_clients, num_classes]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients, num_classes]``, NaN for clients never seen."""
         return momentum_value(self.history, self.momentum)[:, : self.num_classes]
 
     def per_client(self, value: Tensor) -> Tensor:
-        """The mean over classes ``[num_clients]``, in [-1, 1], times the clients' samples with ``weighting="samples"``;
-        NaN for clients never seen."""
+        """Compute the mean over classes ``[num_clients]``, in [-1, 1], times the clients' samples with
+        ``weighting="samples"``; NaN for clients never seen.
+        """
         mean = super().per_client(value)
         return mean * momentum_value(self.history, self.momentum)[:, -1].to(mean) if self._weighs else mean

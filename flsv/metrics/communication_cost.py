@@ -17,7 +17,7 @@ from flsv.metrics.base import ContributionMetric
 
 
 def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
-    """``[r]``, with everybody who was reached."""
+    """Count the numbers, or bytes, that crossed one way for each client that was reached, ``[r]``."""
     assert round.channel is not None
     count = round.channel.bytes if bytes else round.channel.numbers
     return count(round.reached.tolist(), way).to(round.reached.device)
@@ -30,15 +30,14 @@ class CommunicationCost(ContributionMetric):
         c_i = \Bigl(\sum_{t : i \in C_t} \text{sent}_i^t,\ \sum_{t : i \in C_t} \text{received}_i^t\Bigr)
 
     As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, numbers of parameters (entries
-    of a model's vector, BatchNorm's statistics included, and of whatever else crosses), and, where they are known,
-    ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (else 4 bytes a number, for float32). A ``FederatedLoop``
-    counts both, with what compression saves and of the part of the model that it shares; the rest is taken to be at the
-    clients before the first round. ``compute`` gives float64 ``[num_clients, 2]``, numbers sent and received, whole
-    ones; NaN for clients never seen.
-    ``diagnostics`` gives all clients' totals in parameters and bytes, and those of the last round.
+    of a model's vector, BatchNorm's statistics included, and of everything else that crosses), and, where they are
+    known, ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (else 4 bytes a number, for float32). A ``FederatedLoop``
+    counts both, after compression, for the shared part of the model; the rest is assumed to be at the clients before
+    the first round. ``compute`` gives float64 ``[num_clients, 2]``, numbers sent and received, whole ones; NaN for
+    clients never seen. ``diagnostics`` gives all clients' totals in parameters and bytes, and those of the last round.
 
     When not to use it:
-        As a contribution: it says who has carried what, nothing of its worth.
+        As a contribution: it measures traffic, not usefulness.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -62,8 +61,7 @@ class CommunicationCost(ContributionMetric):
     higher_is_better = False
     per_class = False
     plot_lower_bound = 0.0
-    #: Where a ``FederatedLoop`` finds the arguments of ``update``: with the traffic of clients whose updates were left
-    #: out.
+    #: Where a ``FederatedLoop`` finds the arguments of ``update``; clients whose updates were dropped are included.
     round_fields: ClassVar[dict[str, Any]] = {
         "client_ids": "reached",
         "uploaded": partial(_crossed, way="up"),
@@ -78,11 +76,11 @@ class CommunicationCost(ContributionMetric):
     last_bytes: Tensor
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        # Whole bytes: their sums go beyond float32's whole numbers, and not every device has float64.
+        # Integers: the sums exceed float32's exact integers, and not every device has float64.
         for name in ("exchanged", "exchanged_bytes"):
             self.add_state(name, torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.bool), dist_reduce_fx=_any)
-        # Of two stretches of rounds, the later one's; one without rounds says so with -1.
+        # The reduction takes the later stretch of rounds; -1 marks one without rounds.
         for name in ("last", "last_bytes"):
             self.add_state(name, torch.full((2,), -1), dist_reduce_fx=_later)
 
@@ -94,7 +92,15 @@ class CommunicationCost(ContributionMetric):
         uploaded_bytes: Tensor | None = None,
         downloaded_bytes: Tensor | None = None,
     ) -> None:
-        """Add one round; all ``[k]``."""
+        """Add a round.
+
+        Args:
+            client_ids: ``[k]``.
+            uploaded: ``[k]``, numbers sent to the server.
+            downloaded: ``[k]``, numbers received from it.
+            uploaded_bytes: ``[k]``; None: 4 bytes a number.
+            downloaded_bytes: ``[k]``; likewise.
+        """
         numbers = self._pair("uploaded", uploaded, downloaded, client_ids)
         if uploaded_bytes is None or downloaded_bytes is None:
             bytes = numbers.cpu().double() * 4
@@ -109,7 +115,7 @@ class CommunicationCost(ContributionMetric):
 
     @staticmethod
     def _pair(name: str, up: Tensor, down: Tensor, client_ids: Tensor) -> Tensor:
-        """``[k, 2]``"""
+        """Check and stack both ways' counts, ``[k, 2]``."""
         if up.shape != client_ids.shape or down.shape != client_ids.shape:
             raise ValueError(
                 f"expected {name} and {name.replace('up', 'down')} [{len(client_ids)}], got {list(up.shape)} and "
@@ -118,15 +124,15 @@ class CommunicationCost(ContributionMetric):
         return torch.stack([up, down], dim=1)
 
     def compute(self) -> Tensor:
-        """float64 ``[num_clients, 2]``: numbers sent and received, NaN for clients never seen."""
+        """Compute the numbers sent and received, float64 ``[num_clients, 2]``, NaN for clients never seen."""
         return self.exchanged.double().masked_fill(~self.seen[:, None], float("nan"))
 
     def per_client(self, value: Tensor) -> Tensor:
-        """``[num_clients]``: sent and received together."""
+        """Sum up the numbers sent and received, ``[num_clients]``."""
         return value.sum(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Parameters and bytes, up and down, of all clients: so far, and in the last round."""
+        """Return parameters and bytes, up and down, of all clients: so far, and in the last round."""
         result: dict[str, Tensor] = {}
         for when, numbers, bytes in (
             ("", self.exchanged.sum(0), self.exchanged_bytes.sum(0)),
@@ -145,6 +151,6 @@ def _any(stretches: Tensor) -> Tensor:
 
 
 def _later(stretches: Tensor) -> Tensor:
-    """The last of ``[W, 2]`` that has rounds."""
+    """Return the last of ``[W, 2]`` that has rounds."""
     having = stretches[(stretches >= 0).all(1)]
     return having[-1] if len(having) else stretches[-1]

@@ -15,20 +15,21 @@ from torchmetrics import Metric
 from flsv.core import Client, ClientMatrix, Round
 from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines
 from flsv.games.performance import Mode, performance_of
-from flsv.metrics.base import ContributionMetric, parameters_of
+from flsv.metrics.base import ContributionMetric
 from flsv.metrics.leave_self_out import scores_without_own
+from flsv.metrics.update_cosines import parameters_of
 from flsv.utilities.declared import Momentum, Positive
 from flsv.utilities.errors import ConfigurationError
 
 
 def _aggregate(round: Round) -> Tensor:
-    """``[P]``: the average of the cohort's models by this round's aggregation weights, made to sum to 1."""
+    """Compute the average ``[P]`` of the cohort's models by the round's aggregation weights, normalized to sum to 1."""
     assert round.aggregation_weights is not None
     return round.combine(_shares(round.aggregation_weights).to(round.client_vectors))
 
 
 def _shares(weights: Tensor) -> Tensor:
-    """Weights that sum to 1, float64 ``[k]`` on the CPU; equal ones where all are 0.
+    """Normalize weights to sum to 1, float64 ``[k]`` on the CPU; equal ones where all are 0.
 
     Raises:
         ValueError: a weight below 0.
@@ -44,47 +45,46 @@ def _shares(weights: Tensor) -> Tensor:
 
 
 class ContributionEstimation(ContributionMetric):
-    r"""FedCE's contribution estimates, see :mod:`flsv.functional.fedce`.
+    r"""FedCE's contribution estimates, see :func:`flsv.functional.contribution_estimates`.
 
     .. math::
         c_i \propto \Bigl(1 - \overline{\cos}\bigl(d_i, \textstyle\sum_{j \ne i} c_j d_j\bigr)\Bigr) \cdot
         \Bigl(1 - \overline{m}_i\Bigr)
 
-    A client counts for more the less its update points where the others' do, and the worse the others' model does on
-    its own validation samples: it is paid for what it alone brings. Noise, too, is what only one client brings: the
-    estimate says how different a client is and not how useful, and is no safeguard against free riders and bad data.
-    Measured on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): a client that returns the model as it got
-    it has 0.45, the honest ones 0.10 to 0.13; one whose labels are all wrong 0.44, the others 0.09 to 0.13. Under
-    :class:`flsv.aggregation.FedCE` these are the weights.
+    A client's contribution is larger the less its update agrees with the others', and the worse the others' model does
+    on its own validation samples: it rewards being different. Noise, too, is different: the estimate does not measure
+    usefulness, and is no safeguard against free riders and bad data. Measured on the digits (FedAvg, 6 equal clients, 8
+    rounds, one run each): a client that returns the model unchanged has 0.45, the honest ones 0.10 to 0.13; one whose
+    labels are all wrong 0.44, the others 0.09 to 0.13. Under :class:`flsv.aggregation.FedCE` these are the weights.
 
     As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only), ``aggregation_weights
     [k]``, ``aggregate [P]`` (the models' average by these weights) and the ``clients``, which are asked for the score
-    of the aggregate without their part. ``compute`` gives ``[num_clients]``, which sum to 1 up to the floor; NaN for
-    clients never seen. ``diagnostics`` holds the mean cosines and the mean errors.
+    of the aggregate without their part. ``compute`` gives ``[num_clients]``, values that sum to 1 up to the floor; NaN
+    for clients never seen. ``diagnostics`` holds the mean cosines and the mean errors.
 
     Departures from the authors' code, which has all clients in all rounds: means are over a client's own rounds;
-    the aggregate is judged in its own round, where the client judges it at the beginning of its next one, and the score
-    0 that every client's mean starts with there is part of the mean here; the others' directions are weighed as they
-    are in the aggregate, which is what the code's comments say, while the code has equal weights in all rounds. A
-    client at a site of its own that does not answer has no score: in its own estimate the round does not count.
+    the aggregate is scored in its own round, while the authors' clients score it at the beginning of their next one;
+    the initial score 0 of every client's mean in their code is kept as part of the mean; the others' directions are
+    weighed as in the aggregate, as the code's comments say, while the code has equal weights in all rounds. A client at
+    a site of its own that does not answer has no score: the round does not count in its estimate.
 
     When not to use it:
-        To pay by: it rewards being different, so noise, wrong labels and updates of nothing have high values. With two
-        clients, who are equally different. It is made for FedCE's weights.
+        For payment: it rewards being different, so noise, wrong labels and unchanged models have high values. With two
+        clients, which are equally different. It is made for FedCE's weights.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        combine: ``"times"``, as above, or ``"plus"``: the sum of the two.
+        combine: ``"times"``, as above, or ``"plus"``: the sum of the two factors.
         performance: m, a score in [0, 1] of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value that
             the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
-        floor: no share is below it.
+        floor: the least share of a client.
         mode: ``"max"`` for a value that the module logs.
-        cap: no client's mean error counts for more than so many medians of the clients', whatever it tells; None, as in
-            the paper: what is told counts.
+        cap: the largest mean error of a client, in medians of all clients'; a client's claim above it is cut. None, as
+            in the paper: no cap.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown word; a performance of which less is better; before training, a client without
+        ConfigurationError: an unknown option; a performance of which less is better; before training, a client without
             validation samples.
         ValueError: a score outside [0, 1].
 
@@ -114,7 +114,7 @@ class ContributionEstimation(ContributionMetric):
     evaluates = True
     #: Where a ``FederatedLoop`` finds the arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of, "aggregate": _aggregate}
-    # No over_rounds, and so no intervals: shares by means over rounds are no mean of the rounds' shares.
+    # No over_rounds, and so no intervals: shares of means over rounds are not means of the rounds' shares.
     plot_lower_bound = 0.0
 
     cosines: Tensor
@@ -153,36 +153,44 @@ class ContributionEstimation(ContributionMetric):
         aggregate: Tensor,
         clients: Sequence[Client],
     ) -> None:
-        """Add one round; shapes ``[k]``, ``[k, P]``, ``[k]``, ``[P]``."""
+        """Add a round, and ask its clients.
+
+        Args:
+            client_ids: ``[k]``.
+            client_updates: ``[k, P]``, parameters only.
+            aggregation_weights: ``[k]``.
+            aggregate: ``[P]``, the models' average by these weights.
+            clients: the cohort.
+        """
         self._check_asked(client_ids, clients)
         weights = _shares(aggregation_weights)
-        scores, said = scores_without_own(clients, aggregate, weights, self.performance)
-        scores, said = scores.to(self.scores), said.to(client_ids.device)
+        scores, answered = scores_without_own(clients, aggregate, weights, self.performance)
+        scores, answered = scores.to(self.scores), answered.to(client_ids.device)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
                 f"FedCE's error is 1 - score, of a score in [0, 1]; performance={self.performance!r} gave "
                 f"{scores.tolist()}."
             )
         gram = self._matrix(client_ids, client_updates).gram()
-        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)[said]
-        client_ids = client_ids[said]
+        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)[answered]
+        client_ids = client_ids[answered]
         self.cosines = self.cosines.index_add(0, client_ids, cosines.to(self.cosines))
         self.scores = self.scores.index_add(0, client_ids, scores)
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
-        """``[num_clients]``, NaN for clients never seen."""
-        known = self.seen > 0
+        """Compute the contributions ``[num_clients]``, NaN for clients never seen."""
+        seen = self.seen > 0
         value = torch.full_like(self.cosines, float("nan"))
-        if known.any():
+        if seen.any():
             cosines, scores = self._means()
-            means = cosines[known].cpu(), scores[known].cpu()
+            means = cosines[seen].cpu(), scores[seen].cpu()
             estimates = contribution_estimates(*means, self.combine, self.floor, self.cap)
-            value[known] = estimates.to(value)
+            value[seen] = estimates.to(value)
         return value
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Each client's mean cosine with the others, and mean error of the others' model, ``[num_clients]``."""
+        """Return each client's mean cosine with the others, and mean error of the others' model, ``[num_clients]``."""
         cosines, scores = self._means()
         return {"cosine": cosines, "error": 1 - scores}
 

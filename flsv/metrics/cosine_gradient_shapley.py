@@ -12,19 +12,20 @@ from torch import Tensor
 
 from flsv.core import ClientMatrix
 from flsv.functional.cgsv import cohort_reputation, normalized, updated_reputation
-from flsv.metrics.base import ContributionMetric, cosines_with_sum, parameters_of
+from flsv.metrics.base import ContributionMetric
+from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 from flsv.utilities.declared import Momentum, Positive
 
 
 class CosineGradientShapley(ContributionMetric):
-    r"""CGSV's reputations: how well each client's updates point where the cohort's go.
+    r"""CGSV's reputations: how well the direction of each client's updates agrees with that of the cohort.
 
     .. math::
         \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),
         \qquad r \leftarrow r / \textstyle\sum_j r_j
 
-    with :math:`u_i` client *i*'s update made to one length and :math:`u_N` their weighted sum. Costs two products with
-    the matrix of updates: no validation data, no coalition.
+    with :math:`u_i` client *i*'s update scaled to one length and :math:`u_N` their weighted sum. It costs two products
+    with the matrix of updates, without validation data or coalitions.
 
     As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only: buffers have no gradient),
     ``num_samples [k]`` and ``aggregation_weights [k]``. In a ``FederatedLoop`` the metric is updated after
@@ -33,21 +34,22 @@ class CosineGradientShapley(ContributionMetric):
     ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients never seen. ``diagnostics`` holds
     each client's last :math:`\varphi_i`.
 
-    Where the paper, with full participation, is silent: the cohort shares out anew what its members had together, so
-    absent clients keep theirs; a client that joins late starts from the mean of the known ones.
+    The paper has full participation only. Here the cohort redistributes the sum of its members' reputations, so that
+    absent clients keep theirs; a client that joins late starts from the mean of the known reputations.
 
-    A reputation depends on all rounds in their order, so that parts of a run cannot be merged, nor two processes'
-    rounds synchronized: that is refused. ``forward`` updates twice.
+    A reputation depends on all rounds in their order, so parts of a run cannot be merged, nor two processes' rounds
+    synchronized: both raise an error. ``forward`` updates twice.
 
     When not to use it:
-        To pay by: it is a share of directions, and does not say by how much a model has improved. Where somebody's data
-        are rare and right: whoever differs from the majority has a low reputation. With a majority that errs.
+        For payment: it compares directions, and does not measure by how much a model has improved. Where some clients'
+        data are rare and correct: a client that differs from the majority has a low reputation. With a majority that is
+        wrong.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         alpha: in [0, 1), how much of a reputation is memory.
         floor: the least reputation in a cohort, above 0.
-        init: what the reputations remember in the first round: ``"zero"``, as in the authors' code, where they are
+        init: the past of the first round: ``"zero"``, as in the authors' code, where the reputations are
             :math:`\varphi / \sum_j \varphi_j` after it, or ``"shares"``: they start from the data shares, which alpha
             keeps for many rounds.
         kwargs: see ``torchmetrics.Metric``.
@@ -101,10 +103,13 @@ class CosineGradientShapley(ContributionMetric):
         num_samples: Tensor | None = None,
         aggregation_weights: Tensor | None = None,
     ) -> None:
-        """Add one round; shapes ``[k]``, ``[k, P]``, ``[k]``, ``[k]``.
+        """Add a round.
 
-        Without ``num_samples`` the shares of the first round are equal; without ``aggregation_weights`` the reputations
-        weigh. A ``FederatedLoop`` gives the cohort's matrix in place of the updates, which needs no second one.
+        Args:
+            client_ids: ``[k]``.
+            client_updates: ``[k, P]``, parameters only; a ``FederatedLoop`` passes the cohort's matrix, without a copy.
+            num_samples: ``[k]``; None: the shares of the first round are equal.
+            aggregation_weights: ``[k]``; None: the reputations are the weights.
         """
         matrix = self._matrix(client_ids, client_updates)
         samples = torch.ones_like(client_ids) if num_samples is None else num_samples
@@ -112,23 +117,23 @@ class CosineGradientShapley(ContributionMetric):
         weights = normalized(before) if aggregation_weights is None else aggregation_weights.double()
         norms = matrix.norms()
         phi = cosines_with_sum(matrix, norms, weights.to(norms))
-        begins = self.init == "zero" and bool(self.reputation.isnan().all())  # with nothing to remember
+        begins = self.init == "zero" and bool(self.reputation.isnan().all())  # no past to weigh
         after = updated_reputation(None if begins else before.to(phi.device), phi, alpha=self.alpha, floor=self.floor)
         self.reputation, self.phi = self.reputation.clone(), self.phi.clone()
-        # What the cohort has together stays the same; compute makes the whole sum to 1.
+        # The cohort's sum stays the same; compute normalizes the whole to 1.
         self.reputation[client_ids] = (after * before.sum()).to(self.reputation)
         self.phi[client_ids] = phi.to(self.phi)
-        # The round's own say: the cohort's cosines as shares of what it has together. A share is then the sum of the
-        # rounds' own, but for the floor.
+        # The round's own values: the cohort's cosines as shares of its sum. A reputation is then the sum of the rounds'
+        # values, except for the floor.
         phi = phi.double().clamp_min(self.floor)
         new, old = (1 - self.alpha) * phi.sum(), 0.0 if begins else self.alpha
         share = before.sum().to(phi) * phi / phi.sum()
         self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def compute(self) -> Tensor:
-        """``[num_clients]``, NaN for clients never seen."""
+        """Compute the reputations ``[num_clients]``, NaN for clients never seen."""
         return self.reputation / self.reputation.nansum()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Each client's last cosine with the aggregate ``[num_clients]``."""
+        """Return each client's last cosine with the aggregate ``[num_clients]``."""
         return {"phi": self.phi.clone()}

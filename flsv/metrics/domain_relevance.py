@@ -23,26 +23,26 @@ class DomainRelevance(ContributionMetric):
 
     .. math:: \phi^i_j \leftarrow \alpha\,\phi^i_j + (1 - \alpha)\,\varphi^i_j
 
-    for the clients *j* that client *i* looked at in this round, from 0 at the start; :math:`\varphi^i_j` is what *i*
-    found *j*'s model to be worth (its Shapley value in *i*'s game, in accuracy).
+    for the clients *j* that client *i* looked at in this round, from 0 at the start; :math:`\varphi^i_j` is the Shapley
+    value of *j*'s model in *i*'s game, in accuracy.
 
     As input to ``update``: ``client_ids [k]`` and ``peer_values [k, num_clients]``, NaN for clients not looked at,
     which a personalizer such as :class:`flsv.personalization.PFedSV` gives. ``compute`` gives ``[num_clients,
-    num_clients]``, row i for client i's view; NaN for pairs never looked at. ``per_client`` gives what a client is
-    worth to the others that looked at it, on average. With a ``truth``, ``diagnostics`` has ``auroc``, the chance that
+    num_clients]``, row i for client i's view; NaN for pairs never looked at. ``per_client`` gives a client's mean score
+    with the others that looked at it. With a ``truth``, ``diagnostics`` has ``auroc``, the chance that
     a relevant pair has a higher score than another, over the pairs looked at, and ``found``, the share of relevant
     pairs looked at.
 
     When not to use it:
-        For one number per client: it is one per pair. Where clients have no validation data of their own, and where
+        For one value per client: it has one per pair. Where clients have no validation data of their own, and where
         tens of clients would each have to receive many models.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         alpha: in [0, 1), the share of the old score that stays. The paper gives none.
         truth: ``[n, n]``, above 0 where a pair is relevant. By default, in a ``FederatedLoop``, the label overlap
-            (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: it is
-            there to judge the scores by.
+            (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: it serves
+            to evaluate the scores.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -77,18 +77,23 @@ class DomainRelevance(ContributionMetric):
 
     @property
     def truth(self) -> Tensor | None:
-        """``[n, n]``, above 0 where a pair is relevant; None where nobody knows."""
+        """``[n, n]``, above 0 where a pair is relevant; None where it is not known."""
         if self._truth is None and self.class_counts is not None:
             return label_overlap(self.class_counts.cpu())
         return self._truth
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        # A row per pair, of flsv.functional.moving_average.
+        # A row per pair, see flsv.functional.moving_average.
         reduction = partial(momentum_merge, momentum=self.alpha)
         self.add_state("history", torch.zeros(num_clients**2, 3), dist_reduce_fx=reduction)
 
     def update(self, client_ids: Tensor, peer_values: Tensor) -> None:
-        """Add one round; shapes ``[k]`` and ``[k, n]``."""
+        """Add a round.
+
+        Args:
+            client_ids: ``[k]``.
+            peer_values: ``[k, n]``, NaN for clients not looked at.
+        """
         n = self.num_clients
         assert n is not None
         if peer_values.shape != (len(client_ids), n):
@@ -99,18 +104,22 @@ class DomainRelevance(ContributionMetric):
         self.history = momentum_add(self.history, pairs, values.flatten()[pairs, None], self.alpha)
 
     def compute(self) -> Tensor:
-        """``[num_clients, num_clients]``, NaN for pairs never looked at."""
+        """Compute the scores ``[num_clients, num_clients]``, NaN for pairs never looked at."""
         assert self.num_clients is not None
         return momentum_value(self.history, self.alpha, init=0.0).view(self.num_clients, -1)
 
     def per_client(self, value: Tensor) -> Tensor:
-        """``[num_clients]``, each client's mean score with the others that looked at it; NaN where nobody did."""
+        """Compute each client's mean score with the others that looked at it, ``[num_clients]``; NaN where no other
+        did.
+        """
         others = value.clone()
         others.fill_diagonal_(float("nan"))
         return others.nanmean(0)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """How well the scores tell who is relevant, and how many of those are known; nothing without a truth."""
+        """Return how well the scores separate relevant pairs, and the share of these that were looked at; nothing
+        without a truth.
+        """
         truth = self.truth
         if truth is None:
             return {}

@@ -1,4 +1,4 @@
-"""GradientAgreement: one gradient of the validation loss a round, and the directions of the clients' updates."""
+"""GradientAgreement: slopes of the validation loss along the clients' updates, and the updates' directions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 from flsv.core import ClientMatrix, Round
 from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
-from flsv.metrics.base import ContributionMetric, cosines_with_sum, latest, parameters_of
+from flsv.metrics.base import ContributionMetric, latest
 from flsv.metrics.intervals import OverRounds
+from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 from flsv.utilities.declared import Share
 
-#: The step along an update by which the slope of a logged loss is found.
+#: Step along an update for the difference quotient of a logged loss.
 STEP = 0.05
 EPSILON = 1e-12
 
@@ -27,13 +28,13 @@ class GradientAgreement(ContributionMetric):
         u_i = -n_i \sum_t \nabla L(x^t) \cdot d_i^t, \qquad a_i = n_i\, \overline{\cos(d_i^t, d_N^t)}, \qquad
         \phi_i = (1 - b) \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + b \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
 
-    with :math:`d_N` the sum of the updates made to one length, weighed by samples. A round costs one gradient of the
-    validation loss and two products with the matrix of updates; no coalition is evaluated, so it holds for thousands of
-    clients. Whoever sends nothing, or the opposite of what helps, has 0.
+    with :math:`d_N` the sum of the updates scaled to one length, weighted by samples. A round costs one gradient of the
+    validation loss and two products with the matrix of updates; no coalition is evaluated, so thousands of clients are
+    possible. A client that sends no change, or one against the others that raises the loss, gets 0.
 
-    **Absence.** Early rounds take more off the loss than late ones, so a plain sum would punish whoever was absent
+    **Absence.** Early rounds reduce the loss more than late ones, so a plain sum would punish clients that were absent
     early. :math:`u_i` is the ratio estimate instead: the client's sum over its own rounds, divided by the sum of the
-    cohorts' mean absolute values in these rounds, times the same of all rounds. With everybody in every round it is the
+    cohorts' mean absolute values in these rounds, times the same of all rounds. With full participation it is the
     sum.
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i), ``client_updates [k, P]``
@@ -41,18 +42,18 @@ class GradientAgreement(ContributionMetric):
     clients seen, NaN for clients never seen. ``diagnostics`` holds both parts.
 
     When not to use it:
-        Where classes are of very unequal size: the mean loss's gradient is that of the large ones. Where clients may
-        overstate their numbers of samples and nothing bounds them (:class:`flsv.filters.SampleCap`).
+        Where classes are of very unequal size: the mean loss's gradient is dominated by the large ones. Where clients
+        may overstate their numbers of samples and nothing bounds them (:class:`flsv.filters.SampleCap`).
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         blend: b in [0, 1], the weight of the agreement.
-        loss: for modules that are no classifiers: the loss that they log in ``validation_step``, such as
+        loss: for modules other than classifiers: the loss that they log in ``validation_step``, such as
             ``"val_loss"``. Its slopes are difference quotients, one evaluation a client. None: the classifier's
             cross-entropy, by its gradient.
-        balanced: the slope of the cross-entropy in which all classes of the validation set count the same, for models
-            that are judged by balanced accuracy: where most samples are of one class, the mean loss says little of
-            the others.
+        balanced: use the cross-entropy in which all classes of the validation set count the same, for models that are
+            evaluated by balanced accuracy: where most samples are of one class, the mean loss hardly depends on the
+            others.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -69,7 +70,7 @@ class GradientAgreement(ContributionMetric):
     """
 
     unit = "share"
-    sign = "larger: the client's steps lower the validation loss, and go where all go."
+    sign = "larger: the client's steps lower the validation loss, and agree with the cohort's."
     cost = "a gradient of the validation loss, and per client two dot products."
     rules = (
         (
@@ -98,7 +99,7 @@ class GradientAgreement(ContributionMetric):
         **kwargs: Any,
     ) -> None:
         self.blend, self.loss, self.balanced = blend, loss, balanced
-        #: What models are measured by, see :meth:`flsv.Round.play`.
+        #: The performance measure of models, see :meth:`flsv.Round.play`.
         self.measured_by: str | ModelScore = (
             "negative_loss" if loss is None else performance_of(self, loss, "min", "loss")
         )
@@ -110,7 +111,7 @@ class GradientAgreement(ContributionMetric):
         return {"gradient_products": self._slopes, "client_updates": parameters_of}
 
     def _slopes(self, round: Round) -> Tensor:
-        """``[k]``: the loss's slope along every client's update."""
+        """Compute the loss's slope along every client's update, ``[k]``."""
         logged = not isinstance(self.measured_by, str)
         return logged_slopes(round, self.measured_by) if logged else round.slopes(self.balanced)
 
@@ -123,8 +124,14 @@ class GradientAgreement(ContributionMetric):
     def update(
         self, client_ids: Tensor, gradient_products: Tensor, client_updates: Tensor | ClientMatrix, num_samples: Tensor
     ) -> None:
-        """Add one round; shapes ``[k]``, ``[k]``, ``[k, P]``, ``[k]``. A ``FederatedLoop`` gives the cohort's matrix in
-        place of the updates."""
+        """Add a round.
+
+        Args:
+            client_ids: ``[k]``.
+            gradient_products: ``[k]``, g . d_i.
+            client_updates: ``[k, P]``, parameters only; a ``FederatedLoop`` passes the cohort's matrix.
+            num_samples: ``[k]``.
+        """
         matrix = self._matrix(client_ids, client_updates)
         k = len(client_ids)
         if gradient_products.shape != (k,) or num_samples.shape != (k,):
@@ -149,18 +156,18 @@ class GradientAgreement(ContributionMetric):
         self.note_round(ids, parts, torch.ones_like(parts).to(self.round_spread))
 
     def compute(self) -> Tensor:
-        """``[num_clients]``, NaN for clients never seen."""
+        """Compute the shares ``[num_clients]``, NaN for clients never seen."""
         return gradient_agreement(*self._parts(), self.blend).float()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """What the updates take off the loss, times samples, and the mean cosine ``[num_clients]``."""
+        """Return the updates' descent of the loss, times samples, and the mean cosines ``[num_clients]``."""
         return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
 
     def _create_spread(self, num_clients: int) -> None:
-        super()._create_spread(2 * num_clients)  # of both parts
+        super()._create_spread(2 * num_clients)  # a row for each of the two parts
 
     def _squares(self) -> Tensor:
-        # The totals that make shares of the parts are taken as known: little beside the spread of a client's own.
+        # The totals by which shares are divided are treated as exact: their spread is small beside a client's own.
         scale = agreement_scales(*self._parts(), self.blend)
         count, factors = self.round_spread[:, 0].view(2, -1), self.round_spread[:, 9].view(2, -1)
         of_sum = factors[0] * (scale[0] * self.levels / _nonzero(self.level)).square()
@@ -173,8 +180,9 @@ class GradientAgreement(ContributionMetric):
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
-    """float64 ``[k]``: by how much what the module logs gets worse along every client's update: difference quotients,
-    one evaluation a client and one more."""
+    """Compute by how much a logged value worsens along every client's update, float64 ``[k]``: difference quotients, by
+    one evaluation a client and one more.
+    """
     players = len(round)
     utility = round.play(measure, torch.full((players,), STEP))
     masks = torch.cat([torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)])

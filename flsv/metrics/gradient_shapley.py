@@ -10,11 +10,11 @@ from torch import Tensor
 
 from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
 from flsv.functional.shapley.gradient import gradient_shapley
-from flsv.games.performance import loss_of
+from flsv.games.performance import loss_measure
 from flsv.metrics.base import ContributionMetric
 from flsv.utilities.declared import Momentum
 
-#: What must hold of arguments.
+#: Conditions on the arguments.
 _RULES = ((lambda given: given.order == 1 or given.loss is None, "of a loss that is logged there is the first order."),)
 
 
@@ -31,22 +31,22 @@ class GradientShapley(ContributionMetric):
     .. math::
         U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle - \tfrac12 \bar d_S^\top H \bar d_S
 
-    Costs one gradient of the validation loss and k dot products a round, and k Hessian-vector products for the second
-    order. Good while updates are small; see :func:`flsv.functional.gradient_shapley`.
+    It costs one gradient of the validation loss and k dot products a round, and k Hessian-vector products for the
+    second order. It is accurate while updates are small; see :func:`flsv.functional.gradient_shapley`.
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i) and ``hessian_products [k, k]``
     (d_i^T H d_j) or None. ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss; a
     client outside the cohort keeps its value, one never seen is NaN.
 
     When not to use it:
-        With large steps (many local epochs, high rates): the expansion holds for small updates only. For a performance
-        other than the loss: take :class:`CumulativeShapley`.
+        With large steps (many local epochs, high rates): the expansion is accurate for small updates only. For a
+        performance other than the loss: take :class:`CumulativeShapley`.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         order: 1 or 2.
         momentum: mu in [0, 1) of a moving average over a client's rounds; 0: the last round's value.
-        loss: for modules that are no classifiers, such as language models: the loss that they log in
+        loss: for modules other than classifiers, such as language models: the loss that they log in
             ``validation_step``, such as ``"val_loss"``, with order 1. None: the classifier's cross-entropy.
         kwargs: see ``torchmetrics.Metric``.
 
@@ -78,8 +78,8 @@ class GradientShapley(ContributionMetric):
         **kwargs: Any,
     ) -> None:
         self.order, self.momentum, self.loss = order, momentum, loss
-        #: What models are measured by, see :meth:`flsv.Round.play`.
-        self.measured_by = loss_of(self, loss)
+        #: The performance measure of models, see :meth:`flsv.Round.play`.
+        self.measured_by = loss_measure(self, loss)
         super().__init__(num_clients, None, **kwargs)
 
     @property
@@ -92,11 +92,17 @@ class GradientShapley(ContributionMetric):
         self.add_state("history", torch.zeros(num_clients, 3), dist_reduce_fx=reduction)
 
     def update(self, client_ids: Tensor, gradient_products: Tensor, hessian_products: Tensor | None = None) -> None:
-        """Add one round; shapes ``[k]``, ``[k]``, ``[k, k]``."""
+        """Add a round.
+
+        Args:
+            client_ids: ``[k]``.
+            gradient_products: ``[k]``, g . d_i.
+            hessian_products: ``[k, k]``, d_i^T H d_j; None: the first order.
+        """
         values = gradient_shapley(gradient_products, hessian_products)
         self.history = momentum_add(self.history, client_ids, values[:, None], self.momentum)
         self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
-        """``[num_clients]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients]``, in nats, NaN for clients never seen."""
         return momentum_value(self.history, self.momentum).squeeze(-1)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from flsv.functional.shapley.in_run import client_in_run_values
-from flsv.games.performance import loss_of
+from flsv.games.performance import loss_measure
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.gradient_shapley import _RULES, _products
 
 
 class InRunShapley(ContributionMetric):
-    r"""How far each client, and each class of its samples, has lowered the validation loss.
+    r"""In-run Shapley values: how far each client, and each class of its samples, has lowered the validation loss.
 
     The players are the training samples of all clients; a client's value is the sum of its samples'. In a round that
     moves the global model x by :math:`D = \eta \sum_i w_i d_i`, with g and H the gradient and the Hessian of the
@@ -27,34 +27,34 @@ class InRunShapley(ContributionMetric):
         \phi_i = -\eta w_i \langle g, d_i \rangle - \tfrac12 \eta w_i d_i^\top H D, \qquad
         -\langle g, d_i \rangle = \sum_{z} f_{t(z)} \langle g, \nabla l_z \rangle + \text{rest}
 
-    The first order is the first term of each. The server works :math:`\phi_i` out from the update alone, so that a
-    client cannot raise it by what it reports; the report (:class:`flsv.training.algorithms.InRunValues`) says from
-    which classes it comes. ``"rest"`` is what no sample has moved: weight decay, clipping, momentum of an earlier
-    round, what uploads or attacks have changed, steps that were not looked at. ``"curvature"`` is the second term of
-    the second order: how far the moves of all go too far together. It is a client's and no class's, since it follows
-    from the whole round's move, which nobody knows while the samples are trained on.
+    The first order is the first term of each. The server computes :math:`\phi_i` from the update alone, so that a
+    client cannot raise it by its report (:class:`flsv.training.algorithms.InRunValues`), which only splits it into
+    classes. ``"rest"`` is the part that no sample has caused: weight decay, clipping, momentum of an earlier round,
+    changes by uploads or attacks, steps that were not examined. ``"curvature"`` is the second term of the second order:
+    how far the updates of all overshoot together. It is one number per client and not per class, since it depends on
+    the whole round's move, which is not known while the samples are trained on.
 
-    Values are summed over rounds, as the paper sums them over steps; who is absent gets 0. Without the columns it is
-    :func:`flsv.functional.gradient_shapley` with fixed weights. Good while updates are small.
+    Values are summed over rounds, as the paper sums them over steps; absent clients get 0. The sum of a row is that of
+    :func:`flsv.functional.gradient_shapley` with fixed weights. It is accurate while updates are small.
 
     Measured on the digits (FedAvg, 6 equal clients, 8 rounds, lr 0.1, one run each): a client whose labels are all
-    wrong has -0.07, the others 0.19 to 0.25; where 30 % of everybody's labels are wrong, the values of single samples
-    tell these from the right ones with an AUROC of 0.59 to 0.71 (0.60 to 0.69 with ``every=4``): weakly.
+    wrong has -0.07, the others 0.19 to 0.25; where 30 % of all labels are wrong, the values of single samples
+    separate these from the right ones with an AUROC of 0.59 to 0.71 (0.60 to 0.69 with ``every=4``): weakly.
 
     As input to ``update``: ``client_ids [k]``, ``in_run_values [k, M]`` (the samples' values by class, as reported),
     ``gradient_products [k]`` (g . d_i), ``aggregation_weights [k]``, ``hessian_products [k, k]`` (d_i^T H d_j) or None,
     and the server's rate. ``compute`` gives ``[num_clients, M + 1]``, of the second order ``[num_clients, M + 2]``, in
-    nats, positive for what lowers the loss; a client never seen is NaN. ``per_client`` sums a row.
+    nats, positive where the loss falls; a client never seen is NaN. ``per_client`` sums a row.
 
     When not to use it:
-        To find wrong labels, which it tells weakly (figures above). With large steps, with optimizers other than SGD at
-        the clients, and without a validation set at the server.
+        To find wrong labels, which it detects weakly (figures above). With large steps, with optimizers other than SGD
+        at the clients, and without a validation set at the server.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M, likewise.
         order: 1, or 2, which takes k Hessian-vector products on the validation set a round.
-        loss: for modules that are no classifiers, such as language models: the loss that they log in
+        loss: for modules other than classifiers, such as language models: the loss that they log in
             ``validation_step``, such as ``"val_loss"``, with order 1; samples without classes are of one. None: the
             classifier's cross-entropy.
         kwargs: see ``torchmetrics.Metric``.
@@ -94,13 +94,13 @@ class InRunShapley(ContributionMetric):
         **kwargs: Any,
     ) -> None:
         self.order, self.loss = order, loss
-        #: What models are measured by, see :meth:`flsv.Round.play`.
-        self.measured_by = loss_of(self, loss)
+        #: The performance measure of models, see :meth:`flsv.Round.play`.
+        self.measured_by = loss_measure(self, loss)
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
     def needs_classes(self) -> bool:
-        """A loss of the module's own is one of samples without classes, too."""
+        """Whether samples must have classes; a loss that the module logs needs none."""
         return self.loss is None
 
     @property
@@ -140,7 +140,7 @@ class InRunShapley(ContributionMetric):
         self.note_round(client_ids, values.sum(1))
 
     def compute(self) -> Tensor:
-        """``[num_clients, M + order]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients, M + order]``, NaN for clients never seen."""
         return self.total.masked_fill((self.seen == 0)[:, None], float("nan"))
 
     def columns(self) -> list[str]:

@@ -13,7 +13,7 @@ from flsv.functional.confidence import half_width, t_quantile
 from flsv.functional.moving_average import momentum_squares
 from flsv.functional.streaming_variance import WIDTH, spread_add, spread_merge, spread_variance, step_variance
 
-#: Of the intervals in the reports.
+#: Confidence level of the intervals in the reports.
 LEVEL = 0.9
 OverRounds = Literal["sum", "momentum", "mean"] | None
 
@@ -21,9 +21,9 @@ OverRounds = Literal["sum", "momentum", "mean"] | None
 class WithIntervals(Metric):
     """Base class of metrics whose value is made of the values of single rounds.
 
-    A subclass that has intervals says in ``over_rounds`` how rounds come together, and tells each round's own values
-    to :meth:`note_round` in ``update``. That is all: the state ``round_spread`` is added, saved and merged with the
-    others, and tables, charts, reports and ``flsv bench`` show the intervals.
+    A subclass that has intervals declares in ``over_rounds`` how rounds are combined, and passes each round's own
+    values to :meth:`note_round` in ``update``. The state ``round_spread`` is added, saved and merged with the others,
+    and tables, charts, reports and ``flsv bench`` show the intervals.
 
     Example:
         >>> from flsv.metrics.base import ContributionMetric
@@ -48,11 +48,11 @@ class WithIntervals(Metric):
     """
 
     over_rounds: OverRounds = None
-    """How a client's value is made of its rounds' own: their weighted sum, moving average or mean. None: by nothing
-    that an interval is known of.
+    """How a client's value is computed from those of its rounds: their weighted sum, moving average or mean. None:
+    otherwise, without intervals.
 
     A value that is the sum of p such parts has p rows a client in ``round_spread``, part by part. Half its interval is
-    the sum of the parts' halves, as if they swung together: too wide where they do not."""
+    the sum of the parts' halves, as if they were perfectly correlated: too wide where they are not."""
 
     momentum: float = 0.0
     init: Any = None
@@ -60,24 +60,23 @@ class WithIntervals(Metric):
     round_spread: Tensor
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Low and high ends ``[num_clients]`` of an interval around every client's overall value.
+        """Compute the low and high ends ``[num_clients]`` of an interval around every client's overall value.
 
-        It is of the value that the same training would have given with other rounds of its kind: half its width is
-        Student's t quantile times the standard error that follows, for a sum, from the differences of the client's
-        successive rounds, else from a block bootstrap of its round values (both in closed form, see
-        :mod:`flsv.functional.streaming_variance`), or Student's t quantile times the estimator's standard error where
-        that is known and larger. What rounds add to a sum may fall or rise in the course of training: of that, the
-        steps from round to round count as spread, so that few rounds with steep gains make it too wide. Of a metric
-        that keeps the last round's value alone it is the spread of single rounds. **Not** in it: what another seed,
-        other participants or another validation set would give (for seeds see ``flsv repeat``), nor by how far the
-        metric misses a retrained game.
+        The interval is for the value that the same training would have with other, similar rounds. Half its width is
+        Student's t quantile times a standard error: for a sum, from the differences of the client's successive rounds,
+        else from a block bootstrap of its round values (both in closed form, see
+        :mod:`flsv.functional.streaming_variance`); or the estimator's standard error where that is known and larger.
+        Rounds' values may rise or fall in the course of training: their steps from round to round count as spread, so
+        few rounds with steep gains make the interval too wide. For a metric that keeps the last round's value only, it
+        is the spread of single rounds. **Not** covered: other seeds, participants or validation sets (for seeds see
+        ``flsv repeat``), and the metric's difference from a retrained game.
 
         Args:
             level: in (0, 1).
             value: the clients' overall values ``[num_clients]``; by default the present ones.
 
         Returns:
-            None for a metric that knows of none. NaN for a client with less than two rounds and no standard error.
+            None for a metric without intervals. NaN for a client with less than two rounds and no standard error.
 
         Example:
             >>> from flsv.metrics import CumulativeShapley
@@ -98,20 +97,24 @@ class WithIntervals(Metric):
         half = half.view(-1, len(value)).sum(0)  # of several parts, see over_rounds
         error = self.diagnostics().get("stderr")  # type: ignore[operator]
         if error is not None and error.shape == half.shape:
-            # Of an exact estimate it is 0, and says nothing of the rounds.
+            # An exact estimate's error is 0, whatever the spread of the rounds.
             quantile = t_quantile(level, self.error_freedom()).to(half)
             half = half.fmax(quantile * error.to(half).where(error.to(half) > 0, half.new_tensor(float("nan"))))
         return self._bounded(value - half), self._bounded(value + half)
 
     def _variance(self) -> tuple[Tensor, Tensor]:
-        """Of a round's own value, and its degrees of freedom; a row each of ``round_spread``."""
+        """Estimate the variance of a round's own value, and its degrees of freedom, for each row of
+        ``round_spread``.
+        """
         if self.over_rounds == "sum":
             return step_variance(self.round_spread)
         variance, blocks = spread_variance(self.round_spread)
         return variance, blocks - 1
 
     def error_freedom(self) -> Tensor | float:
-        """Degrees of freedom of the standard errors in ``diagnostics``, ``[num_clients]`` or one number for all."""
+        """Return the degrees of freedom of the standard errors in ``diagnostics``, ``[num_clients]`` or one number for
+        all.
+        """
         return math.inf
 
     def _bounded(self, end: Tensor) -> Tensor:
@@ -119,7 +122,7 @@ class WithIntervals(Metric):
         return end if low is None and high is None else end.clamp(low, high)
 
     def _squares(self) -> Tensor:
-        """The sum of the squared factors of a client's rounds ``[n]``."""
+        """Sum up the squared factors of a client's rounds, ``[n]``."""
         count, factors = self.round_spread[:, 0], self.round_spread[:, 9]
         if self.over_rounds == "momentum":
             return momentum_squares(count, self.momentum, init=self.init is not None)
@@ -132,14 +135,14 @@ class WithIntervals(Metric):
     def note_round(
         self, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
     ) -> None:
-        """A round's own overall values ``[k]``, once in every ``update``; nothing without ``over_rounds``.
+        """Record a round's own overall values, once in every ``update``; without ``over_rounds`` nothing is recorded.
 
         Args:
-            client_ids: ``[k]``, whose.
-            values: ``[k]``, what the round alone says of each, over all classes.
-            factor: with which a ``"sum"`` takes them in, ``[k]`` or one for all; the client's own, as by its chance to
-                be drawn.
-            keep: what all earlier factors are multiplied by, where the past counts less.
+            client_ids: ``[k]``.
+            values: ``[k]``, the clients' values by this round alone, over all classes.
+            factor: the values' factor in a ``"sum"``, ``[k]`` or one for all, such as by the client's chance to be
+                drawn.
+            keep: factor by which all earlier factors are multiplied, where past rounds count less.
         """
         if self.over_rounds is not None:
             self.round_spread = spread_add(self.round_spread, client_ids, values.detach(), factor, keep)

@@ -17,15 +17,16 @@ from flsv.games.performance import ModelScore
 def leave_self_out(
     local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy"
 ) -> Tensor:
-    """At the client: a number ``[]``, float64, the score on its validation samples of the others' average.
+    """Score, at a client, the average of all other clients' models on its validation samples.
 
     Args:
-        local: the client's; it has taken part in the round.
+        local: the client's data; it has taken part in the round.
         aggregate: ``[P]``, the average of all.
         weight: the client's in it.
-        performance: what models are measured by.
+        performance: the performance measure.
 
-    Where nobody else has any weight, the others' average is the model that it started from.
+    Returns:
+        float64 ``[]``. Where the others have no weight, the score of the model that the client started from.
     """
     assert local.start is not None
     assert local.sent is not None
@@ -37,33 +38,33 @@ def leave_self_out(
 def scores_without_own(
     clients: Sequence[Client], aggregate: Tensor, weights: Tensor, performance: str | ModelScore
 ) -> tuple[Tensor, Tensor]:
-    """What clients answer about the aggregate ``[P]`` without their part, of weight ``weights[i]``.
+    """Ask the clients for the scores of the aggregate ``[P]`` without their part, of weight ``weights[i]``.
 
     Returns:
-        float64 ``[a]`` of those that have answered, in their order, and bool ``[k]`` who that is. Who is at a site of
-        its own and has not is named in a warning.
+        float64 ``[a]``, the answers in the clients' order, and bool ``[k]``, which clients have answered. A client at a
+        site of its own that has not is named in a warning.
     """
     own = dict(zip([client.id for client in clients], weights.tolist()))
     question = partial(leave_self_out, performance=performance)
 
-    def asked(client: Client) -> Tensor | None:
+    def ask(client: Client) -> Tensor | None:
         try:
             answer = client.ask(question, aggregate, own[client.id])
             if not isinstance(answer, Tensor) or answer.numel() != 1:
                 raise NoAnswer(f"client {client.id} was asked for a number and answered {answer!r:.80}.")
         except NoAnswer as why:
-            warnings.warn(f"{why} What others are worth to it is not known in this round.", stacklevel=2)
+            warnings.warn(f"{why} Its score of the others is missing in this round.", stacklevel=2)
             return None
         return answer.double().reshape(())
 
-    told = run_protocol(clients, asked)
-    said = torch.tensor([answer is not None for answer in told], dtype=torch.bool)
+    replies = run_protocol(clients, ask)
+    answered = torch.tensor([answer is not None for answer in replies], dtype=torch.bool)
     nothing = torch.zeros((), dtype=torch.float64)
-    answers = torch.stack([*(each.cpu() for each in told if each is not None), nothing])[:-1]
-    broken = [client.id for client, answer in zip(clients, told) if answer is not None and not answer.isfinite()]
+    scores = torch.stack([*(each.cpu() for each in replies if each is not None), nothing])[:-1]
+    broken = [client.id for client, answer in zip(clients, replies) if answer is not None and not answer.isfinite()]
     if broken:
         raise ValueError(
             f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
             "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
         )
-    return answers, said
+    return scores, answered

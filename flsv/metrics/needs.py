@@ -1,7 +1,4 @@
-"""How to read a metric's values.
-
-What a metric needs is read off what its ``update`` names and what it declares, so that it cannot say anything else.
-"""
+"""Guides to metrics' values: their needs are derived from the arguments of ``update`` and from class attributes."""
 
 from __future__ import annotations
 
@@ -12,21 +9,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-#: By the words that tables have, in the order in which they are shown.
+#: Word of a table to the need, in the order in which they are shown.
 NEEDS = {
     "validation": "the server has validation data",
     "updates": "the server sees every client's own update",
     "head": "the updates' classifier head",
     "classes": "samples have classes",
-    "losses": "clients tell their training loss",
-    "counts": "clients tell their numbers of samples of each class",
+    "losses": "clients report their training loss",
+    "counts": "clients report their numbers of samples of each class",
     "answers": "clients answer questions about their samples",
-    "reports": "clients report what a client algorithm of theirs has worked out",
+    "reports": "clients report values that their client algorithm computes",
     "client validation": "every client has validation samples of its own",
     "samples": "all samples lie in one place",
 }
 _UPDATES, _HEADS, _GAMES = ("updates",), ("updates", "head"), ("validation", "updates")
-#: What a name in ``update`` asks for, beyond who took part and how many samples they say that they have.
+#: Argument of ``update`` to needs, beyond the cohort and its numbers of samples.
 OF_A_NAME = {
     **dict.fromkeys(("client_updates", "client_vectors", "matrix"), _UPDATES),
     **dict.fromkeys(("client_heads", "client_head_weights", "server_head", "server_head_weights", "head"), _HEADS),
@@ -37,7 +34,7 @@ OF_A_NAME = {
     "clients": ("answers",),
     "peer_values": ("client validation",),
 }
-#: What of a :class:`flsv.Round` has a row for each client of the cohort, and the shape of a row that is no number.
+#: Parts of a :class:`flsv.Round` with a row for each client of the cohort, and the shapes of rows that are tensors.
 BY_CLIENT = {
     "num_samples", "losses", "num_steps", "client_updates", "client_vectors", "client_heads", "client_head_weights",
     "start_vectors", "inclusion_probabilities", "aggregation_weights", "uploaded", "downloaded", "uploaded_bytes",
@@ -47,8 +44,8 @@ SHAPES = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M
 
 
 def needs_of(metric: Metric) -> tuple[str, ...]:
-    """Names in :data:`NEEDS` of what a metric needs: what its ``update`` names of a :class:`flsv.Round`, and what its
-    class declares.
+    """Return the names in :data:`NEEDS` of a metric's needs: by the parts of a :class:`flsv.Round` that its ``update``
+    names, and by its class attributes.
 
     Args:
         metric: of flsv, one's own, or another torchmetrics metric.
@@ -59,38 +56,39 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
         (('updates', 'head', 'classes'), ('validation', 'updates'), ())
     """
     names = inspect.signature(type(metric).update).parameters
-    found = {need for name in names for need in OF_A_NAME.get(name, ())}
+    needs = {need for name in names for need in OF_A_NAME.get(name, ())}
     if getattr(metric, "evaluates", False):
-        found = (found | {"client validation"}) - {"answers"}  # which is all that it asks clients for
+        # The only question to the clients; and it stands in place of the server's validation set.
+        needs = (needs | {"client validation"}) - {"answers", "validation"}
     declared = {
         "classes": getattr(metric, "needs_classes", False),
         "reports": getattr(metric, "reported_by", None),
         "counts": getattr(metric, "uses_ground_truth", False),
     }
-    found |= {need for need, has in declared.items() if has}
-    return tuple(need for need in NEEDS if need in found)
+    needs |= {need for need, has in declared.items() if has}
+    return tuple(need for need in NEEDS if need in needs)
 
 
 def needs_in_words(metric: Metric) -> str:
-    """The same in a sentence.
+    """Describe a metric's needs in a sentence.
 
     Example:
         >>> from flsv.metrics import CosineGradientShapley
         >>> needs_in_words(CosineGradientShapley())
         "the server sees every client's own update."
     """
-    found = [NEEDS[need] for need in needs_of(metric)]
-    return f"{'; '.join(found)}." if found else "nothing but who takes part."
+    needs = [NEEDS[need] for need in needs_of(metric)]
+    return f"{'; '.join(needs)}." if needs else "nothing but who takes part."
 
 
 @dataclass(frozen=True)
 class Guide:
-    """What readers of a metric's values have to know, in short sentences.
+    """Guide to a metric's values, in short sentences.
 
     Args:
         unit: of a value, as on an axis.
-        sign: what more, less and 0 mean.
-        needs: what the server has to have or to be told.
+        sign: meaning of positive, negative and zero values.
+        needs: data that the server must have or receive.
         cost: of a round.
     """
 
@@ -100,16 +98,16 @@ class Guide:
     cost: str
 
     def lines(self) -> dict[str, str]:
-        """By the words that people look for."""
+        """Return the sentences by their headings."""
         return {"unit": self.unit, "sign": self.sign, "needs": self.needs, "cost": self.cost}
 
 
 def what_it_is(metric: object) -> str:
-    """The first paragraph of the metric's docstring, on one line.
+    """Return the first paragraph of the metric's docstring, on one line.
 
     Example:
         >>> what_it_is(Guide("", "", "", ""))
-        "What readers of a metric's values have to know, in short sentences."
+        "Guide to a metric's values, in short sentences."
     """
     paragraph = (inspect.getdoc(type(metric)) or "").strip().split("\n\n")[0]
     return " ".join(paragraph.split())

@@ -1,7 +1,7 @@
 """Pictures of contributions: heatmaps of per-class values, bars of one vector, lines over rounds of several.
 
-Our figures belong to nobody: pyplot does not know them, so that a thousand rounds leave nothing open. Notebooks show
-them by :func:`flsv.utilities.plots.shows`.
+The figures are unknown to pyplot, so that a thousand rounds leave none open. Notebooks show them by
+:func:`flsv.utilities.plots.shows`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def plot_contributions(
     limits: tuple[float, float] | None = None,
     stderr: Tensor | None = None,
 ) -> tuple[Any, Any]:
-    """Draw contributions, in colors that color-blind people can tell apart.
+    """Draw contributions, in colors that color-blind people can distinguish.
 
     Args:
         val: ``[n, M]``: a heatmap, clients down and columns across. ``[n]``: bars. A sequence of ``[n]``, one a round:
             a line per client. NaN is absent: hatched in a heatmap, no bar, a gap in a line.
-        ax: a matplotlib axis; by default a new figure that belongs to nobody (no pyplot state, nothing to close).
+        ax: a matplotlib axis; by default a new figure unknown to pyplot (nothing to close).
         name: the title.
         class_names: labels of the columns, M of them.
-        columns: what the columns of ``[n, M]`` are.
+        columns: kind of the columns of ``[n, M]``.
         client_names: of the clients, n of them.
         unit: of a value.
         limits: lowest and highest value of the scale; by default those of ``val``.
@@ -75,7 +75,9 @@ def plot_contributions(
 
 
 def new_figure(val: Tensor | Sequence[Tensor], below: int = 0, beside: int = 0) -> Figure:
-    """A figure, empty, for a picture of ``val``, with labels of so many characters below and on the left of it."""
+    """Make an empty figure for a picture of ``val``, with room for labels of so many characters below and on the
+    left.
+    """
     from matplotlib.figure import Figure
 
     if isinstance(val, Tensor) and val.ndim == 2:

@@ -23,16 +23,16 @@ class PrivacyLoss(ContributionMetric):
         \epsilon_i = \epsilon\bigl(T_i; \text{clip}, \text{noise}, \delta\bigr)
 
     As input to ``update``: ``client_ids [k]``. ``compute`` gives ``[num_clients]``, infinite where no noise is added,
-    NaN for clients never seen (of whom nothing has been shared). ``diagnostics`` holds :math:`T_i` and, under a budget,
-    the rounds that each client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy`` has
-    this metric by itself, as ``"epsilon"``.
+    NaN for clients never seen (which have shared nothing). ``diagnostics`` holds :math:`T_i` and, under a budget,
+    the rounds that each client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy`` adds
+    this metric, as ``"epsilon"``.
 
     When not to use it:
-        As a contribution, or to compare runs with different deltas: it is a bound on what updates tell, and says
-        nothing of what an attacker finds.
+        As a contribution, or to compare runs with different deltas: it bounds the information in updates, and does not
+        measure the success of an attack.
 
     Args:
-        privacy: what the clients do to their updates.
+        privacy: the mechanism that the clients apply to their updates.
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         kwargs: see ``torchmetrics.Metric``.
 
@@ -56,7 +56,7 @@ class PrivacyLoss(ContributionMetric):
     per_class = False
     plot_lower_bound = 0.0
 
-    #: Where a ``FederatedLoop`` finds the arguments of ``update``: what the server leaves out has been shared as well.
+    #: Where a ``FederatedLoop`` finds the arguments of ``update``: updates that the server drops were sent as well.
     round_fields: ClassVar[dict[str, Any]] = {"client_ids": "senders"}
     participations: Tensor
 
@@ -68,23 +68,24 @@ class PrivacyLoss(ContributionMetric):
         self.add_state("participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, client_ids: Tensor) -> None:
-        """Add one round; ``client_ids [k]``, those who shared something."""
+        """Add a round; ``client_ids [k]`` are the clients that have sent something."""
         self.participations = self.participations.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
-        """``[num_clients]``, NaN for clients never seen."""
+        """Compute epsilon ``[num_clients]``, NaN for clients never seen."""
         epsilons = [self.privacy.epsilon(rounds) if rounds else float("nan") for rounds in self.participations.tolist()]
         return torch.tensor(epsilons, device=self.participations.device)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Rounds taken part in, and rounds that can still be afforded, ``[num_clients]``."""
+        """Return the rounds taken part in, and those that can still be afforded, ``[num_clients]``."""
         affordable, taken = self.privacy.affordable_rounds(), self.participations.float()
         return {"rounds": taken} if affordable is None else {"rounds": taken, "affordable": affordable - taken}
 
     def spent(self) -> str | None:
-        """Why there can be no further round: who could not take part in it within the budget. None if all could.
+        """Explain why there can be no further round: the client whose budget it would exceed. Return None if all can
+        afford it.
 
-        Every client counts, not only those that the next round would draw: nobody knows them yet.
+        All clients count, not only those of the next round, which is not drawn yet.
         """
         affordable = self.privacy.affordable_rounds()
         if affordable is None or int(self.participations.max()) < affordable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from typing import Annotated, Any
 
 import torch
@@ -21,7 +22,7 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.one_seed import one_seed_stderr
-from flsv.games.performance import Mode
+from flsv.games.performance import Judges, Mode
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
@@ -29,9 +30,11 @@ from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 
 Coalitions = Which | Sequence[Sequence[int]]
-#: From the truest to the cheapest, and what they cost in fits of the federation: a coalition of s of n clients, s/n.
+#: Designs from the most accurate to the cheapest, with their cost in fits of the federation: s/n for a coalition of s
+#: of n clients.
 DESIGNS: Mapping[Which, Callable[[int], float]] = {
     "all": lambda n: 2.0 ** (n - 1) - 1,
+    "pairs+leave-two-out": lambda n: 2 * n - 1 + (n - 1) * (n - 2) / 2,
     "pairs+leave-one-out": lambda n: 2 * n - 1,
     "both": lambda n: n,
     "singles": lambda n: 1,
@@ -39,8 +42,8 @@ DESIGNS: Mapping[Which, Callable[[int], float]] = {
 
 
 def design_within(max_fits: float, num_clients: int) -> Which:
-    """Choose the coalitions whose values are truest among those that cost at most so many fits of the federation, where
-    each is trained by a fit of its own.
+    """Choose the coalitions whose values are most accurate among those that cost at most ``max_fits`` fits of the
+    federation, where each coalition is trained by a fit of its own.
 
     Example:
         >>> [design_within(10, clients) for clients in (4, 5, 6, 11)]
@@ -50,7 +53,8 @@ def design_within(max_fits: float, num_clients: int) -> Which:
 
 
 def fits_of(masks: Tensor) -> float:
-    """Count what training coalitions bool ``[K, n]`` costs, in fits of the federation; nobody and everybody are free.
+    """Count the cost of training coalitions bool ``[K, n]``, in fits of the federation; the empty and the full one are
+    free.
 
     Example:
         >>> fits_of(coalition_masks("all", 5))
@@ -61,14 +65,14 @@ def fits_of(masks: Tensor) -> float:
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Bool ``[K, n]``: nobody, everybody, and the coalitions that are asked for.
+    """Make the masks of the empty and the full coalition and of those that are asked for, bool ``[K, n]``.
 
     Args:
         coalitions: a name of :func:`flsv.functional.few_coalitions`, or the members of each.
         num_clients: n.
 
     Raises:
-        ConfigurationError: an unknown name, a client that there is not.
+        ConfigurationError: an unknown name, a client that does not exist.
 
     Example:
         >>> coalition_masks([[0], [2, 0]], 3).int().tolist()
@@ -95,35 +99,36 @@ def _one_after_the_other(stretches: Tensor) -> Tensor:
 
 
 class ShadowShapley(MeasuredMetric):
-    r"""Shapley values of the game in which every coalition of clients is a federation of its own, in every round.
+    r"""How much each client adds: Shapley values computed by training a model for every coalition alongside the
+    federation.
 
     .. math::
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
         U(S) = u(\text{the model that S alone has trained})
 
-    Any LightningModule will do, with any callbacks. Where the module allows it, each client also trains the models of
-    the coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
+    Any LightningModule is possible, with any callbacks. Where the module allows it, each client also trains the models
+    of the coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
     :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not,
-    values stand after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its
-    own, on ranks each its share. Which way, why, and what it costs is said before the first round
-    (``docs/reference/compatibility.md`` lists kinds of modules), and again where rows turn out not to be the same
-    in the midst of training: from that round on values stand after it. After a round U(S) is the performance of the
-    model that coalition S has come to, on the server's validation set, in both ways. With ``coalitions="all"`` the
-    values are exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the
-    values of ``flsv retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that
-    nothing is summed up. With a sampler, a coalition trains with those of its members who are drawn; where none is,
-    its model stays.
+    the values come after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its
+    own; ranks divide these fits. Which way, why, and its cost are logged before the first round
+    (``docs/reference/compatibility.md`` lists kinds of modules), and again where rows turn out in the middle of
+    training not to be the same: from that round on, the values come after training. In both ways, U(S) after a round is
+    the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the values are
+    exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv
+    retrain`` with this seed, after so many rounds: coalition models carry over between rounds, so values are not summed
+    over rounds. With a sampler, a coalition trains with its members that are drawn; where none is, its model stays.
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
     convolution on a CPU as much as so many trainings. By fits of its own a coalition of s of n clients costs s / n of
     the federation's fit: ``"all"`` 2^(n - 1) - 1 (3, 7, 15, 31, 63 for n = 3 to 7), ``"pairs+leave-one-out"`` 2 n - 1,
     ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds it.
-    Pairs alone see what a client adds to nobody and to one other, and underpay who adds to many.
+    With pairs only, marginal contributions to larger coalitions are not observed, so clients that help large groups are
+    underpaid.
 
-    The values are those of this run's seed. Their intervals say within what other seeds' values lie: by what seeds
-    differ by on average, see :mod:`flsv.functional.shapley.one_seed`, not by what they differ by in this federation,
-    which ``flsv repeat`` and ``flsv retrain`` measure.
+    The values are those of this run's seed. Their intervals are for other seeds' values, by the average difference
+    between seeds, see :mod:`flsv.functional.shapley.one_seed`; ``flsv repeat`` and ``flsv retrain`` measure the
+    difference in this federation.
 
     Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
     client algorithms are those of every coalition. Refused before training are personalizers; parts of the module that
@@ -132,42 +137,50 @@ class ShadowShapley(MeasuredMetric):
     whose members nobody is drawn has no round, and clients on sites.
 
     A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
-    federation had; other callbacks are copied. A coalition that is trained is kept in ``coalitions.csv``: after a kill
-    ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
+    federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:
+    after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
 
-    What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
-    of its coalitions, which says more of its data than its update alone.
+    With ``judges="clients"`` the partners judge coalitions themselves, by what they hold out, and no server needs
+    validation data, see :mod:`flsv.games.judges`. In trials one that lied about what it judged took 12 % of a payment
+    more on average, and up to 85 %: this is for partners who do not lie.
 
-    As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, nobody and everybody among them, and
-    their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's values
+    These models are sent, too, both ways, and their traffic is counted. The server sees each client's update of every
+    model of its coalitions, which reveals more about its data than a single update.
+
+    As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, the empty and the full one among them,
+    and their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's values
     ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
 
     When not to use it:
         With large models or slow sites: clients train and send several models. Where sites must not tell more than one
-        update: coalitions' models say more. Once, after the run, ``flsv retrain`` gives the same values.
+        update: coalitions' models say more. With ``judges="clients"``, to pay clients who may lie about what they
+        judge. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
-        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of more; by fits the
-            truest of ``"all"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` that ``max_fits`` pays for),
-            ``"singles"``
-            (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all but one),
-            ``"pairs+leave-one-out"`` (these three), ``"all"``, or a list of lists of members. Nobody and everybody are
-            always known.
-        performance: what a model is measured by, see :mod:`flsv.games.performance`.
+        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-two-out"`` of ten to
+            twelve, ``"pairs+leave-one-out"`` of others; by fits the truest of ``"all"``, these two, ``"both"`` and
+            ``"singles"`` within ``max_fits``),
+            ``"singles"`` (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all
+            but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two), ``"all"``,
+            or a list of lists of members. The empty and the full coalition are always evaluated.
+        performance: the performance measure of a model, see :mod:`flsv.games.performance`.
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        every: value the clients after so many rounds, and after the last; in between they keep their values. Training
-            goes on in every round.
+        every: compute values every ``every`` rounds and after the last; between them the previous values stand.
+            Training goes on in every round. None: every round; of other performances than ``"accuracy"``,
+            ``"balanced_accuracy"`` and ``"negative_loss"``, for which each model is validated by itself, five times in
+            a run.
         max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
             a fit of its own. Coalitions that are named are trained whatever they cost.
+        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
+            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown name, values per class of another performance than
-            accuracy; in a loop, before training, whatever coalitions cannot be
-            trained with in either way.
+        ConfigurationError: an unknown option; per-class values with a performance other than accuracy; in a loop,
+            before training, a setting with which coalitions cannot be trained in either way.
 
     Example:
         >>> metric = ShadowShapley(num_clients=3, coalitions="all")
@@ -194,16 +207,19 @@ class ShadowShapley(MeasuredMetric):
         performance: str | Metric = "accuracy",
         per_class: bool = False,
         mode: Mode | None = None,
-        every: Count = 1,
+        every: Count | None = None,
         max_fits: Annotated[float, Ge(1)] = 10,
+        judges: Judges = "server",
         **kwargs: Any,
     ) -> None:
         self.max_fits = max_fits
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
+        self._interval = every or 1
         self._last: int | None = None
         self._pending: str | None = None
-        self._measure(performance, mode, per_class or num_classes is not None)
+        self._judged: Tensor | None = None
+        self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
@@ -213,7 +229,7 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def trains(self) -> Coalitions:
-        """The coalitions whose models are trained for it."""
+        """The coalitions whose models are trained for the metric."""
         return self.coalitions
 
     @property
@@ -222,11 +238,15 @@ class ShadowShapley(MeasuredMetric):
         return self._pending
 
     def await_training(self, after_the_run: bool) -> None:
-        """Before the first round: say whether coalitions are trained when the run has ended, see :meth:`complete`."""
+        """Set whether coalitions are trained when the run has ended, see :meth:`complete`; called before the first
+        round.
+        """
         self._pending = "values stand after training" if after_the_run else None
 
     def check_rounds(self, rounds: int) -> None:
         self._last = rounds - 1
+        if self.every is None and not isinstance(self.performance, str):
+            self._interval = ceil(rounds / 5)
 
     def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
         if round.trained is None or round.games is None:
@@ -239,32 +259,41 @@ class ShadowShapley(MeasuredMetric):
             self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
-        # Where coalitions are trained after the run: round after round U(nobody) and U(everybody).
+        # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
         self.add_state("ends", torch.empty(0, 2, width, dtype=torch.float64), dist_reduce_fx=_one_after_the_other)
         self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=_one_after_the_other)
 
     def update(
         self, client_ids: Tensor, coalitions: Tensor, utility: Callable[[Tensor], Tensor], round_index: int = 0
     ) -> None:
-        """Share out the game of the coalitions as they are after a round."""
+        """Compute the values of the coalitions' game after a round.
+
+        Args:
+            client_ids: ``[k]``.
+            coalitions: bool ``[K, n]``, the empty and the full one among them.
+            utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``.
+            round_index: from 0.
+        """
         if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
             raise ValueError(f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}.")
         masks = coalitions.cpu()
         self.seen = self.seen.clone()
         self.seen[client_ids] += 1
-        if (round_index + 1) % self.every and round_index != self._last:
+        if (round_index + 1) % self._interval and round_index != self._last:
             return
+        utilities = utility(masks)
+        if self.judges == "clients":
+            self._judged = utilities[masks.all(1)].mean()
         if self._pending is not None:
-            ends = utility(masks).detach().to(self.ends).reshape(1, 2, -1)
+            ends = utilities.detach().to(self.ends).reshape(1, 2, -1)
             self.ends = torch.cat([self.ends, ends])
             self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
             return
-        self._share_out(masks, utility(masks))
+        self._share_out(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
 
     def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
-        """Take the values of a game: NaN where a model's performance is not finite, which is no reason to end a
-        training."""
+        """Compute a game's values: NaN where a model's performance is not finite, which does not end the training."""
         finite = utilities.reshape(len(masks), -1).isfinite().all(1)
         if not finite.all():
             broken = [mask.nonzero().flatten().tolist() for mask in masks[~finite.cpu()]]
@@ -277,14 +306,14 @@ class ShadowShapley(MeasuredMetric):
         self.errors = errors.to(self.errors).reshape(self.errors.shape)
 
     def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
-        """Take the utilities of coalitions that were trained when the run had ended.
+        """Compute the values from coalitions that were trained when the run had ended.
 
         Args:
-            masks: bool ``[K, n]``, nobody and everybody first.
+            masks: bool ``[K, n]``, the empty and the full coalition first.
             utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, of the others, after each of the R rounds in ``valued``.
 
         Returns:
-            Round to the values after it, as ``compute`` gives them; now it gives the last ones.
+            Round to the values after it, as ``compute`` gives them; from now on ``compute`` gives the last ones.
         """
         self._pending = None
         found = {}
@@ -297,7 +326,7 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def compute(self) -> Tensor:
-        """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
@@ -325,5 +354,6 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The models evaluated in all rounds."""
-        return {"evaluations": self.evaluations.clone()}
+        """Return the number of evaluated models, and the clients' last score of the federation's model."""
+        found = {"evaluations": self.evaluations.clone()}
+        return found if self._judged is None else found | {"judged": self._judged}

@@ -26,8 +26,8 @@ class WassersteinContribution(ContributionMetric):
         \phi_i = \frac{1 / W(P_i, Q)}{\sum_j 1 / W(P_j, Q)}
 
     with W the Wasserstein distance between client *i*'s training samples and the server's validation set or, where
-    there is none, the barycenter of the round's clients. It is found by a protocol in which only interpolants and
-    distances cross; no coalition is evaluated, and the cost is linear in the number of clients.
+    there is none, the barycenter of the round's clients. A protocol computes it in which only interpolating measures
+    and distances are sent; no coalition is evaluated, and the cost is linear in the number of clients.
 
     As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
     ``global_vector [P]`` for features that need it, ``round_index`` and a ``generator``. ``compute`` gives
@@ -36,8 +36,8 @@ class WassersteinContribution(ContributionMetric):
     features of the model, distances of different rounds are in different units, so compare a cohort's.
 
     When not to use it:
-        Where what counts is what training makes of data: it compares samples, not models. With images and no good
-        features; where clients may send made-up summaries, which nothing checks.
+        To value the effect of data on training: it compares samples, not models. With images and no good features;
+        where clients may send made-up summaries, which nothing checks.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -48,7 +48,7 @@ class WassersteinContribution(ContributionMetric):
         label_weight: w of the label term of the distance; 0 for none.
         covariance: how a class's spread enters it.
         every: rounds between two updates; 0: every client once, which is enough for features that need no model.
-        allow_reconstruction: take a support from which the server can work out samples, too.
+        allow_reconstruction: allow a support from which the server can reconstruct samples.
         options: further arguments of :class:`flsv.valuation.FedBary`.
         kwargs: see ``torchmetrics.Metric``.
 
@@ -70,7 +70,7 @@ class WassersteinContribution(ContributionMetric):
     sign = "from 0 to 1, shares that sum to 1 over the clients seen; more is closer to the validation data."
     cost = "linear in the number of clients; no coalition."
     per_class = False
-    needs_classes = True  # its distance is one of samples and their classes
+    needs_classes = True  # the distance is between samples with classes
     plot_lower_bound = 0.0
     judges = False
 
@@ -108,7 +108,7 @@ class WassersteinContribution(ContributionMetric):
         return {"generator": lambda round: round.generator(type(self).__name__)}
 
     def check(self, num_samples: Tensor) -> None:
-        """Settle on a support that suits the smallest of all clients."""
+        """Choose a support that suits the smallest of all clients."""
         self._sizes = dict(enumerate(num_samples.tolist()))
         self.valuer.support_for(self._sizes)
 
@@ -124,27 +124,27 @@ class WassersteinContribution(ContributionMetric):
         round_index: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Run the protocol with one round's cohort, ``client_ids [k]`` and ``clients``."""
+        """Run the protocol with a round's cohort, ``client_ids [k]`` and ``clients``."""
         self._check_asked(client_ids, clients)
         if self.every:
             wanted = list(clients) if round_index % self.every == 0 else []
         else:
             wanted = [client for client in clients if self.distances[client.id].isnan()]
         if wanted:
-            found = self.valuer.value(
+            valuation = self.valuer.value(
                 wanted, server_data, generator, global_vector, judge=self.judges, others=self._sizes
             )
-            self._take(wanted, found)
+            self._take(wanted, valuation)
 
-    def _take(self, clients: Sequence[Client], found: Valuation) -> None:
-        """Put a valuation into the state."""
+    def _take(self, clients: Sequence[Client], valuation: Valuation) -> None:
+        """Store a valuation in the states."""
         self.distances = self.distances.clone()
-        self.distances[list(found.clients)] = found.distances.to(self.distances)
+        self.distances[list(valuation.clients)] = valuation.distances.to(self.distances)
 
     def compute(self) -> Tensor:
-        """``[num_clients]``, NaN for clients never seen."""
+        """Compute the contribution shares ``[num_clients]``, NaN for clients never seen."""
         return contribution_shares(self.distances)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Each client's distance ``[num_clients]``."""
+        """Return each client's distance ``[num_clients]``."""
         return {"distance": self.distances.clone()}

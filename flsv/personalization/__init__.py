@@ -1,4 +1,4 @@
-"""Personalizers choose each client's start point of the next round. One file each."""
+"""Personalizers: rules that choose each client's start point of the next round. One file each."""
 
 from flsv.personalization.base import Personalized, Personalizer
 from flsv.personalization.cgsv import SparsifiedReward

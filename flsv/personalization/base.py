@@ -11,7 +11,7 @@ from torch import Tensor
 from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, Round
 from flsv.core.strategy import Contributions, Strategy
 
-#: Where a client keeps a model of its own in its state.
+#: Key of a client's own model in its state.
 OWN_MODEL = "own_model"
 
 Starts = Mapping[int, Tensor]
@@ -20,12 +20,13 @@ Starts = Mapping[int, Tensor]
 
 @dataclass(frozen=True)
 class Personalized:
-    """The result of personalization.
+    """Result of personalization.
 
     Args:
-        starts: client id to ``[P]``, the models that the server will send to the clients whose start point changes.
-        peer_values: ``[k, n]``, what every client of the round found every client's model to be worth to it; NaN for
-            those that it did not look at. None where clients do not judge each other.
+        starts: client id to the start point ``[P]`` that the server will send, for the clients whose start point
+            changes.
+        peer_values: values ``[k, n]`` of every client's model to every client of the round; NaN for models that a
+            client did not evaluate. None where clients do not evaluate each other's models.
     """
 
     starts: Starts = field(default_factory=dict)
@@ -33,61 +34,65 @@ class Personalized:
 
 
 class Personalizer(Strategy):
-    """Base class. A client without a model of its own starts from the global model.
+    """Base class of personalizers. A client without a model of its own starts from the global model.
 
-    A client's start point is either the server's to send (:meth:`personalize` returns it) or the client's own to keep
-    (in ``local.state[OWN_MODEL]``): then :meth:`start` sends None.
+    A client's start point is either sent by the server (:meth:`personalize` returns it) or kept by the client (in
+    ``local.state[OWN_MODEL]``): then :meth:`start` returns None.
 
     Attributes:
-        gives_peer_values: whether :meth:`personalize` tells what clients find each other to be worth.
-        collaborates: False where clients would send nothing: what the server sees of them is the simulation's, and does
-            not count as crossing.
+        gives_peer_values: whether :meth:`personalize` returns ``peer_values``.
+        collaborates: False if real clients would send nothing: the updates that the server sees are the simulation's,
+            and do not count as traffic.
     """
 
     gives_peer_values = False
     collaborates = True
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
-        """At the server: the model that a client is sent to start from, at the beginning of each round that it takes
-        part in and when the clients' own models are evaluated. It must not change the personalizer's state.
+        """Return, at the server, the start point to send to a client.
+
+        It is called at the beginning of each round in which the client takes part, and when the clients' own models are
+        evaluated. It must not change the personalizer's state.
 
         Returns:
-            ``[P]``; None: the client goes on from what it has. By default what :meth:`personalize` gave it last, else
-            the global model.
+            The start point ``[P]``, by default the last one from :meth:`personalize`, else the global model. None: the
+            client continues from its own model.
         """
         return state.starts.get(client, state.model())
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """At the client: the model ``[P]`` that it starts from. By default the received one, else the one that it has
-        kept."""
+        """Return, at the client, its start point ``[P]``; by default the received model, else its own."""
         return local.state[OWN_MODEL] if instruction.start is None else instruction.start
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """At the client: the model ``[P]`` that it uses, and is tested with. By default the one that it starts from."""
+        """Return, at the client, the model ``[P]`` that it uses and is tested with; by default its start point."""
         return self.receive(local, instruction)
 
     def used(self, client: int, state: FederationState) -> Tensor | None:
-        """At the server: the model ``[P]`` that a client uses, as far as the server knows it; None: only the client has
-        it. By default the one that it starts from."""
+        """Return, at the server, the model ``[P]`` that a client uses; by default its start point.
+
+        Returns:
+            ``[P]``; None if only the client has this model.
+        """
         return self.start(client, state)
 
     def keep(self, local: LocalData) -> None:
-        """At the client, after its training: save its next start point in its state, if that stays at the client."""
+        """Save, at the client after training, its next start point in its state, if it stays at the client."""
 
     def started(self, update: ClientUpdate) -> Tensor | None:
-        """At the server: where a client that was sent no start point has started from; None: it has to be asked."""
+        """Return, at the server, the start point of a client that was sent none; None: the client has to be asked."""
         return None
 
     @abstractmethod
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts | Personalized:
-        """At the server: the clients' next start points.
+        """Compute, at the server, the clients' next start points.
 
         Args:
             round: the round, after aggregation.
             contributions: the metrics' values, this round's included.
-            models: the start points held so far, client id to ``[P]``.
+            models: the current start points, client id to ``[P]``.
 
         Returns:
-            Client id to ``[P]``, for the clients whose start point changes, usually those of the round; or
-            :class:`Personalized`, with what clients found each other to be worth.
+            Client id to ``[P]``, for the clients whose start point changes, usually those of the round; or a
+            :class:`Personalized`, which also has the peer values.
         """

@@ -1,4 +1,4 @@
-"""CGSV's reward: the better a participant's reputation, the more of the aggregate it receives.
+"""SparsifiedReward (CGSV): clients of higher reputation receive more of the aggregate.
 
 Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021,
 Algorithm 1.
@@ -21,26 +21,26 @@ from flsv.utilities.declared import Positive
 
 
 class SparsifiedReward(Personalizer):
-    """Client i continues from its start point of this round plus the largest entries of the aggregate u_N.
+    """Personalizer that adds the largest entries of the aggregate u_N to a client's start point of this round.
 
-    Of every layer (parameter tensor) it receives the min(ceil(q_i size), size - 1) entries of the largest magnitude,
-    with
+    Client i receives, of every layer (parameter tensor), the min(ceil(q_i size), size - 1) entries of the largest
+    magnitude, with
 
         q_i = tanh(beta r_i) / max_j tanh(beta r_j)
 
-    over the reputations r after this round. That is the count of the authors' code: even the best client, q = 1, does
-    not receive the smallest entry of a layer. A layer of one entry, at which that code fails, is received by all whose
-    q is above 0. What the client has learnt itself reaches it only through u_N. Buffers (BatchNorm's statistics)
-    are the new global ones.
+    over the reputations r after this round. This is the count of the authors' code: even the best client, q = 1, does
+    not receive the smallest entry of a layer. A layer of one entry, with which that code fails, is received by all
+    clients with q above 0. A client's own update reaches its start point only as a part of u_N. Buffers (BatchNorm's
+    statistics) are the new global ones.
 
-    u_N is the step of the global model, whatever the aggregator and ``server_lr``; with
-    :class:`flsv.aggregation.CGSV` it is the paper's: ``configs/cgsv.yaml``. A client outside the cohort receives
-    nothing; one that was in none yet starts from the global model.
+    u_N is the step of the global model, with any aggregator and ``server_lr``; with :class:`flsv.aggregation.CGSV` it
+    is the paper's: ``configs/cgsv.yaml``. A client outside the cohort receives nothing; a client that was in no cohort
+    yet starts from the global model.
 
     Args:
         metric: the name of a :class:`flsv.metrics.CosineGradientShapley`, or another metric ``[n]``, among the loop's
-            metrics; below 0 or NaN counts as 0.
-        beta: above 0; the larger, the more equal the rewards (the paper's altruism degree).
+            metrics; negative values and NaN count as 0.
+        beta: the paper's altruism degree, above 0; the larger, the more equal the rewards.
 
     Raises:
         ConfigurationError: beta not above 0.
@@ -57,7 +57,7 @@ class SparsifiedReward(Personalizer):
         self.beta = beta
 
     def shares(self, reputation: Tensor) -> Tensor:
-        """q ``[n]`` in [0, 1] from reputations ``[n]``; all 1 if nobody has any."""
+        """Compute q ``[n]`` in [0, 1] from reputations ``[n]``; all 1 if no reputation is positive."""
         merit = torch.tanh(self.beta * reputation.double().nan_to_num(0.0).clamp_min(0))
         best = merit.max()
         return merit / best if best > 0 else torch.ones_like(merit)
@@ -78,14 +78,27 @@ class SparsifiedReward(Personalizer):
 
 
 def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Every entry's place by magnitude in its layer, 0 for the largest: ``[P]`` to one tensor per layer."""
+    """Rank the entries of each layer by magnitude, 0 for the largest.
+
+    Args:
+        update: parameters ``[P]``.
+        sizes: number of entries of each layer.
+
+    Returns:
+        One tensor of ranks per layer.
+    """
     return [layer.abs().argsort(descending=True, stable=True).argsort() for layer in update.split(list(sizes))]
 
 
 def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> Tensor:
-    """Which entries ``[P]`` are among the min(ceil(share * size), size - 1) largest of their layer.
+    """Select the min(ceil(share * size), size - 1) largest entries of each layer, bool ``[P]``.
 
-    Of a layer of one entry, that one where the share is above 0.
+    The entry of a layer of size 1 is selected if ``share`` is above 0.
+
+    Args:
+        ranks: result of :func:`layer_ranks`.
+        sizes: number of entries of each layer.
+        share: in [0, 1].
 
     Example:
         >>> update = torch.tensor([1.0, -3.0, 2.0, 5.0])
@@ -97,6 +110,6 @@ def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> 
 
 
 def parameter_sizes(space: ParameterSpace) -> list[int]:
-    """The number of a vector's entries in each layer; parameters come before buffers."""
+    """Count the entries of each layer in a vector, without the buffers after the parameters."""
     sizes = [math.prod(shape) for shape in space.shapes]
     return [size for size, end in zip(sizes, accumulate(sizes)) if end <= space.num_parameters]

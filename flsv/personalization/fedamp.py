@@ -1,4 +1,4 @@
-"""FedAMP: clients whose models are alike pull each other along.
+"""FedAMP: clients with similar models start from weighted averages of these.
 
 Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021: equation 4 and Algorithm 1
 (FedAMP), equation 6 (HeurFedAMP). The clients' part, the term lambda / (2 alpha) |w - u_i|^2 of equation 5, is
@@ -7,9 +7,9 @@ Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI
 Where the paper is silent, or we depart:
 
 - Clients also start their training from u_i, not from their last model.
-- The paper asks for an alpha small enough for the weights to be a convex combination. Where it is not, a client's
+- The paper requires an alpha small enough for the weights to be a convex combination. With a larger alpha, a client's
   weights of the others are scaled down to sum to 1, and its own is 0.
-- Distances and cosines are taken over the parameters; BatchNorm's statistics are averaged with the same weights.
+- Distances and cosines are computed over the parameters; BatchNorm's statistics are averaged with the same weights.
 - Absent clients count with their last upload, and their u_i follows the others'.
 """
 
@@ -28,15 +28,15 @@ from flsv.utilities.declared import NonNegative, Positive, Share
 
 
 class FedAMP(UploadKeeper):
-    """Client i starts from u_i = (1 - sum_j xi_ij) w_i + sum_{j != i} xi_ij w_j, with attention
+    """Personalizer with start points u_i = (1 - sum_j xi_ij) w_i + sum_{j != i} xi_ij w_j and attention
 
         xi_ij = alpha A'(|w_i - w_j|^2),  A(x) = 1 - exp(-x / sigma).
 
-    w_i is what client i uploaded last. The personalized model is the one that a client trains from u_i: evaluate it
+    w_i is client i's last upload. The personalized model is the result of a client's training from u_i: evaluate it
     with ``ClientEvaluation(models="trained")``.
 
     Args:
-        alpha: the step of the message passing; alpha / sigma is the most that one other client can weigh.
+        alpha: the step of the message passing; alpha / sigma is the greatest weight of another client.
         sigma: the squared distance at which the attention has fallen to 1/e.
 
     Raises:
@@ -55,27 +55,27 @@ class FedAMP(UploadKeeper):
         self.sigma = sigma
 
     def attention(self, parameters: Tensor) -> Tensor:
-        """xi, float64 ``[m, m]`` with rows that sum to 1, of m clients' parameters ``[m, P]``."""
+        """Compute xi, float64 ``[m, m]`` with rows that sum to 1, from m clients' parameters ``[m, P]``."""
         squared = torch.cdist(parameters.double(), parameters.double(), compute_mode=_EXACT) ** 2
         others = (self.alpha / self.sigma * torch.exp(-squared / self.sigma)).fill_diagonal_(0)
         others = others / others.sum(1, keepdim=True).clamp_min(1)
         return others + torch.diag(1 - others.sum(1))
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
-        self.take(round)
+        self.store_uploads(round)
         vectors = torch.stack([upload.to(round.client_vectors) for upload in self._uploads.values()])
         weights = self.attention(vectors[:, : round.space.num_parameters])
         return dict(zip(self._uploads, keep_common(weights.to(vectors) @ vectors, vectors)))
 
 
 class HeurFedAMP(FedAMP):
-    """The paper's heuristic for deep networks: attention by cosine, and a fixed weight of the own model.
+    """FedAMP with the paper's heuristic for deep networks: attention by cosine, and a fixed weight of the own model.
 
         xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w_h)).
 
     Args:
         self_weight: xi_ii, in [0, 1].
-        sigma: how strongly the more similar are preferred; 0: all alike.
+        sigma: preference for more similar models; 0: equal weights.
 
     Raises:
         ConfigurationError: a self_weight outside of [0, 1]; a negative sigma.
@@ -100,5 +100,5 @@ class HeurFedAMP(FedAMP):
         return (1 - self.self_weight) * others + self.self_weight * own
 
 
-# Differences are taken entry by entry: by products, the distance between two close models would drown in rounding.
+# Distances from differences of entries: from inner products, distances of close models would be lost in rounding.
 _EXACT = "donot_use_mm_for_euclid_dist"

@@ -13,9 +13,9 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedEM(Personalizer):
-    """Every client starts from the global components with its own mixture weights; equal ones before its first round.
+    """Personalizer that combines the global components with a client's own mixture weights, equal at first.
 
-    The weights are taken over with the force of one sample: the responsibilities of the round soon decide.
+    A client's previous weights count as one sample, so that the round's responsibilities soon dominate.
 
     Raises:
         ConfigurationError: before training, a module without a :class:`flsv.models.mixture.Mixture` in it.

@@ -1,13 +1,13 @@
-"""FedFomo: every client weighs the others' models by how much they lower its own validation loss.
+"""FedFomo: every client weights the others' models by how much they reduce its own validation loss.
 
 Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, equation 3, and section
-3.2 for which models a client downloads.
+3.2 for the choice of downloads.
 
 Where the paper is silent, or we depart:
 
-- The affinities P are running sums of equation 3's weights before negative ones are cut off, scaled so that one
-  round's magnitudes sum to 1: otherwise the first rounds, whose losses fall the fastest, would outweigh all later ones.
-- Distances are taken over the parameters; BatchNorm's statistics are averaged with the same weights.
+- The affinities P are running sums of equation 3's weights with their signs, scaled so that one round's magnitudes sum
+  to 1: otherwise the first rounds, whose losses fall the fastest, would outweigh all later ones.
+- Distances are computed over the parameters; BatchNorm's statistics are averaged with the same weights.
 - A client downloads the last upload of an absent client.
 """
 
@@ -24,31 +24,31 @@ from flsv.core.strategy import Contributions, Federation
 from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
-from flsv.personalization.upload_keeper import UploadKeeper, check_validation, judged
+from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.seeding import generator_for
 
 
 class FedFomo(UploadKeeper):
-    """Client i continues from sum_j w_ij x_j over its own model and the downloaded ones.
+    """Personalizer in which client i continues from sum_j w_ij x_j over its own and the downloaded models.
 
     With theta_i the model that the client started this round from and L_i its validation loss (equation 3),
 
         w_ij = max((L_i(theta_i) - L_i(x_j)) / |x_j - theta_i|, 0),  normalized to sum to 1;
 
     if no model is better than theta_i, the client keeps theta_i. Downloads are chosen by affinity, ties at random; each
-    of them is instead any other client's with a probability that falls from round to round. A client outside the cohort
-    keeps the model it has.
+    is replaced by a random client's model with a probability that falls from round to round. A client outside the
+    cohort keeps its model.
 
-    The round's ``peer_values`` are the weights before negative ones are cut off, in [-1, 1].
+    The round's ``peer_values`` are the weights without the maximum, with their signs, in [-1, 1].
 
     Args:
-        num_downloads: M, other clients' models that a client downloads per round.
-        epsilon: chance that a download is a random one, in the first round.
-        epsilon_decay: by how much ``epsilon`` falls per round.
-        performance: minus L_i: the cross-entropy's, or for other tasks a value that the module logs when it validates
-            (``"val_loss"``) or a torchmetrics metric; see :mod:`flsv.games.performance`.
-        mode: whether less (``"min"``) or more of a logged value is better.
+        num_downloads: M, number of other clients' models that a client downloads per round.
+        epsilon: probability of a random download, in the first round.
+        epsilon_decay: decrease of ``epsilon`` per round.
+        performance: minus L_i: by default of the cross-entropy; for other tasks a value that the module logs in
+            validation (``"val_loss"``) or a torchmetrics metric; see :mod:`flsv.games.performance`.
+        mode: whether lower (``"min"``) or higher (``"max"``) logged values are better.
 
     Raises:
         ConfigurationError: a wrong argument; before training, a client without validation samples, or a value that is
@@ -89,17 +89,17 @@ class FedFomo(UploadKeeper):
         self._affinity = self._affinity.cpu()
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
-        # Who has uploaded has mixed a model of its own since.
+        # A client that has uploaded before has its own mixture since.
         return None if client in self._uploads else state.model()
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Personalized:
-        before = self.take(round)
+        before = self.store_uploads(round)
         question = partial(mix_models, performance=self.performance)
 
         def mix(client: Client) -> tuple[list[int], Tensor | None]:
             chosen = self._choose(client.id, round)
             others = [self._uploads[other].to(round.client_vectors) for other in chosen]
-            return chosen, judged(client, question, others, round.space.num_parameters)
+            return chosen, ask_model_values(client, question, others, round.space.num_parameters)
 
         nothing = torch.full((len(round), len(self._affinity)), float("nan"), dtype=torch.float64)
         values = self.judge_all(nothing, round, mix, before)
@@ -107,7 +107,7 @@ class FedFomo(UploadKeeper):
         return Personalized(peer_values=values.to(round.client_ids.device))
 
     def _choose(self, client: int, round: Round) -> list[int]:
-        """Whose models the client downloads."""
+        """Choose the clients whose models the client downloads."""
         draw = generator_for(round.seed, "fedfomo", round.round_index, client)
         epsilon = self.epsilon - self.epsilon_decay * round.round_index
         others = sorted(other for other in self._uploads if other != client)
@@ -123,7 +123,17 @@ class FedFomo(UploadKeeper):
 def mix_models(
     local: LocalData, others: list[Tensor], num_parameters: int, performance: str | ModelScore = "negative_loss"
 ) -> Tensor:
-    """At the client: signed weights ``[1 + s]`` of its own and of the s others' models. It keeps its next model."""
+    """Compute, at the client, the signed weights of its own and the others' models, and store its next model.
+
+    Args:
+        local: the client's data, its trained model and its start point.
+        others: the s downloaded models, ``[P]`` each.
+        num_parameters: number of leading entries of a model that are parameters.
+        performance: as for :class:`FedFomo`.
+
+    Returns:
+        ``[1 + s]``, the own model first; magnitudes sum to 1.
+    """
     assert local.model is not None
     assert local.start is not None
     start = local.start
@@ -139,12 +149,12 @@ def mix_models(
 
 
 def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
-    """Equation 3 with its sign: (L(theta) - L(x_j)) / |x_j - theta|; 0 for the model theta itself and a broken one.
+    """Compute equation 3 with signs: (L(theta) - L(x_j)) / |x_j - theta|, and 0 for theta itself and non-finite losses.
 
     Args:
         start_loss: L(theta), a scalar.
-        losses: ``[s]``, L(x_j).
-        distances: ``[s]``, |x_j - theta|.
+        losses: L(x_j), ``[s]``.
+        distances: |x_j - theta|, ``[s]``.
 
     Example:
         >>> first_order_weights(torch.tensor(2.0), torch.tensor([1.0, 2.5, 2.0]), torch.tensor([4.0, 0.5, 0.0]))

@@ -8,7 +8,7 @@ Where the paper is silent, or we depart:
 - The first cluster starts from the global model, every other from the global model with noise on each layer's weights
   as large as their own spread: random initial models, as in the paper's experiments, that also make sense for a
   pretrained network. The paper's theory wants them near the truth, and its experiments restart several times.
-- A cluster that nobody chose stays as it is. BatchNorm's statistics belong to the cluster's model.
+- A cluster that no client chose stays as it is. BatchNorm's statistics belong to the cluster's model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from flsv.utilities.seeding import generator_for
 
 
 class IFCA(Personalizer):
-    """Each client starts from the cluster model with the lowest loss on its training samples; the mean of the models
-    that a cluster's members trained is its next model.
+    """Personalizer in which each client starts from the cluster model with the lowest loss on its training samples.
 
-    Every client downloads all clusters' models. The global model, the aggregate over all clusters, says nothing.
+    The next model of a cluster is the mean of the models that its members trained. Every client downloads all clusters'
+    models. The global model, an aggregate over all clusters, is meaningless.
 
     Args:
         num_clusters: K, at least 1. 1 is FedAvg with equal weights.
@@ -67,7 +67,7 @@ class IFCA(Personalizer):
         self._clusters = self._clusters.to(federation.global_vector.device)
 
     def start(self, client: int, state: FederationState) -> None:
-        """None: the client chooses among the clusters that it is sent."""
+        """Return None: the client chooses among the clusters that it is sent."""
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         return {"clusters": self._clusters}
@@ -93,5 +93,5 @@ class IFCA(Personalizer):
 
 
 def closest(local: LocalData, clusters: Tensor) -> int:
-    """At the client: which of the models ``[K, P]`` has the lowest training loss, the first of equals."""
+    """Find, at the client, which of the models ``[K, P]`` has the lowest training loss, the first of equals."""
     return int(local.evaluate(clusters, "train").value("negative_loss").nan_to_num(-torch.inf).argmax())

@@ -6,15 +6,15 @@ through h to its weights phi and to the client's embedding v_i.
 
 Where the paper is silent, or we depart:
 
-- The paper takes one client per round. A cohort trains from what h wrote at the round's start; the server then makes
-  one step per client, in the order of the cohort, each through h as the step before left it.
-- h writes the global model for every client at first: its last layer starts with zero weights and the global model as
-  bias. A random one, as in the authors' code, writes initial models of the wrong scale for most networks.
-- One last layer writes all parameters, which is the authors' one layer per parameter tensor. BatchNorm's statistics are
-  the global ones.
+- The paper takes one client per round. Here a cohort trains from h's models at the round's start; the server then makes
+  one step per client, in the order of the cohort, each through h after the previous step.
+- At first, h generates the global model for every client: its last layer starts with zero weights and the global model
+  as bias. A random one, as in the authors' code, generates initial models of the wrong scale for most networks.
+- One last layer generates all parameters, equivalent to the authors' one layer per parameter tensor. BatchNorm's
+  statistics are the global ones.
 - The features before the last layer are normalized (LayerNorm), and the embeddings are wider than the authors'
-  1 + n / 4: their network takes thousands of small steps to tell the clients apart and blows up with larger ones, this
-  one takes tens of rounds. Plain steps then do, without momentum, weight decay and gradient clipping.
+  1 + n / 4: their network takes thousands of small steps to distinguish the clients and diverges with larger steps,
+  while this one takes tens of rounds, with plain steps without momentum, weight decay and gradient clipping.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from flsv.utilities.seeding import generator_for
 
 
 class HyperNetwork(nn.Module):
-    """From a client's number to its model: an embedding, an MLP, and a layer that writes all parameters.
+    """Network from a client's number to its model: an embedding, an MLP, and a layer that generates all parameters.
 
     Args:
         num_clients: n.
-        num_parameters: what it writes per client.
-        embedding_dim: of the clients' embeddings.
+        num_parameters: number of parameters of a client's model.
+        embedding_dim: dimension of the clients' embeddings.
         hidden: width of the MLP.
     """
 
@@ -56,7 +56,7 @@ class HyperNetwork(nn.Module):
 
     @torch.no_grad()
     def initialize(self, model: Tensor, draw: torch.Generator) -> None:
-        """Random, but so that it writes ``model`` for everybody."""
+        """Initialize the weights at random, such that it generates ``model [P]`` for every client."""
         self.embedding.weight.normal_(generator=draw)
         for layer in self.features:
             if isinstance(layer, nn.Linear):
@@ -71,15 +71,14 @@ class HyperNetwork(nn.Module):
 
 
 class PFedHN(Personalizer):
-    """Each client starts from the model that the hypernetwork generates for it; the hypernetwork learns from the
-    client's update.
+    """Personalizer with start points from a hypernetwork, which learns from the clients' updates.
 
     The hypernetwork has ``hidden`` times as many weights as the clients' model.
 
     Args:
-        lr: the server's learning rate; lr (1 + hidden) is the share of the way that a client's own step takes its model
-            to what it has trained.
-        embedding_dim: of the clients' embeddings.
+        lr: the server's learning rate; lr (1 + hidden) is the share of the way to a client's trained model that the
+            step for this client moves its generated model.
+        embedding_dim: dimension of the clients' embeddings.
         hidden: width of the hypernetwork.
 
     Raises:
@@ -104,7 +103,7 @@ class PFedHN(Personalizer):
         self._network = network.to(federation.global_vector.device)
 
     def resume(self, federation: Federation) -> None:
-        network = self._network  # a second fit of one loop goes on, if on another device
+        network = self._network  # set in a second fit of one loop, which may be on another device
         if network is None:
             network = self._make(federation)
             network.load_state_dict(self._loaded)
@@ -134,7 +133,7 @@ class PFedHN(Personalizer):
             features = network.features(network.embedding(client))
             gradients = torch.autograd.grad(features, small, grad_outputs=delta @ writer.weight.detach())
             with torch.no_grad():
-                # The last layer's gradient is this outer product. It would be as large as all that h has to learn.
+                # The last layer's gradient is this outer product, as large as the layer; it is never stored.
                 writer.weight.addr_(delta, features, alpha=-self.lr)
                 writer.bias.add_(delta, alpha=-self.lr)
                 torch._foreach_add_(small, gradients, alpha=-self.lr)

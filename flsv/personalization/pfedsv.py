@@ -1,21 +1,22 @@
-"""pFedSV: each client downloads the models that it finds relevant and mixes them by Shapley value.
+"""pFedSV: each client downloads relevant models and mixes them by Shapley value.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, Algorithms 1 and 2 and equations 4, 6 and 7; section V-A for the shared feature extractor. Where we depart:
 
 - Algorithm 2, line 4 puts "p(l) <= j" where it must be p(l) < p(j), or every marginal contribution is zero.
-- Its R orders of the players cost R(|S| - 1) + 2 evaluations. Coalitions are remembered, so that this budget buys more
-  orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, all coalitions: the exact value, no Monte Carlo.
+- Its R orders of the players cost R(|S| - 1) + 2 evaluations. Here values of coalitions are stored, so that this budget
+  suffices for more orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, for all coalitions: the exact
+  value instead of an estimate.
 - The weight of the own model: :func:`flsv.functional.personalized_weights`.
-- U(empty) = 0 credits whoever is better than nothing: a model that knows one of a client's two classes is worth about a
-  quarter to it even where it harms the mixture. ``safeguard`` lets the client refuse such a mixture.
-- ``game="joining"`` and ``shared`` are ours. The paper's game credits a model with what it can do by itself, and its
-  clients drift apart, so that averages of their models are worse than each. In the joining game a client's own model is
-  a member of every coalition, U(empty) is its own accuracy, and a model is worth what it adds. Clients that start from
-  the shared model have models that can be averaged; the mixture is then what a client uses, not what it trains on.
-  docs/results/pfedsv.md says where that helps.
-- Partial participation, on which the paper is silent: the server keeps everybody's last upload, so that clients outside
-  the cohort can be downloaded too, as they were; who has not uploaded yet cannot.
+- U(empty) = 0 gives a positive value to every model better than none: a model that knows one of a client's two classes
+  has a value of about a quarter even where it harms the mixture. ``safeguard`` lets the client refuse such a mixture.
+- ``game="joining"`` and ``shared`` are ours. The paper's game values a model by its own accuracy, and its clients drift
+  apart, so that averages of their models are worse than each. In the joining game a client's own model is a member of
+  every coalition, U(empty) is its own accuracy, and a model's value is the accuracy that it adds. Clients that start
+  from the shared model have models that can be averaged; a client then uses the mixture, but does not train from it.
+  docs/results/pfedsv.md shows where this helps.
+- Partial participation, on which the paper is silent: the server stores all clients' last uploads, which can be
+  downloaded while their clients are outside the cohort.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ from flsv.core import Client, FederationState, Instruction, LocalData, Round
 from flsv.core.strategy import Contributions, Federation
 from flsv.functional.pfedsv import Explore, Policy, top_k_download
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
-from flsv.personalization.pfedsv_client import collaborate, entries_of, picked, placed
-from flsv.personalization.upload_keeper import UploadKeeper, check_validation, judged
+from flsv.personalization.pfedsv_client import collaborate, insert_entries, layer_mask, select_entries
+from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
 
 class PFedSV(UploadKeeper):
-    """Client i starts its next round from sum_j w_j x_j over a coalition: its own model and those that it downloads.
+    """Personalizer in which client i starts from sum_j w_j x_j over its own model and the models that it downloads.
 
     Downloads follow its relevance scores (:func:`flsv.functional.top_k_download`). The Shapley values of the game
     U(X) = accuracy of the plain mean of the models in X on the client's own validation split, U(empty) = 0, give the
     weights (:func:`flsv.functional.personalized_weights`) and, as ``round.peer_values``, the scores that
-    :class:`flsv.metrics.DomainRelevance` folds. A client that nobody helps keeps its own model, the one before noise.
+    :class:`flsv.metrics.DomainRelevance` averages. A client without a helpful download keeps its own model, the one
+    before noise.
 
     A client's first round starts from the run's initial model: the server has no global one to give, except in
     ``mode="extractor"``, where only the classifier is personalized and all else is the new global model's (with
@@ -52,28 +54,28 @@ class PFedSV(UploadKeeper):
 
     Args:
         metric: the name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
-        k: downloads a round while there are clients that a client has never looked at.
-        permutations_factor: R/|S|, orders of the players per player of a game, which tell how many coalitions may be
-            evaluated.
-        self_weight: the distance that the own model is given in eq. 6: ``"mean"``, ``"min"``, ``"exclude"``, or a
+        k: downloads per round, as long as there are clients whose models a client has never evaluated.
+        permutations_factor: R/|S|, orders of the players per player of a game, which determine the budget of
+            evaluations.
+        self_weight: distance assigned to the own model in eq. 6: ``"mean"``, ``"min"``, ``"exclude"``, or a
             number, see :func:`flsv.functional.personalized_weights`.
         mode: ``"model"``: whole models are downloaded; ``"extractor"``: one shared extractor, and classifiers.
-        explore: whether clients never looked at come by ``"score"`` or first (``"unvisited"``).
+        explore: whether clients never evaluated are ranked by ``"score"`` or come first (``"unvisited"``).
         classifier: names of the layers, as in ``module.named_modules()``, that make up the classifier in
             ``mode="extractor"``. Default: the head.
-        safeguard: a client keeps its own model where the mixture is less accurate on its validation split, too. Not in
+        safeguard: whether a client keeps its own model if the mixture is less accurate on its validation split. Not in
             the paper.
         game: ``"coalition"`` is the paper's, as above. ``"joining"`` (not in the paper): U(X) is the accuracy of the
-            plain mean of the client's own model and those in X, so that U(empty) is that of its own; equation 6 weighs
-            the others, and the client goes from its own model towards their mixture, in tenths of the way, to where its
-            validation loss is lowest. No score rules a client out: where downloads are chosen, negative ones count
-            as 0.
-        shared: in [0, 1], how far from its own model towards the global one a client starts to train. At 0 (the
-            paper) it trains what it uses; at 1 everybody trains the global model, and the mixture is only used.
+            plain mean of the client's own model and those in X, and U(empty) that of its own model; equation 6 gives
+            the weights of the others, and the client moves from its own model towards their mixture, in tenths of the
+            way, to the lowest validation loss. Negative scores count as 0 when downloads are chosen, so that no client
+            is excluded for ever.
+        shared: start point of training between a client's own model (0) and the global one (1). At 0 (the paper)
+            clients train the model that they use; at 1 all train the global model, and the mixture is only used.
 
     Raises:
-        ConfigurationError: an argument out of range, ``shared`` or the joining game with what they replace; before the
-            first round, clients without validation samples, or a classifier that is not there.
+        ConfigurationError: an argument out of range; ``shared`` or the joining game with options that they replace;
+            before the first round, clients without validation samples, or a classifier that does not exist.
 
     Example:
         >>> PFedSV(k=3)
@@ -135,20 +137,20 @@ class PFedSV(UploadKeeper):
 
     def resume(self, federation: Federation) -> None:
         self._num_clients = federation.num_clients
-        # Which entries of a vector are personal: None for all.
-        self._personal = None if self.mode == "model" else entries_of(federation.space, self.classifier)
+        # Mask of the personal entries of a vector; None for all.
+        self._personal = None if self.mode == "model" else layer_mask(federation.space, self.classifier)
         super().resume(federation)
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
         if self.shared:
             return state.model()
         if client in self._uploads:
-            return None  # it has chosen a model since
+            return None  # it has a mixture of its own since
         model = state.model()
-        return placed(picked(self._initial.to(model), self._personal), model, self._personal)
+        return insert_entries(select_entries(self._initial.to(model), self._personal), model, self._personal)
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
-        # Whoever was in the round before has had the extractor after aggregation.
+        # A client of the previous round's cohort received the extractor after that aggregation.
         if self._personal is None or start is not None or client in self._cohort:
             return {}
         return {"extractor": state.model()[~self._personal.to(state.model().device)]}
@@ -174,7 +176,7 @@ class PFedSV(UploadKeeper):
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Personalized:
         assert round.server_vector is not None
         cohort, vectors = round.client_ids.tolist(), round.client_vectors
-        before = self.take(round, lambda vector: picked(vector, self._personal))
+        before = self.store_uploads(round, lambda vector: select_entries(vector, self._personal))
         available = torch.zeros(self._num_clients, dtype=torch.bool)
         available[list(self._uploads)] = True
         extractor = None if self._personal is None else round.server_vector[~self._personal.to(vectors.device)]
@@ -184,19 +186,22 @@ class PFedSV(UploadKeeper):
         def download(client: Client) -> tuple[list[int], Tensor | None]:
             draw = generator_for(round.seed, "pfedsv", round.round_index, client.id)
             scores = relevance[client.id]
-            if self.game == "joining":  # whoever adds nothing today may do so tomorrow
+            if self.game == "joining":  # a model that adds nothing now may do so later
                 scores = scores.clamp_min(0)
             ids = top_k_download(scores, available, client.id, self.k, self.explore, draw).tolist()
             others = [self._uploads[i].to(vectors) for i in ids]
-            return ids, judged(client, question, others, extractor, generator=draw)
+            return ids, ask_model_values(client, question, others, extractor, generator=draw)
 
         nothing = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
         self._cohort = cohort
         return Personalized(peer_values=self.judge_all(nothing, round, download, before))
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
-        """What a client is asked of its own model, the others' and the extractor, with a generator; with what both
-        sides know, which is no part of what crosses."""
+        """Return :func:`collaborate` with the arguments that both sides know, which do not count as traffic.
+
+        Args:
+            num_parameters: number of leading entries of a whole model that are parameters.
+        """
         return partial(
             collaborate,
             personal=self._personal,

@@ -15,7 +15,7 @@ from flsv.functional.pfedsv import SelfWeight, personalized_weights
 from flsv.personalization.base import OWN_MODEL
 from flsv.utilities.errors import ConfigurationError
 
-_CHUNK = 2**26  # numbers in the coalition models that exist at a time
+_CHUNK = 2**26  # numbers in the coalition models that exist at the same time
 
 
 def collaborate(
@@ -31,41 +31,41 @@ def collaborate(
     game: str,
     generator: Generator,
 ) -> Tensor:
-    """At a client: what every model is worth to it. Its own next one it keeps.
+    """Compute, at a client, the Shapley values of its own and the downloaded models, and store its next model.
 
     Args:
         local: the client's data, and the model that it has just trained.
-        others: ``[Q]`` each, what it downloaded; Q = P, or the size of the classifier.
-        extractor: ``[P - Q]``, the rest of the models; None where Q = P.
-        personal: bool ``[P]``, which entries are the Q; None for all.
-        num_parameters: how many entries of a whole model are parameters; distances leave out BatchNorm's statistics
-            after them.
-        permutations_factor: as of :class:`flsv.personalization.PFedSV`.
-        self_weight: likewise.
-        safeguard: likewise.
-        game: likewise.
-        generator: of the orders of the players, where not all coalitions are evaluated.
+        others: the downloaded models, ``[Q]`` each; Q = P, or the size of the classifier.
+        extractor: the shared rest of the models ``[P - Q]``; None if Q = P.
+        personal: mask of the Q personal entries, bool ``[P]``; None for all.
+        num_parameters: number of leading entries of a whole model that are parameters; distances leave out the
+            buffers (BatchNorm's statistics) after them.
+        permutations_factor: as for :class:`flsv.personalization.PFedSV`.
+        self_weight: as for :class:`flsv.personalization.PFedSV`.
+        safeguard: as for :class:`flsv.personalization.PFedSV`.
+        game: as for :class:`flsv.personalization.PFedSV`.
+        generator: source of the orders of the players, unless all coalitions are evaluated.
 
     Returns:
-        Shapley values ``[s]``, the own model's first; in the joining game that is its accuracy.
+        Shapley values ``[s]``, the own model's first; in the joining game the own model's is its accuracy.
     """
     assert local.model is not None
     base = local.model
     if personal is not None and extractor is not None:
         base = base.clone()
         base[~personal.to(base.device)] = extractor
-    models = torch.stack([picked(local.model, personal), *others])
+    models = torch.stack([select_entries(local.model, personal), *others])
 
-    def judged(mixtures: Tensor, by: str = "accuracy") -> Tensor:
+    def evaluate(mixtures: Tensor, by: str = "accuracy") -> Tensor:
         chunks = mixtures.split(max(_CHUNK // len(base), 1))
-        return torch.cat([local.evaluate(placed(each, base, personal)).value(by) for each in chunks])
+        return torch.cat([local.evaluate(insert_entries(each, base, personal)).value(by) for each in chunks])
 
     def utility(masks: Tensor) -> Tensor:
         result = torch.zeros(len(masks), dtype=torch.float64)
-        somebody = masks.any(1).nonzero().flatten()
-        for rows in somebody.split(max(_CHUNK // len(base), 1)):
+        nonempty = masks.any(1).nonzero().flatten()
+        for rows in nonempty.split(max(_CHUNK // len(base), 1)):
             shares = masks[rows] / masks[rows].sum(1, keepdim=True)
-            result[rows] = judged(shares.to(models) @ models)
+            result[rows] = evaluate(shares.to(models) @ models)
         return result
 
     def joining(masks: Tensor) -> Tensor:
@@ -87,22 +87,22 @@ def collaborate(
     if joins:
         steps = torch.linspace(0, 1, 11).to(models)[:, None]
         path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
-        # Of equals the first, the least step. A clone: a view would keep, and save, the whole path.
-        mixed = path[int(judged(path, "negative_loss").argmax())].clone()
+        # Of equal losses the first, with the smallest step. A clone, since a view would store the whole path.
+        mixed = path[int(evaluate(path, "negative_loss").argmax())].clone()
     elif safeguard:
-        before, after = judged(torch.stack([models[0], mixed])).tolist()
+        before, after = evaluate(torch.stack([models[0], mixed])).tolist()
         mixed = mixed if after >= before else models[0].clone()
-    local.state[OWN_MODEL] = placed(mixed, base, personal)
+    local.state[OWN_MODEL] = insert_entries(mixed, base, personal)
     return values
 
 
-def picked(vector: Tensor, personal: Tensor | None) -> Tensor:
-    """The personal entries ``[Q]`` of a vector ``[P]``."""
+def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
+    """Select the personal entries ``[Q]`` of a vector ``[P]``."""
     return vector if personal is None else vector[personal.to(vector.device)]
 
 
-def placed(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
-    """Whole models ``[..., P]``: their personal entries ``[..., Q]``, and the rest of ``base [P]``."""
+def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
+    """Combine personal entries ``[..., Q]`` with the other entries of ``base [P]`` into whole models ``[..., P]``."""
     if personal is None:
         return own
     vectors = base.expand(*own.shape[:-1], -1).clone()
@@ -110,16 +110,16 @@ def placed(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
     return vectors
 
 
-def entries_of(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
-    """Which entries ``[P]`` of a vector belong to layers, by their names; to the head by default.
+def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
+    """Mark the entries of a vector that belong to the named layers, by default to the head, bool ``[P]``.
 
     Raises:
-        ConfigurationError: there are no such layers, or no head.
+        ConfigurationError: a layer that does not exist; no head.
 
     Example:
         >>> from torch import nn
         >>> space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
-        >>> entries_of(space).int().tolist(), int(entries_of(space, ["0"]).sum())
+        >>> layer_mask(space).int().tolist(), int(layer_mask(space, ["0"]).sum())
         ([0, 0, 0, 0, 0, 0, 1, 1, 1], 6)
     """
     if layers is None:

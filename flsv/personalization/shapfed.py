@@ -1,4 +1,4 @@
-"""ShapFed's personalization: the more a client contributes, the nearer its model is to the global one.
+"""ShapFedPersonalizer: clients with higher contributions start closer to the global model.
 
 Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equation 8 and Algorithm 1,
 lines 5-6.
@@ -15,16 +15,16 @@ from flsv.personalization.base import Personalizer, Starts
 
 
 class ShapFedPersonalizer(Personalizer):
-    """Client i starts its next round from gamma_i x_s + (1 - gamma_i) x_i.
+    """Personalizer in which client i starts its next round from gamma_i x_s + (1 - gamma_i) x_i.
 
     x_s is the new global model, x_i the client's own after local training, and gamma_i in [0, 1] its contribution by
-    eq. 6, this round's included and not normalized over clients: 1 for a client that always pulls where the federation
-    goes, 1/2 for one that has nothing to say, 0 for one that pulls the other way. Buffers (BatchNorm's statistics) are
-    mixed alike. With :class:`flsv.aggregation.ShapFedWA` this is ShapFed: ``configs/shapfed.yaml``.
+    eq. 6, this round's included and not normalized over clients: 1 for updates in the aggregate's direction, 1/2 for
+    orthogonal ones, 0 for opposed ones. Buffers (BatchNorm's statistics) are mixed in the same way. With
+    :class:`flsv.aggregation.ShapFedWA` this is ShapFed: ``configs/shapfed.yaml``.
 
-    Where the paper, with full participation, is silent: a client outside the cohort keeps the model it has, a client
-    that was in none yet starts from the global one, and should a client of the cohort have no contribution (NaN) it
-    counts as the mean of the others.
+    Where the paper, with full participation, is silent: a client outside the cohort keeps its model, a client that was
+    in no cohort yet starts from the global model, and a client of the cohort without a contribution (NaN) gets the mean
+    of the others.
 
     Args:
         metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.

@@ -10,11 +10,10 @@ from flsv.personalization.base import OWN_MODEL, Personalizer, Starts
 
 
 class Standalone(Personalizer):
-    """Each client continues from its own model, as if it were alone: the baseline for collaboration.
+    """Personalizer with which each client continues from its own model: the baseline for collaboration.
 
-    A client's first round, whenever it comes, starts from the run's initial model. The global model is the aggregate of
-    models that know nothing of each other, and says nothing; look at the clients' own accuracies
-    (``ClientEvaluation(every=...)``).
+    A client's first round, whenever it comes, starts from the run's initial model. The global model is an aggregate of
+    unrelated models, and meaningless; look at the clients' own accuracies (``ClientEvaluation(every=...)``).
 
     Example:
         >>> Standalone()

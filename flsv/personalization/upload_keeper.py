@@ -15,7 +15,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class UploadKeeper(Personalizer):
-    """Base of those who keep every client's last upload: a client outside the cohort counts with it, as it was."""
+    """Base class of personalizers that store every client's last upload, to use it while the client is absent."""
 
     saved: ClassVar[Sequence[str]] = ("_uploads",)
 
@@ -29,10 +29,12 @@ class UploadKeeper(Personalizer):
         device = federation.global_vector.device
         self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
 
-    def take(self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector) -> dict[int, Tensor]:
-        """Keep the cohort's models, or a part of each. Returns the uploads of before."""
+    def store_uploads(
+        self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector
+    ) -> dict[int, Tensor]:
+        """Store the cohort's models, or a part of each, and return the previous uploads."""
         before = dict(self._uploads)
-        # Clones row by row: a view would keep, and save, the whole cohort's models for as long as one is not replaced.
+        # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
         self._uploads.update(
             {i: part(vector).clone() for i, vector in zip(round.client_ids.tolist(), round.client_vectors)}
         )
@@ -41,13 +43,16 @@ class UploadKeeper(Personalizer):
     def judge_all(
         self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
     ) -> Tensor:
-        """What every client of the cohort finds its own and the others' models to be worth.
+        """Ask every client of the cohort for the values of its own and the others' models.
 
         Args:
-            values: ``[k, n]``, which is filled in.
+            values: ``[k, n]``, filled in place.
             round: the round.
-            judge: asks a client: whom it has looked at, and :func:`judged`.
-            before: the uploads of before the round, to which those of a client go back that has not said.
+            judge: asks a client; returns whose models it evaluated, and :func:`ask_model_values`' result.
+            before: the uploads before the round, which are restored for clients that do not answer.
+
+        Returns:
+            ``values``.
         """
         assert round.clients is not None
         ids = round.client_ids.tolist()
@@ -61,13 +66,21 @@ class UploadKeeper(Personalizer):
         return values
 
 
-def judged(
+def ask_model_values(
     client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
 ) -> Tensor | None:
-    """What a client finds its own and the others' models to be worth, ``[1 + len(others)]``; None, and a warning, where
-    it is at a site of its own and did not say.
+    """Ask a client for the values of its own model and of the others'.
 
-    For a personalizer such a client is as one that was not drawn: it has judged nobody, and what it goes on from stays.
+    Args:
+        client: the client to ask.
+        question: function of the client's data and ``others`` that returns the values.
+        others: the others' models.
+        args: further positional arguments of ``question``.
+        kwargs: keyword arguments of ``question``.
+
+    Returns:
+        Values ``[1 + len(others)]``, the client's own model first; None, with a warning, if a site does not answer.
+        The personalizer then treats the client as absent: it has no values, and keeps its start point.
     """
     try:
         values = client.ask(question, others, *args, **kwargs)
@@ -75,13 +88,13 @@ def judged(
             raise NoAnswer(f"client {client.id} judged {1 + len(others)} models by {type(values).__name__} {values}.")
     except NoAnswer as why:
         client.take_back()
-        warnings.warn(f"{why} It goes on from what it had before this round.", stacklevel=2)
+        warnings.warn(f"{why} It continues from the model that it had before this round.", stacklevel=2)
         return None
     return values
 
 
 def check_validation(strategy: Personalizer, federation: Federation) -> None:
-    """Raise ConfigurationError where a client has no validation samples to evaluate models on."""
+    """Raise a ConfigurationError if a client has no validation samples to evaluate models on."""
     empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
     if empty:
         raise ConfigurationError(

@@ -29,15 +29,15 @@ def gaussian_epsilon(
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
     accountant: Accountant = "exact",
 ) -> float:
-    """Epsilon after ``rounds`` releases.
+    """Compute epsilon after ``rounds`` releases of a Gaussian mechanism.
 
     Args:
         noise_multiplier: the noise's standard deviation over the sensitivity, at least 0. 0: no noise.
-        rounds: how often something was released, at least 0.
+        rounds: number of releases, at least 0.
         delta: the chance that epsilon does not hold, in (0, 1).
         accountant: ``"exact"``: the closed form. ``"pld"``: privacy loss distributions, the same number by numerical
-            convolution, which takes seconds where epsilon is in the hundreds. ``"rdp"``: Rényi differential privacy, an
-            upper bound a little above it, that much of the literature reports.
+            convolution, which takes seconds for epsilon in the hundreds. ``"rdp"``: Rényi differential privacy, a
+            slightly larger upper bound, which much of the literature reports.
 
     Returns:
         Epsilon; infinite without noise, 0 without a release.
@@ -67,7 +67,7 @@ def gaussian_epsilon(
 
 def _dp_accounting() -> ModuleType:
     try:
-        import dp_accounting  # takes half a second, and only those who ask for privacy have it
+        import dp_accounting  # slow to import, and an optional dependency
     except ImportError as error:
         raise ConfigurationError(
             "epsilon comes from the dp-accounting package (0.6 or later), which cannot be imported. "

@@ -26,40 +26,40 @@ from flsv.utilities.seeding import generator_for
 
 
 class GaussianPrivacy(Upload):
-    r"""Every client clips its update and adds noise to it before it leaves.
+    r"""Upload that clips a client's update and adds Gaussian noise to it.
 
     .. math::
         \tilde d = d \min(1, C / \lVert d \rVert_2) + \mathcal N(0, (\sigma C)^2 I)
 
-    with the clipping bound :math:`C` and the noise multiplier :math:`\sigma`. The noise is each client's own, and in
-    full: the server and the clients that download its model see nothing else, and need not be trusted.
+    with the clipping bound :math:`C` and the noise multiplier :math:`\sigma`. Every client adds the full noise itself:
+    the server and the clients that download its model see only noised updates, and need not be trusted.
 
-    **What epsilon says.** Whether a client's data were in its update or the update was 0 (a client added or removed):
-    the odds of whatever anybody sees change by at most exp(epsilon), up to delta. Replacing a client's data by others
-    moves its update by up to 2C: for that, read epsilon at half the noise multiplier. Epsilon is a client's own, and
-    grows with the rounds in which it took part. Being drawn rarely does not lower it beyond that (no amplification by
-    sampling), because the server sees who takes part.
+    **Meaning of epsilon.** Adding or removing a client (its update, or 0 instead) changes the odds of any observation
+    by at most a factor exp(epsilon), up to delta. Replacing a client's data by other data moves its update by up to 2C:
+    for this, read epsilon at half the noise multiplier. Epsilon holds per client, and grows with the rounds in which
+    the client took part. Rare participation does not lower it further (no amplification by sampling), because the
+    server sees the cohorts.
 
-    **What it does not cover.** Anything but the update: the number of samples, the training loss, what metrics and
-    strategies ask of a client (class counts, Shapley values on its validation data, FedBary's interpolants). Noise
-    comes from the run's seed, as everything here, and in floating point: whoever knows the seed can take it off again.
-    A federation in earnest draws it from each client's operating system.
+    **Not covered.** Everything except the update: the number of samples, the training loss, and the answers of a client
+    to metrics and strategies (class counts, Shapley values on its validation data, FedBary's interpolants). The noise
+    is drawn in floating point from the run's seed, so that anyone who knows the seed can subtract it. A real federation
+    draws it from each client's operating system.
 
-    **What it does to contributions.** Metrics see the noised updates, and what they say of a client is soon noise, too
-    (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of it.
+    **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
+    (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of this.
 
-    In a ``FederatedLoop`` the update is the step away from the global model, which everybody knows, also where a client
-    starts from a model of its own: what that owes to its data is part of what is protected.
+    In a ``FederatedLoop`` the update is measured from the global model, which all clients know, also where a client
+    starts from a model of its own: the information of this start point about the client's data is protected, too.
 
     Args:
         clip: C, the largest Euclidean norm of an update, in the units of the weights.
         noise_multiplier: :math:`\sigma`. 0: clipping alone, without any guarantee.
         delta: the chance that epsilon does not hold, in (0, 1); well below 1 over the number of clients.
-        max_epsilon: training stops when a client could not take part once more without exceeding it. None: never.
+        max_epsilon: training stops when another round of a client would exceed it. None: no limit.
         accountant: see :func:`flsv.privacy.gaussian_epsilon`.
-        noise_on_device: draw the noise on the update's device, which is faster there for large models. It comes from
-            the run's seed as well, but is another on every kind of device: a run that is resumed elsewhere goes on with
-            other noise.
+        noise_on_device: whether to draw the noise on the update's device, which is faster there for large models. The
+            noise still follows from the run's seed, but differs between kinds of devices: a run that is resumed on
+            another device continues with other noise.
 
     Raises:
         ConfigurationError: an argument out of range; a budget that does not last for one round; dp-accounting is not
@@ -88,7 +88,7 @@ class GaussianPrivacy(Upload):
         self.max_epsilon = max_epsilon
         self.accountant = accountant
         self.noise_on_device = noise_on_device
-        of_one_round = self.epsilon(1)  # whatever is wrong with the package, now
+        of_one_round = self.epsilon(1)  # fail early if dp-accounting is broken
         if max_epsilon is not None and of_one_round > max_epsilon:
             noise = noise_multiplier or 0.1
             while gaussian_epsilon(noise, 1, delta, accountant) > max_epsilon:
@@ -99,24 +99,24 @@ class GaussianPrivacy(Upload):
             )
 
     place = 1
-    #: A client's own start point is its secret.
+    #: A client's own start point is private.
     reference: Literal["start", "global"] = "global"
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """``update [P]`` as it leaves the client, a new tensor."""
+        """Clip ``update [P]`` and add this round's noise; return a new tensor."""
         draw = generator_for(context.seed, "privacy", context.round_index, context.client)
         if self.noise_on_device and update.device.type != "cpu":
             draw = torch.Generator(update.device).manual_seed(draw.initial_seed())
         return self.protect(update, draw)
 
     def protect(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        """The update that leaves the client instead of ``update``: a new tensor.
+        """Clip an update and add noise; return a new tensor.
 
         Args:
-            update: the client's vector minus one that everybody knows, floating-point ``[P]``, on any device.
-            generator: the client's own in this round, of the CPU or of the update's device.
+            update: the client's vector minus a public one, floating-point ``[P]``, on any device.
+            generator: source of the noise, on the CPU or on the update's device.
         """
-        # In float32 the norm of 25 million entries comes out 0.1 % too small.
+        # In float32 the norm of 25 million entries would be 0.1 % too small.
         norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
         protected = update * min(1.0, self.clip / norm) if norm else update.clone()
         if self.noise_multiplier:
@@ -125,11 +125,11 @@ class GaussianPrivacy(Upload):
         return protected
 
     def epsilon(self, rounds: int) -> float:
-        """Epsilon of a client that has taken part in so many rounds."""
+        """Compute the epsilon of a client that has taken part in ``rounds`` rounds."""
         return gaussian_epsilon(self.noise_multiplier, rounds, self.delta, self.accountant)
 
     def affordable_rounds(self) -> int | None:
-        """In how many rounds a client can take part within ``max_epsilon``; None without a budget."""
+        """Count the rounds that a client can take part in within ``max_epsilon``; None without this limit."""
         if self.max_epsilon is None:
             return None
         affordable, too_many = 1, 2
@@ -156,7 +156,7 @@ class GaussianPrivacy(Upload):
             )
 
 
-#: What docs/results/privacy_contributions.md has measured.
+#: Results of docs/results/privacy_contributions.md.
 MEASURED = (
     "on digits and Fashion-MNIST, below epsilon = 100, SSV and FedSV ranked clients nearly at random (Spearman's "
     "correlation with the values without noise -0.2 to 0.4), CSSV and CGSV no better than numbers of samples do"
@@ -164,11 +164,11 @@ MEASURED = (
 
 
 def warn_of_noise(privacy: GaussianPrivacy | None, metrics: Sequence[str]) -> None:
-    """Warn, in one line, that these metrics are computed from noised updates; nothing without noise or metrics.
+    """Warn, in one line, that metrics are computed from noised updates, if there are noise and metrics.
 
     Args:
-        privacy: of the run; None: there is none.
-        metrics: names of those that follow from what clients upload.
+        privacy: the run's privacy; None: none.
+        metrics: names of the metrics that are computed from uploads.
     """
     if privacy is None or not privacy.noise_multiplier or not metrics:
         return

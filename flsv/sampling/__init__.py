@@ -1,4 +1,4 @@
-"""Client samplers draw the cohort of a round."""
+"""Client samplers: rules that draw the cohort of a round."""
 
 from flsv.sampling.base import ClientSampler
 from flsv.sampling.bernoulli import BernoulliSampler

@@ -12,23 +12,23 @@ from flsv.core import Client
 from flsv.core.strategy import Contributions, Strategy
 from flsv.utilities.errors import ConfigurationError
 
-#: Probabilities are worked out in float32.
+#: Tolerance: probabilities are computed in float32.
 _ROUNDING = 1e-4
 
 
 class ClientSampler(Strategy):
-    """Base class: draws a cohort and knows each client's probability to be in it."""
+    """Base class of samplers, which draw a cohort and know each client's probability to be in it."""
 
     @abstractmethod
     def sample(
         self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
     ) -> Tensor:
-        """The cohort's client ids, ascending and without repetition.
+        """Draw the cohort's client ids, ascending and without repetition.
 
         Args:
-            num_clients: n, all clients of the federation.
-            contributions: the metrics' values after the round before.
-            generator: the only source of chance; it depends on the run's seed and the round.
+            num_clients: n, number of clients of the federation.
+            contributions: the metrics' values after the previous round.
+            generator: the only source of randomness; it depends on the run's seed and the round.
             round_index: the round, from 0.
         """
 
@@ -40,35 +40,37 @@ class ClientSampler(Strategy):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        """The cohort where the clients are asked first: override this instead of :meth:`sample`, which is its default.
+        """Draw the cohort after asking clients; by default :meth:`sample`, without asking. Override one of them.
 
-        What is asked crosses, and counts to the round that the cohort is drawn for.
+        The traffic of questions counts to the round that the cohort is drawn for.
 
         Args:
-            clients: all n, to be asked (:meth:`flsv.core.Client.ask`, within
+            clients: all n clients, to be asked (:meth:`flsv.core.Client.ask`, within
                 :func:`flsv.core.run_protocol`).
-            model: ``[P]``, the global model at the start of that round.
-            contributions: as of :meth:`sample`.
-            generator: likewise.
-            round_index: likewise.
+            model: the global model ``[P]`` at the start of that round.
+            contributions: as for :meth:`sample`.
+            generator: as for :meth:`sample`.
+            round_index: as for :meth:`sample`.
         """
         return self.sample(len(clients), contributions, generator, round_index)
 
     @property
     def asks(self) -> bool:
-        """Whether it asks clients before a round, so that nobody knows the cohorts beforehand."""
+        """Whether it asks clients before a round, so that cohorts cannot be drawn in advance."""
         return type(self).choose is not ClientSampler.choose
 
     @abstractmethod
     def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        """The probability ``[n]`` of each client to be in the cohort that ``sample`` would draw.
+        """Compute the probability ``[n]`` of each client to be in the cohort that :meth:`sample` draws.
 
-        Aggregators that estimate a sum over all clients without bias divide by it (Horvitz and Thompson 1952).
+        Aggregators divide by it to estimate a sum over all clients without bias (Horvitz and Thompson 1952).
         """
 
     def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By
-        default where there are fewer than a sampler's ``cohort_size``."""
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients.
+
+        By default, if there are fewer clients than the sampler's ``cohort_size``.
+        """
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower cohort_size to {num_clients} "
@@ -85,10 +87,10 @@ def cohort_of(
     clients: Sequence[Client],
     model: Tensor,
 ) -> list[int]:
-    """Client ids of the round's cohort, as ``sampler`` draws it, see :meth:`ClientSampler.choose`.
+    """Draw the client ids of the round's cohort and check them, see :meth:`ClientSampler.choose`.
 
     Raises:
-        RuntimeError: nobody, a client twice or one that does not exist, or what are no integers ``[k]``.
+        RuntimeError: an empty cohort, a client twice or one that does not exist, or no integers ``[k]``.
     """
     drawn = torch.as_tensor(sampler.choose(clients, model, contributions, generator, round_index))
     cohort: list[int] = drawn.tolist()
@@ -108,10 +110,10 @@ def chances_of(
     round_index: int,
     cohort: Sequence[int],
 ) -> Tensor:
-    """Everybody's probability ``[n]`` to be drawn, see :meth:`ClientSampler.inclusion_probabilities`; it is divided by.
+    """Compute the probability ``[n]`` of each client to be drawn and check that aggregators can divide by it.
 
     Raises:
-        RuntimeError: not one for each client, or one of the cohort's not in (0, 1].
+        RuntimeError: probabilities that are not ``[n]``, or not in (0, 1] for a client of the cohort.
     """
     chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
     one_each = chances.shape == (num_clients,)

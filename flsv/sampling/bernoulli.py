@@ -16,21 +16,22 @@ from flsv.sampling.base import ClientSampler
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
-#: A cohort is drawn so often before its clients are drawn one by one, which gives the same distribution.
+#: Number of draws of whole cohorts; then clients are drawn one by one, which gives the same distribution.
 _DRAWS = 1000
 
-#: A federation whose draws are this seldom large enough is not meant.
+#: Least probability of a cohort that is large enough; below it the arguments are refused.
 _RAREST = 1e-3
 
 
 class BernoulliSampler(ClientSampler):
-    """Each client takes part with its own probability, independently; drawn again until ``min_cohort`` clients do.
+    """Sampler that includes each client independently; cohorts below ``min_cohort`` clients are drawn again.
 
-    Drawing again makes everybody's chance a little larger than its coin's. ``inclusion_probabilities`` are those of the
-    cohorts that are used, computed exactly, so dividing by them is unbiased; the paper divides by the coin's.
+    Drawing again makes every client's inclusion probability a little larger than its coin's.
+    ``inclusion_probabilities`` are those of the final cohorts, computed exactly, so that dividing by them is unbiased;
+    the paper divides by the coin's.
 
     Args:
-        expected_cohort: m, the sum of the coins' probabilities; here they are all m/n.
+        expected_cohort: m, the sum of the coins' probabilities; here all are m/n.
         min_cohort: the least number of clients in a round, 1 or 2: a Shapley value needs two players.
 
     Raises:
@@ -50,7 +51,7 @@ class BernoulliSampler(ClientSampler):
         self.min_cohort = min_cohort
 
     def coins(self, num_clients: int, contributions: Contributions) -> Tensor:
-        """The probability ``[n]`` of each client's coin."""
+        """Compute the probability ``[n]`` of each client's coin."""
         return torch.full((num_clients,), self.expected_cohort / num_clients)
 
     def sample(
@@ -69,12 +70,12 @@ class BernoulliSampler(ClientSampler):
         valid = _at_least(p.tolist(), self.min_cohort)[0][self.min_cohort]
         if self.min_cohort == 1:
             return (p / valid).to(coins)
-        # The probability that somebody else takes part; in logarithms, since it may be next to nothing.
+        # The probability that another client takes part; in logarithms, since it may be tiny.
         absent, first = torch.log1p(-p), p.new_zeros(1)
         before, after = absent.cumsum(0), absent.flip(0).cumsum(0).flip(0)
-        # Not the sum of all less one's own: a coin of 1 is minus infinity, which no subtraction takes out again.
-        someone_else = -torch.expm1(torch.cat([first, before[:-1]]) + torch.cat([after[1:], first]))
-        return (p * someone_else / valid).to(coins)
+        # Sums before and after each client: a coin of 1 has the logarithm -inf, which cannot be subtracted again.
+        others_present = -torch.expm1(torch.cat([first, before[:-1]]) + torch.cat([after[1:], first]))
+        return (p * others_present / valid).to(coins)
 
     def check(self, num_clients: int) -> None:
         if not self.min_cohort <= num_clients or self.expected_cohort > num_clients:
@@ -91,9 +92,9 @@ class BernoulliSampler(ClientSampler):
 
 
 def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
-    """``[n + 1][count + 1]``, entry i, c: the probability that at least c of the clients i, i+1, ... take part.
+    """Compute ``[n + 1][count + 1]``, entry i, c: the probability that at least c of the clients i, i+1, ... take part.
 
-    Sums of products only: exact also where it is next to nothing.
+    It has sums of products only, so that tiny probabilities are exact, too.
     """
     table = [[1.0] + [0.0] * count]
     for coin in reversed(coins):
@@ -103,7 +104,7 @@ def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
 
 
 def _conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
-    """Clients whose coins fell on heads, given that at least ``count`` did: drawn one by one."""
+    """Draw the included clients one by one, given that at least ``count`` are included."""
     table, drawn, missing = _at_least(coins, count), [], count
     for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
         if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:

@@ -15,7 +15,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FixedCohort(ClientSampler):
-    """The same given clients in every round, as if there were no others.
+    """Sampler of the same given clients in every round, as if there were no others.
 
     Args:
         clients: their ids, at least one.

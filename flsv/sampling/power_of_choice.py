@@ -1,10 +1,10 @@
-"""Power-of-choice: of some drawn candidates, those take part whose loss under the global model is the highest.
+"""PowerOfChoice: the candidates with the highest loss under the global model take part.
 
 Cho, Wang and Joshi, "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection
 Strategies", 2020, section 4 (pi_pow-d): ``configs/power_of_choice.yaml``.
 
-The losses are those on all training samples of a candidate, as in the paper's basic strategy. That is biased on
-purpose: what divides by a client's chance to take part cannot be used with it.
+Losses are computed on all training samples of a candidate, as in the paper's basic strategy. The selection is biased on
+purpose and has no known inclusion probabilities: aggregators and metrics that divide by them are refused.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class PowerOfChoice(ClientSampler):
-    """Draws ``candidates`` clients without replacement, each with the chance of its share of the training samples; they
-    are sent the global model, and the ``cohort_size`` of them with the highest local loss take part; of equals, by the
-    draw.
+    """Sampler of the ``cohort_size`` clients with the highest local loss among randomly drawn candidates.
 
-    A candidate receives the model once for the choice, and again if it takes part; ``round.downloaded`` counts both. A
-    site that does not answer is chosen last.
+    Candidates are drawn without replacement, in proportion to their numbers of training samples. They are sent the
+    global model, and of equal losses the candidate drawn first takes part. A candidate receives the model once for the
+    choice, and again if it takes part; ``round.downloaded`` counts both. A site that does not answer is chosen last.
 
     Args:
         cohort_size: m, clients per round.
-        candidates: d, at least ``cohort_size``; as many: clients are drawn by their shares alone. The paper tries 2 m
-            to 10 m.
+        candidates: d, at least ``cohort_size``; with d = m losses do not matter. The paper tries 2 m to 10 m.
 
     Raises:
         ConfigurationError: fewer than 1 client, fewer candidates than ``cohort_size``, or (before training) more than
-            there are clients with samples; what asks for chances to take part; a module that is no classifier.
+            there are clients with samples; a part that needs inclusion probabilities; a module that is no classifier.
 
     Example:
         >>> PowerOfChoice(cohort_size=2, candidates=6)
@@ -69,7 +67,7 @@ class PowerOfChoice(ClientSampler):
     def sample(
         self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
     ) -> Tensor:
-        """The candidates, in the order in which they are drawn; the cohort is chosen among them."""
+        """Draw the candidates, among which :meth:`choose` chooses the cohort, in the order of the draw."""
         return self._sizes.multinomial(self.candidates, generator=generator)
 
     def choose(
@@ -88,13 +86,13 @@ class PowerOfChoice(ClientSampler):
 
     def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         raise ConfigurationError(
-            f"{self!r} goes by the candidates' losses: nobody knows a client's chance to take part, and the aggregator "
-            "or a metric divides by it. Use another of them, or a sampler such as UniformSampler."
+            f"{self!r} selects by loss, so that a client's probability to take part is unknown, and the aggregator or "
+            "a metric divides by it. Use another of them, or a sampler such as UniformSampler."
         )
 
 
 def local_loss(local: LocalData, model: Tensor) -> float:
-    """Asked of a client: the mean loss of a model ``[P]`` on its training samples."""
+    """Compute, at the client, the mean loss of a model ``[P]`` on its training samples."""
     return -float(local.evaluate(model[None], "train").value("negative_loss"))
 
 

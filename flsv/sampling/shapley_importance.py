@@ -11,22 +11,22 @@ from torch import Tensor
 
 from flsv.core.strategy import Contributions
 from flsv.functional import importance_probabilities
-from flsv.functional.known_or_mean import known_or_mean
+from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.sampling.bernoulli import BernoulliSampler
 from flsv.utilities.declared import Positive
 
 
 class ShapleyImportanceSampler(BernoulliSampler):
-    """Independent inclusion with probabilities in proportion to the clients' Shapley weights, as far as probabilities
-    allow (Theorem 5.1, AFedSV+).
+    """Sampler that includes clients independently, in proportion to their Shapley weights (AFedSV+, Theorem 5.1).
 
-    They minimize the variance of the aggregate over the cohort. Before the metric's first value all coins are equal.
+    These probabilities, capped at 1, minimize the variance of the aggregate over the cohort. Before the metric's first
+    value all are equal.
 
     Args:
         expected_cohort: m, the expected number of clients per round.
         metric: the name of a metric ``[n]`` of non-negative weights, such as
-            :class:`flsv.metrics.SurrogateFederatedShapley`. A client never seen counts as the metric's ``prior`` or,
-            without one, as the mean of the others.
+            :class:`flsv.metrics.SurrogateFederatedShapley`. A client never seen gets the metric's ``prior`` or,
+            without one, the mean of the others.
         min_cohort: the least number of clients in a round, 1 or 2.
 
     Example:
@@ -46,8 +46,8 @@ class ShapleyImportanceSampler(BernoulliSampler):
         weights = contributions.get(self.metric)
         if weights is None:
             return super().coins(num_clients, contributions)
-        weights = known_or_mean(weights.cpu()).clamp_min(0)
+        weights = nan_to_mean(weights.cpu()).clamp_min(0)
         coins = importance_probabilities(weights, self.expected_cohort)
-        if int((coins > 0).sum()) < self.min_cohort:  # everybody else weighs nothing: no second player would ever come
+        if int((coins > 0).sum()) < self.min_cohort:  # all others have weight 0: no second player would ever come
             return super().coins(num_clients, contributions)
         return coins

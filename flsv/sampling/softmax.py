@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from flsv.core.strategy import Contributions
-from flsv.functional.known_or_mean import known_or_mean
+from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.sampling.base import ClientSampler
 from flsv.utilities.declared import Count, Positive
 
 
 class SoftmaxSampler(ClientSampler):
-    """``cohort_size`` clients without replacement, one after the other with chances softmax(relevance / temperature).
+    """Sampler of ``cohort_size`` clients without replacement, with chances softmax(relevance / temperature).
 
     Args:
         cohort_size: clients per round.
-        metric: the name of a metric ``[n]``, the clients' relevance. Without a value, all are equally likely; a client
-            never seen counts as the metric's ``prior`` or, without one, as the mean of the others.
-        temperature: what the relevance is divided by. The paper's, and the default, is 1: Shapley values of an
-            accuracy, a few hundredths, then hardly matter. At 0.1 a hundredth is 10 % in the chances.
+        metric: the name of a metric ``[n]``, the clients' relevance. Before its first value all clients are equally
+            likely; a client never seen gets the metric's ``prior`` or, without one, the mean of the others.
+        temperature: divisor of the relevance; 1 in the paper. Shapley values in units of accuracy, a few hundredths,
+            then hardly matter. At 0.1 a hundredth changes a chance by 10 %.
 
     Raises:
         ConfigurationError: a cohort size below 1 or above the number of clients, a temperature that is not positive.
@@ -41,9 +41,9 @@ class SoftmaxSampler(ClientSampler):
         self.metric: str = metric
 
     def chances(self, num_clients: int, contributions: Contributions) -> Tensor:
-        """The probability ``[n]`` of each client to be drawn first."""
+        """Compute the probability ``[n]`` of each client to be drawn first."""
         relevance = contributions.get(self.metric)
-        relevance = torch.zeros(num_clients) if relevance is None else known_or_mean(relevance.cpu())
+        relevance = torch.zeros(num_clients) if relevance is None else nan_to_mean(relevance.cpu())
         return (relevance.double() / self.temperature).softmax(0)
 
     def sample(
@@ -53,7 +53,7 @@ class SoftmaxSampler(ClientSampler):
         return chances.multinomial(self.cohort_size, generator=generator).sort().values
 
     def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        """Estimated from 4096 draws: successive sampling without replacement has no closed form."""
+        """Estimate the probabilities ``[n]`` from 4096 draws: sampling without replacement has no closed form."""
         chances = self.chances(num_clients, contributions)
         draws = chances.expand(4096, -1).multinomial(self.cohort_size, generator=torch.Generator().manual_seed(0))
         return torch.bincount(draws.flatten(), minlength=num_clients).float() / len(draws)

@@ -11,23 +11,22 @@ from torch import Tensor
 from flsv.core.strategy import Contributions
 from flsv.sampling.shapley_importance import ShapleyImportanceSampler
 
-#: Chances are worked out in float32.
+#: Tolerance: probabilities are computed in float32.
 _ROUNDING = 1e-6
 
 
 class SystematicShapleySampler(ShapleyImportanceSampler):
-    """Inclusion probabilities in proportion to the clients' Shapley weights, as in AFedSV+, with exactly
-    ``cohort_size`` clients.
+    """Sampler of exactly ``cohort_size`` clients, with inclusion probabilities in proportion to Shapley weights.
 
-    The paper's coins are independent (:class:`ShapleyImportanceSampler`): one cohort has two clients and another has
-    twelve, and the sums of their weights differ as much. Here clients lie in random order on a line, each as long as
-    its chance, and points at distances of 1 pick those that they fall on. Everybody's chance is its coin's, so that
-    dividing by it stays unbiased (Theorem 5.1 needs no more); where no chance has reached 1, the weights ``w_i / p_i``
-    are all 1 / ``cohort_size`` and sum to 1. Not in the paper.
+    The paper includes clients independently (:class:`ShapleyImportanceSampler`): one cohort has two clients and another
+    has twelve, and the sums of their weights vary as much. Here clients lie in random order on a line, each as long as
+    its probability, and points at distances of 1 pick the clients in whose segments they lie (systematic sampling). The
+    probabilities are AFedSV+'s, so that dividing by them stays unbiased (Theorem 5.1 needs no more). If all are below
+    1, the weights ``w_i / p_i`` are 1 / ``cohort_size`` and sum to 1. Not in the paper.
 
     Args:
         cohort_size: m, clients per round; at least 2.
-        metric: as of :class:`ShapleyImportanceSampler`.
+        metric: as for :class:`ShapleyImportanceSampler`.
 
     Raises:
         ConfigurationError: ``cohort_size`` below 2 or (before training) above the number of clients.
@@ -56,7 +55,7 @@ class SystematicShapleySampler(ShapleyImportanceSampler):
             self.cohort_size - int(sure.sum())
         )
         ends = coins[order].cumsum(0)
-        # The line is as long as there are points, but for rounding, which must not lose the last one.
+        # Scaled to the number of points: rounding in the length of the line must not lose the last point.
         picked = torch.searchsorted(ends * (len(points) / ends[-1]) if len(ends) else ends, points, right=True)
         return torch.cat([sure.nonzero().flatten(), order[picked]]).sort().values
 

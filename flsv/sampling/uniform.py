@@ -11,7 +11,7 @@ from flsv.utilities.declared import Count
 
 
 class FullParticipation(ClientSampler):
-    """Every client, every round.
+    """Sampler of all clients in every round.
 
     Example:
         >>> FullParticipation().sample(3, {}, torch.Generator())
@@ -28,7 +28,7 @@ class FullParticipation(ClientSampler):
 
 
 class UniformSampler(ClientSampler):
-    """``cohort_size`` clients without replacement, as in FedAvg's Algorithm 1 (McMahan et al. 2017).
+    """Sampler of ``cohort_size`` clients without replacement, as in FedAvg's Algorithm 1 (McMahan et al. 2017).
 
     Args:
         cohort_size: clients per round, at least 1.

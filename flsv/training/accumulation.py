@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
@@ -15,7 +13,8 @@ class AccumulationWindows(Slot):
     """Counts windows by the client's batches.
 
     Lightning counts them over the whole epoch, which here is the whole cohort: a client's last gradients would be added
-    to the next client's first. A client keeps nothing of its windows, since its last batch ends one.
+    to the next client's first. A client keeps nothing of its windows, since its first batch begins one and its
+    last ends one.
 
     Args:
         trainer: whose windows these are, until :meth:`remove`.
@@ -43,12 +42,6 @@ class AccumulationWindows(Slot):
                 ]
             )
 
-    def enter(self, client: int, kept: Any) -> None:
-        """Do nothing: its first batch begins a window."""
-
-    def leave(self) -> None:
-        """Do nothing: its last batch has ended a window."""
-
     def begin_batch(self, position: int, batches: int) -> None:
         if not self._active:
             return
@@ -60,5 +53,5 @@ class AccumulationWindows(Slot):
 
     def remove(self) -> None:
         """Give Lightning its own counting back."""
-        self._patches.give_back()
+        self._patches.restore()
         self._active = False

@@ -16,11 +16,10 @@ class Slot:
 
     def enter(self, client: int, kept: Any) -> None:
         """Put into the Trainer what the client left after its last round; None: it comes for the first time."""
-        raise NotImplementedError
 
     def leave(self) -> Any:
         """Give the Trainer its own back, and return what is the client's, in plain types and tensors; None: nothing."""
-        raise NotImplementedError
+        return None
 
     def begin_batch(self, position: int, batches: int) -> None:
         """Prepare for the client's batch at this place, counted from 0, of so many in its turn."""

@@ -13,24 +13,24 @@ from torch import Tensor
 
 from flsv.core import State, Traffic
 from flsv.core.parameter_space import ParameterSpace
-from flsv.utilities.declared import Declared
+from flsv.utilities.declared import ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
 class UploadContext:
-    """Which client sends an update, and in which round.
+    """Sender and round of an update.
 
     Args:
         client: the client's number.
-        num_clients: clients of the federation.
-        num_parameters: how many leading entries of the update are parameters; the rest are buffers.
+        num_clients: number of clients of the federation.
+        num_parameters: number of leading entries of the update that are parameters; the rest are buffers.
         round_index: the round, from 0.
-        seed: the run's.
-        state: what the client keeps between rounds.
-        position: of the upload among all of them.
-        start_sent: whether the server sent the model that the client started from, and so knows it.
-        start: ``[P]``, what the client started from; None where nobody says.
+        seed: the run's seed.
+        state: the client's memory between rounds.
+        position: index of the upload in the list of uploads.
+        start_sent: whether the server sent the client's start point, and so knows it.
+        start: the client's start point ``[P]``; None if unknown.
     """
 
     client: int
@@ -44,52 +44,52 @@ class UploadContext:
     start: Tensor | None = None
 
     def at(self, position: int) -> UploadContext:
-        """The same for another upload."""
+        """Return the same context for the upload at another position."""
         return replace(self, position=position)
 
 
-class Upload(Declared, ABC):
-    """Base class: an attack, noise, compression.
+class Upload(ValidatedArguments, ABC):
+    """Base class of changes to an update before it is sent: attacks, noise, compression.
 
     Attributes:
-        reference: what the update is the step away from: the client's own ``"start"``, or the ``"global"`` model, which
-            everybody knows.
+        reference: model that the update is measured from: the client's own ``"start"``, or the ``"global"`` model,
+            which all clients know.
     """
 
     reference: Literal["start", "global"] = "start"
-    #: Where it stands in a list: attacks (0), which keep to the clipping; privacy (1), whose noise is in whatever is
-    #: compressed; all else (2); colluders (3), who look at what all the others are about to send.
+    #: Rank in a list: attacks (0), before clipping; privacy (1), before compression, so that this includes the noise;
+    #: all others (2); collusion (3), last, since colluders see the updates that are about to be sent.
     place: ClassVar[int] = 2
 
     @abstractmethod
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """The update that leaves instead of ``update [P]``: a new tensor, or ``update`` itself if unchanged."""
+        """Return the update that is sent instead of ``update [P]``: a new tensor, or ``update`` itself if unchanged."""
 
     def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
-        """The size of ``sent [P]`` as it is transmitted.
+        """Return the size of ``sent [P]`` as it is transmitted; by default ``before``.
 
         Args:
-            before: how large it was before this upload; by default it stays so.
-            sent: what :meth:`apply` gave.
-            context: who sends it.
+            before: its size before this upload.
+            sent: result of :meth:`apply`.
+            context: sender and round.
         """
         return before
 
     def tell(self, name: str, value: float, context: UploadContext) -> float:
-        """The number that the client reports instead of the true one, about its training or about a model.
+        """Return the number that the client reports instead of the true ``value``; by default the true one.
 
         Args:
-            name: ``"loss"``, of its training; ``"score"`` and ``"gain"``, of a model on its validation samples.
-            value: what it has found out.
-            context: who says it.
+            name: ``"loss"``: of its training; ``"score"`` and ``"gain"``: of a model on its validation samples.
+            value: the true number.
+            context: sender and round.
         """
         return value
 
     def check(self, space: ParameterSpace) -> None:
-        """Before training, whether it can be done with this module's vectors.
+        """Check, before training, that the upload works with this module's vectors.
 
         Raises:
-            ConfigurationError: it cannot.
+            ConfigurationError: it does not.
         """
 
 
@@ -104,24 +104,24 @@ def check_order(uploads: Sequence[Upload]) -> None:
         raise ConfigurationError(
             f"uploads={list(uploads)}: expected attacks first, then one GaussianPrivacy, then compression, then "
             "collusion. "
-            "Noise that is added before an attack, or to what is compressed already, is not what its epsilon says."
+            "Epsilon does not hold for noise that is added before an attack or after compression."
         )
 
 
 def upload(
     uploads: Sequence[Upload], vector: Tensor, start: Tensor, global_vector: Tensor, context: UploadContext
 ) -> tuple[Tensor, Traffic]:
-    """A client's model as it leaves the client.
+    """Compute a client's model as it leaves the client.
 
     Args:
-        uploads: what happens to its update, in this order.
-        vector: ``[P]``, what it has trained; returned itself where nothing happens.
-        start: ``[P]``, what it started from.
-        global_vector: ``[P]``, the global model at the start of the round.
-        context: who it is.
+        uploads: changes to its update, in this order.
+        vector: the trained model ``[P]``; returned itself if no upload changes the update.
+        start: the client's start point ``[P]``.
+        global_vector: the global model ``[P]`` at the start of the round.
+        context: sender and round.
 
     Returns:
-        ``[P]``, and how large it is on its way.
+        The model ``[P]``, and its size in transmission.
     """
     traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
     context, position = replace(context, start=start), 0
@@ -133,13 +133,13 @@ def upload(
             sent = each.apply(sent, at)
             traffic = each.traffic(traffic, sent, at)
             position += 1
-        if sent is not update:  # whom nothing concerns stays as it is to the bit
+        if sent is not update:  # without a change the model stays the same to the bit
             vector = torch.add(origin, sent)
     return vector, traffic
 
 
 def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str, value: float) -> float:
-    """The number that a client reports after all uploads, see :meth:`Upload.tell`.
+    """Return the number that a client reports after all uploads, see :meth:`Upload.tell`.
 
     Example:
         >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)

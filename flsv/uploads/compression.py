@@ -25,14 +25,15 @@ from flsv.utilities.seeding import generator_for
 
 
 class Compression(Upload):
-    """Base class. Subclasses override :meth:`compress` and :meth:`size`.
+    """Base class of compressions. Subclasses override :meth:`compress` and :meth:`size`.
 
-    What is compressed is the step away from the model that the server sent, which the server can add it to; it cannot
-    where clients go on from models of their own (Standalone, FedFomo, PFedSV) or choose one (IFCA). Of several
-    compressions the last one says how much is sent.
+    The update is measured from the model that the server sent, to which the server adds it. So compression is refused
+    where clients continue from models of their own (Standalone, FedFomo, PFedSV) or choose one (IFCA). Of several
+    compressions the last one determines the size.
 
     Args:
-        error_feedback: keep what is not sent; a vector of parameters at every client.
+        error_feedback: whether a client adds the rest that it did not send to its next update, which takes a vector of
+            parameters at every client.
     """
 
     def __init__(self, error_feedback: bool = True) -> None:
@@ -40,20 +41,20 @@ class Compression(Upload):
 
     @abstractmethod
     def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        """The update that the server decodes from the compressed ``update [N]``, parameters only: a new tensor.
+        """Compress and decode an update: return ``[N]`` as the server receives it, a new tensor.
 
         Args:
-            update: not to be changed.
+            update: parameters ``[N]``, without buffers; not to be changed in place.
             generator: CPU generator that depends on the run's seed, the round and the client.
         """
 
     @abstractmethod
     def size(self, entries: int, entry_bytes: int) -> Traffic:
-        """The size as transmitted.
+        """Return the size of a compressed update in transmission.
 
         Args:
-            entries: N.
-            entry_bytes: of an entry that is not compressed.
+            entries: N, number of parameters.
+            entry_bytes: bytes of an uncompressed entry.
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
@@ -63,7 +64,7 @@ class Compression(Upload):
                 f"{context.client} started from one that the server did not send. Leave the compression out, or use "
                 "a personalizer whose models the server knows."
             )
-        # The position tells two compressions of one client apart.
+        # With the position, two compressions of one client have errors of their own.
         name = f"upload.{context.position}.error"
         wanted = update[: context.num_parameters]
         if self.error_feedback and name in context.state:

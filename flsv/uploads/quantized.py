@@ -19,16 +19,16 @@ from flsv.utilities.declared import Count
 
 
 class Quantized(Compression):
-    """Encodes each entry as a signed integer of ``bits`` bits, times its bucket's scale.
+    """Compression that encodes each entry as a signed integer of ``bits`` bits, times its bucket's scale.
 
     The scale is the bucket's largest magnitude over L = 2^(bits-1) - 1, as in QSGD's experiments (its theory has the
-    Euclidean norm). With l = p / scale the whole number is floor(l + u), u uniform in [0, 1): right on average; or,
-    deterministic, u = 1/2: the nearest.
+    Euclidean norm). With l = p / scale the integer is floor(l + u), with u uniform in [0, 1), which is unbiased; or,
+    deterministic, with u = 1/2, which is the nearest integer.
 
     Args:
-        bits: 2 to 8.
-        bucket: consecutive entries that share a scale.
-        stochastic: round at random, without bias.
+        bits: bits per entry, 2 to 8.
+        bucket: number of consecutive entries that share a scale.
+        stochastic: whether to round at random, without bias.
         error_feedback: see :class:`flsv.uploads.Compression`.
 
     Raises:

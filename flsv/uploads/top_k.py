@@ -15,16 +15,18 @@ from torch import Tensor
 from flsv.core import Traffic
 from flsv.uploads.compression import Compression
 
-#: Of an index among the parameters.
+#: Bytes of an index among the parameters.
 INDEX_BYTES = 4
 
 
 class TopK(Compression):
-    """The k = ceil(share N) entries of the largest magnitude, over all layers: k values and k indices of 4 bytes.
+    """Compression to the k = ceil(share N) entries of largest magnitude over all layers.
+
+    An entry is sent as its value and an index of 4 bytes.
 
     Args:
-        share: in (0, 1]; above 1/2 it is more than the whole update.
-        error_feedback: see :class:`flsv.uploads.Compression`; without it the small entries never arrive.
+        share: share of the entries, in (0, 1]; above 1/2 the result is larger than the whole update.
+        error_feedback: see :class:`flsv.uploads.Compression`; without it small entries are never sent.
 
     Raises:
         ConfigurationError: a share out of range.

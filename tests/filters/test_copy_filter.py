@@ -56,17 +56,17 @@ def watching() -> dict[str, Any]:
 
 def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None:
     loop = of_sybils(metrics={"cgsv": CosineGradientShapley()}, **watching())
-    said = told(loop, tmp_path / "run", "one another's", 5)
-    assert said[0].startswith("clients 1, 3 sent updates that are one another's but for little, in several rounds, ")
+    said = told(loop, tmp_path / "run", "almost the same updates", 5)
+    assert said[0].startswith("clients 1, 3 sent almost the same updates as each other, in several rounds, ")
     assert "round 3 (similarity 0.9" in said[0]
-    assert "Look at it before anything is paid" in said[0]
+    assert "Look into it before you pay anything" in said[0]
     assert len(said) == 2  # when it was found, and at the end
     assert loop.participations.tolist() == [5] * 7
     assert [(each.what, each.client, each.times) for each in loop.events] == [("copy", 1, 3), ("copy", 3, 3)]
     assert loop.copies == [[1, 3]]
     assert loop.contributions["cgsv"].isfinite().all()
     silent = of_sybils()
-    assert told(silent, tmp_path / "silent", "one another's", 5) == silent.copies == []
+    assert told(silent, tmp_path / "silent", "almost the same updates", 5) == silent.copies == []
     assert torch.equal(loop.state.model(), silent.state.model())
 
 
@@ -133,7 +133,7 @@ def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> 
     loop, said = of_an_echo(tmp_path)
     # Of six rounds the first has no step before it, and the attacker none to send; three have to speak.
     assert said[0].startswith("client 2 sent the server's own last step back, in several rounds, up to round 4 (")
-    assert "(similarity 1.00): aggregated and measured all the same. Look at it" in said[0]
+    assert "(similarity 1.00): still aggregated and measured. Look into it" in said[0]
     assert [(each.what, each.client, each.times) for each in loop.events] == [("echo", 2, 3)]
     run = open_run(tmp_path)
     assert loop.copies == run.copies == [[2]]

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from flsv import ClientEvaluation
+from flsv import ClientEvaluation, filters
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack, Scaling
 from flsv.core import ClientUpdate, Round
@@ -168,7 +168,7 @@ def test_who_suffers_from_it_is_not_named() -> None:
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
     watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9], dtype=torch.float64)))
-    (line,) = watch.apply(cohort(torch.ones(1, dtype=torch.float64), 1, [4, 2, 3])).said
+    (line,) = watch.apply(cohort(torch.ones(1, dtype=torch.float64), 1, [4, 2, 3])).warnings
     assert "3 of 4 clients returned" in line
     assert "further back: client 1 sent an update far larger" in line
     assert watch.notices.state_dict() == {"not_finite": {}, "large": {1: 1}}
@@ -248,16 +248,22 @@ def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"filters": [NormCap(1.0)], "personalizer": Standalone()}, "everybody starts from the global model"),
+        ({"filters": [NormCap(1.0)], "personalizer": Standalone()}, "all clients start from the global model"),
         ({"filters": [NormCap(1.0)], "metrics": {"others": ContributionEstimation()}}, "take their own updates"),
-        ({"filters": [MultiKrum(1)], "personalizer": Standalone()}, "everybody starts from the global model"),
+        ({"filters": [MultiKrum(1)], "personalizer": Standalone()}, "all clients start from the global model"),
         ({"filters": [SampleCap(1.0), SampleCap(2.0)]}, "one of a kind"),
         ({"filters": [SampleCap(1.0), OutlierFilter()]}, "Put it before the others"),
     ],
 )
-def test_what_cannot_be(wrong: dict[str, Any], said: str) -> None:
+def test_filters_with_wrong_arguments_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FederatedLoop(**wrong)
+
+
+def test_names_of_1_0_still_work() -> None:
+    warned = cohort(torch.ones(2)).say("a", "b")
+    assert warned.said == warned.warnings == ("a", "b")
+    assert filters.with_guard is filters.with_finite_check
 
 
 def test_krum_keeps_who_lies_closest_to_others() -> None:

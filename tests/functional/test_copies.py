@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.copies import alike, groups_of, similarities
+from flsv.functional.copies import groups_of, same_group_pairs, similarities
 
 
 @pytest.mark.parametrize("bad", [0.0, 1e30])
@@ -21,11 +21,11 @@ def test_similarities_equal_the_formula_written_out(bad: float) -> None:
     assert not found[4].any()
 
 
-def test_a_sum_of_two_updates_is_a_copy_of_neither() -> None:
+def test_same_group_pairs_of_a_sum_of_two_updates_are_none() -> None:
     updates = torch.randn(80, 2000, generator=torch.Generator().manual_seed(3))
     updates[1] += 0.3 * updates[0]
     updates[2] = updates[0] + updates[1]
     updates[4] = updates[3] + 0.1 * updates[4]
     similar = similarities(updates @ updates.T)
     assert similar[2, :2].min() > 0.7
-    assert groups_of(alike(similar)) == [[3, 4]]
+    assert groups_of(same_group_pairs(similar)) == [[3, 4]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flsv.aggregation import DivergenceWeighted
 from flsv.federation import FederatedLoop
-from flsv.functional import exact_shapley
+from flsv.functional import decayed_shapley, exact_shapley
 from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
 from flsv.report import write_report
 from flsv.sampling import UniformSampler
@@ -57,7 +57,7 @@ def by_formula(
         ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], {"decay": 0.5, "threshold": 0.26}, (0, 0)),
     ],
 )
-def test_against_the_formula(rows: Any, options: dict[str, Any], counts: tuple[int, int]) -> None:
+def test_decayed_shapley_equals_the_formula(rows: Any, options: dict[str, Any], counts: tuple[int, int]) -> None:
     rows = torch.tensor(rows, dtype=torch.float64)
     metric = DecayedShapley(rows.shape[1], **options)
     metric.set_dtype(torch.float64)
@@ -71,6 +71,7 @@ def test_against_the_formula(rows: Any, options: dict[str, Any], counts: tuple[i
         metric.update(ids, utility, round_index=index)
     expected, *counted = by_formula(rows, **options)
     torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
+    torch.testing.assert_close(metric.compute(), decayed_shapley(rows, **options), equal_nan=True)
     assert (int(metric.skipped), int(metric.flagged)) == tuple(counted) == counts
 
 

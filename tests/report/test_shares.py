@@ -113,7 +113,7 @@ def test_a_metric_not_to_pay_by_is_taken_by_name_and_the_pages_say_so(fitted: Pa
 
 def test_every_metric_says_on_its_page_what_it_declares() -> None:
     kinds = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
-    said = {kind.__name__: "When not to use it:\n        To pay by" not in (kind.__doc__ or "") for kind in kinds}
+    said = {kind.__name__: "When not to use it:\n        For payment" not in (kind.__doc__ or "") for kind in kinds}
     assert said == {kind.__name__: kind.to_pay_by for kind in kinds}
     assert not said["ClassSpecificShapley"]
     assert said["CumulativeShapley"]

@@ -110,7 +110,7 @@ BASES = {
     "Aggregator", "Attack", "ClientAlgorithm", "ClientContext", "ClientSampler", "Cohort", "Collusion", "Compression",
     "MoreauSGD",
     "Personalized", "Personalizer", "Upload", "UploadContext", "UpdateFilter", "check_order",
-    "sanitize_report", "upload", "with_guard",
+    "sanitize_report", "upload", "with_finite_check", "with_guard",
 }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ PARTS = [AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS]
 
 
 @dealt(PARTS, IN_FITS)
-def test_parts(check: PartCheck) -> None:
+def test_part_passes_its_checks(check: PartCheck) -> None:
     check()
 
 

@@ -1,7 +1,7 @@
-"""Shapley values and relatives of a batched coalition game, exact and sampled, and what ShapleyFL makes of them.
+"""Shapley values and other semivalues of a batched coalition game: exact, sampled, and in closed form.
 
 Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None, target_stderr=None)``,
-and returns a :class:`ShapleyEstimate`; ``ESTIMATORS`` lists them by name. Which one?
+and returns a :class:`ShapleyEstimate`; ``ESTIMATORS`` lists them by name. To choose one:
 
 - up to about 10 players and a cheap utility: ``exact``.
 - otherwise ``surrogate``: by far the smallest error per evaluation on games made of averaged model updates.

@@ -1,11 +1,7 @@
-"""The Banzhaf value (Banzhaf 1965; Data Banzhaf, Wang and Jia 2023): mean marginal contribution over all coalitions.
+"""The Banzhaf value: mean marginal contribution over all coalitions.
 
-    BV_i = 2^-(n-1) sum_{S not containing i} [U(S + i) - U(S)] = E[U(S) | i in S] - E[U(S) | i not in S],  S uniform.
-
-All coalitions weigh the same, which makes it the semivalue most robust to noise in the utility. It does not satisfy
-efficiency. With a budget below 2^n it is estimated by maximum sample reuse (MSR): uniform coalitions, each of which
-serves every player through one of the two means. Departures from MSR as published: coalitions are distinct, and the
-first two are complements, so that no player is without a coalition on either side.
+Banzhaf, "Weighted Voting Doesn't Work", 1965; Wang and Jia, "Data Banzhaf: A Robust Data Valuation Framework for
+Machine Learning", AISTATS 2023.
 """
 
 from __future__ import annotations
@@ -28,7 +24,14 @@ def banzhaf(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Banzhaf value: exact without a budget, by maximum sample reuse with one.
+    """Compute the Banzhaf value: exactly without a budget, by maximum sample reuse with one.
+
+        BV_i = 2^-(n-1) sum_{S not containing i} [U(S + i) - U(S)] = E[U(S) | i in S] - E[U(S) | i not in S],  S uniform
+
+    All coalitions have the same weight, which makes it the semivalue most robust to noise in the utility. It does not
+    satisfy efficiency. With a budget below 2^n it is estimated by maximum sample reuse (MSR): uniform coalitions, each
+    of which serves every player through one of the two means. Departures from MSR as published: coalitions are
+    distinct, and the first two are complements, so that every player has a coalition on either side.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
@@ -68,7 +71,7 @@ def banzhaf(
 
 
 def _extend(game: MemoizedGame, masks: Tensor, total: int, generator: Generator | None) -> Tensor:
-    """Draw until there are ``total`` distinct coalitions, in the order drawn."""
+    """Draw more distinct coalitions until there are ``total``, in the order drawn."""
     while len(masks) < total:
         new = torch.rand(total - len(masks) + 64, game.num_players, generator=generator) < 0.5
         if len(masks) == 0:
@@ -81,6 +84,8 @@ def _extend(game: MemoizedGame, masks: Tensor, total: int, generator: Generator 
 
 
 def _msr(masks: Tensor, utilities: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+    """Compute values and standard errors ``[n, M]`` by maximum sample reuse; ``fraction`` of all coalitions are
+    drawn."""
     inside, influence_inside = stratum_means(masks, utilities)
     outside, influence_outside = stratum_means(~masks, utilities)
     variance = (influence_inside.square() + influence_outside.square()).sum(dim=0) * (1 - fraction)

@@ -1,28 +1,12 @@
-"""Beta Shapley: the semivalue whose coalition sizes weigh by a Beta distribution.
+"""Beta Shapley: the semivalue with weights of coalition sizes from a Beta distribution.
 
-Kwon and Zou, "Beta Shapley: a Unified and Noise-reduced Data Valuation Framework for Machine Learning", AISTATS 2022:
+Kwon and Zou, "Beta Shapley: a Unified and Noise-reduced Data Valuation Framework for Machine Learning", AISTATS 2022.
 
-    phi_i = sum_{S not containing i} p_{|S|} [U(S + i) - U(S)],
-    p_s = B(s + beta, n - 1 - s + alpha) / B(alpha, beta)
-
-with B the Beta function; the weights of all coalitions sum to 1. Beta(1, 1) is the Shapley value; alpha > beta gives
-more weight to small coalitions, where a contribution is largest against the noise of the utility, and beta > alpha to
-large ones (beta towards infinity is leave-one-out). It does not satisfy efficiency unless alpha = beta = 1.
-
-**Duplicates.** A player that comes as two with the same to give gains the more by it the more small coalitions weigh,
-where its copy is seldom there already: in a game of overlapping data (U = 1 - product of 1/2 for each distinct owner,
-four owners) its share of 0.25 goes to 0.33 under Shapley, 0.39 under Beta(16, 1), 0.29 under Banzhaf (two copies
-together have exactly the one's Banzhaf value), 0.17 under Beta(1, 4) and 0 under leave-one-out. To pay clients that may
-come as two, take beta above alpha, or Banzhaf.
-
-Sampled as ``stratified`` is: by coalition size, means with and without each player,
-
-    phi_i = sum_{s=1..n} q_{s-1} E[U(S) | i in S, |S| = s] - sum_{s=0..n-1} q_s E[U(S) | i not in S, |S| = s],
-    q_s = binom(n - 1, s) p_s.
-
-Departure: the paper samples marginal contributions of one player at a time and stops by a convergence rule; here a
-coalition serves all players, and as many of each size are drawn as minimizes the variance if utilities spread equally
-at all sizes.
+**Duplicates.** The more weight small coalitions have, which seldom contain a player's copy, the more a player gains by
+appearing twice with the same data. In a game of overlapping data (U = 1 - product of 1/2 for each distinct owner, four
+owners) the share of such a player rises from 0.25 to 0.33 under Shapley, 0.39 under Beta(16, 1) and 0.29 under Banzhaf
+(two copies together have exactly the single player's Banzhaf value), and falls to 0.17 under Beta(1, 4) and 0 under
+leave-one-out. To pay clients that might appear twice, take beta above alpha, or Banzhaf.
 """
 
 from __future__ import annotations
@@ -40,12 +24,14 @@ from flsv.utilities.declared import Positive, checked
 
 
 def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
-    """The total weight q_s of the coalitions of size s = 0..n-1 that a player joins; they sum to 1.
+    """Compute the total weight q_s of the coalitions of size s = 0..n-1 that a player joins; they sum to 1.
+
+        q_s = binom(n - 1, s) p_s,    p_s = B(s + beta, n - 1 - s + alpha) / B(alpha, beta),    B the Beta function
 
     Args:
         num_players: n.
-        alpha: of the Beta distribution, above 0.
-        beta: likewise.
+        alpha: the Beta distribution's parameter, above 0.
+        beta: the other one, above 0.
 
     Example:
         >>> beta_weights(4, 1, 1)
@@ -75,7 +61,20 @@ def beta_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Beta(alpha, beta)-Shapley value, exact where the budget buys all coalitions.
+    """Compute the Beta(alpha, beta)-Shapley value, exactly if the budget buys all coalitions.
+
+        phi_i = sum_{S not containing i} p_{|S|} [U(S + i) - U(S)]
+
+    with p of :func:`beta_weights`. Beta(1, 1) is the Shapley value; alpha > beta gives more weight to small coalitions,
+    where a contribution is largest against the noise of the utility, and beta > alpha to large ones (beta towards
+    infinity is leave-one-out). It satisfies efficiency for alpha = beta = 1 only. Sampled as ``stratified`` is: by
+    coalition size, means with and without each player,
+
+        phi_i = sum_{s=1..n} q_{s-1} E[U(S) | i in S, |S| = s] - sum_{s=0..n-1} q_s E[U(S) | i not in S, |S| = s].
+
+    Departure: the paper samples marginal contributions of one player at a time and stops by a convergence rule; here a
+    coalition serves all players, and the numbers of draws per size minimize the variance if utilities spread equally at
+    all sizes.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.

@@ -1,11 +1,11 @@
 """The budget and the stopping rule that all sampled estimators share.
 
-**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may ask for. Without one, an
-estimator spends 50 n evaluations (never more than all 2^n). A budget that buys all 2^n coalitions of at most 22 players
-buys the exact value, and that is what is returned.
+**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may evaluate. Without one, an
+estimator spends 50 n evaluations (never more than all 2^n). If a budget buys all 2^n coalitions of at most 22 players,
+the exact value is returned.
 
-**Why stopping on a budget leaves an estimate unbiased.** Estimators stop by looking at masks only, never at utilities,
-and by rules that do not care which player has which number. The expected weight of a sample is then the same for every
+**Stopping on a budget leaves an estimate unbiased.** Estimators stop by looking at masks only, never at utilities, and
+by rules that do not depend on the players' numbers. The expected weight of a sample is then the same for every
 relabeling of the players, as it is without stopping. Stopping on ``target_stderr`` looks at utilities; its small bias
 is the usual one of sequential sampling.
 """
@@ -17,13 +17,11 @@ from torch import Tensor
 from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS
 from flsv.functional.shapley.game import Utility
 from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.utilities import progress as counting
+from flsv.utilities import progress
 from flsv.utilities.arguments import check_number
 from flsv.utilities.errors import ConfigurationError
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
-
-
 MIN_SAMPLES_TO_STOP = 10  # a standard error from fewer samples is too often far too small
 
 
@@ -34,13 +32,13 @@ class Sampling:
         name: the estimator, for messages.
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
         num_players: n.
-        budget: what the caller allows, or None for 50 n (all 2^n if a target standard error decides instead).
-        minimum: what the estimator needs for one unbiased estimate; never more than the 2^n there are.
+        budget: the caller's, or None for 50 n (all 2^n if there is a target standard error).
+        minimum: evaluations that one unbiased estimate needs; at most 2^n count.
         target_stderr: the caller's target, above 0, or None.
 
     Attributes:
-        budget: the evaluations that it may spend.
-        game: the utility, with a memory.
+        budget: the evaluations that the call may spend.
+        game: the memoized utility.
 
     Raises:
         ConfigurationError: a budget below the minimum, a target that is not positive, or no players.
@@ -79,30 +77,29 @@ players.
             raise ConfigurationError(
                 f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
             )
-        if target_stderr is None:  # else nobody knows how many it will be
-            counting.expect("coalitions", min(budget, everything))
+        if target_stderr is None:  # with a target the number is not known in advance
+            progress.start("coalitions", min(budget, everything))
         self.budget, self.target_stderr = budget, target_stderr
 
     @property
     def buys_all(self) -> bool:
-        """Whether the budget pays for all coalitions, and these are few enough to enumerate."""
+        """Return whether the budget buys all coalitions, and these are few enough to enumerate."""
         return self.game.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.game.num_players
 
     @property
     def exact(self) -> bool:
-        """Whether it buys them all, and there is no target to stop at before."""
+        """Return whether the budget buys all coalitions, and there is no target to stop at before."""
         return self.target_stderr is None and self.buys_all
 
     @property
     def left(self) -> int:
-        """Evaluations that are still to be spent."""
+        """Return the evaluations that may still be spent."""
         return self.budget - self.game.evaluations
 
     def affordable(self, groups: Tensor) -> int:
-        """How many of these groups of coalitions, bool ``[G, K, n]``, the remaining budget pays for, from the first
-        on."""
+        """Count the groups of coalitions, bool ``[G, K, n]``, that the remaining budget buys, from the first on."""
         return int((self.game.cost(groups) <= self.left).sum())
 
     def reached(self, stderr: Tensor) -> bool:
-        """Whether every standard error is known and at most the target."""
+        """Return whether every standard error is known and at most the target."""
         return self.target_stderr is not None and bool((stderr <= self.target_stderr).all())

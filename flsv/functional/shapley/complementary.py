@@ -4,13 +4,13 @@ The complementary contribution of a coalition is CC(S) = U(S) - U(N \ S). The Sh
 
     SV_i = 1/n sum_{s=1..n} E[CC(S) | i in S, |S| = s],
 
-so one pair of evaluations says something about every player: CC(S) to the members, at size s, and -CC(S) to the
+so that one pair of evaluations is a sample for every player: CC(S) for the members, at size s, and -CC(S) for the
 others, at size n - s. (ShapleyFL's algorithm 3 is another estimator, see ``difference``; its code runs this one.)
 
 Pairs are distinct and drawn as in ``layers``: sizes 1 and n - 1 complete, every player on both sides at every size.
 Zhang et al. draw with replacement and allocate by Neyman's rule in a second stage; here the allocation is the fixed one
-derived in ``layers``, which needs no pilot sample. As the true values do, the estimates sum to U(N) - U(empty): the gap
-is shared out equally, which leaves them unbiased and can only reduce the squared error.
+derived in ``layers``, which needs no pilot sample. As with the true values, the estimates sum to U(N) - U(empty): the
+gap is divided equally, which leaves them unbiased and can only reduce the squared error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def complementary_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Mean complementary contribution by player and coalition size.
+    """Estimate the Shapley value by mean complementary contributions per player and coalition size.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
@@ -59,7 +59,7 @@ def complementary_shapley(
 
 
 def _by_side(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Values and standard errors ``[n, M]`` from the sample as it stands."""
+    """Compute values and standard errors ``[n, M]`` from the sample as it stands."""
     n, (empty, grand) = game.num_players, game.empty_and_grand()
     values = (grand - empty).repeat(n, 1)
     variance = torch.zeros_like(values)

@@ -1,38 +1,33 @@
-"""Combine the Shapley values of rounds into one value per client, with decaying weights.
+"""Decayed Shapley values: one value per client from the Shapley values of all rounds.
 
-Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, Algorithm 1, line 21:
+Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, Algorithm 1, line 21.
 
-    phi_i = sum_{t=1..R} omega^t phi_i(t) / sum_j phi_j(t).
-
-Three baselines of the paper are settings of it, ``MULTI_ROUND_INDICES``, for a run of FedAvg:
+Three baselines of the paper are settings of :func:`decayed_shapley`, ``MULTI_ROUND_INDICES``, for a run of FedAvg:
 
 - "SOR": the sum of the rounds' values as they are. Guo et al. (section 5.2) say that "the Shapley value for each
   participant is calculated at each training epoch" on sub-models rebuilt from gradients and that the results "are then
   aggregated"; how is not said, and they cite Song et al. for OR alone. The sum is the plainest reading, and that of
-  Wang et al., "A Principled Approach to Data Valuation for Federated Learning", 2020, without weights of rounds;
+  Wang et al., "A Principled Approach to Data Valuation for Federated Learning", 2020, without weights of rounds.
 - "MR": the sum of each client's share of every round's gain, the multi-round index of Song et al., "Profit Allocation
-  for Federated Learning", IEEE Big Data 2019;
-- "TMR": as MR with omega < 1, and rounds with omega^t below a threshold are left out, the truncated one of Wei et al.,
-  "Efficient and Fair Data Valuation for Horizontal Federated Learning", 2020. Guo et al. say that TMR weighs rounds by
-  their accuracy, too. That is not done: they give no formula (accuracy before or after the round, and what the weights
-  are divided by), and to fill it in would be our own index under the name of theirs. Neither do they give omega and the
-  threshold; with ours 10 rounds are evaluated.
-
-Departures: the quotient has no meaning in a round that gains nothing or loses. A round in which nobody's value differs
-from 0 is skipped; one whose values sum to nothing or less is divided by sum_j |phi_j|: with the literal formula a
-client that did harm would be credited for it. What is left is that a round which gains 0.1 % counts as much as one that
-gains 60 %, and that shares are unbounded where a small gain is the sum of values of both signs. Without the division
-(``normalize=False``) the values are sum_t omega^t phi_i(t), in the unit of the utility.
+  for Federated Learning", IEEE Big Data 2019.
+- "TMR": as MR with omega < 1, and rounds with omega^t below a threshold are left out: the truncated index of Wei et
+  al., "Efficient and Fair Data Valuation for Horizontal Federated Learning", 2020. Guo et al. say that TMR weighs
+  rounds by their accuracy, too, but give no formula, so it is left out here. Neither do they give omega and the
+  threshold; with the values chosen here 10 rounds are evaluated.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
+from flsv.utilities.declared import NonNegative, checked
+from flsv.utilities.errors import ConfigurationError
+
 EPSILON = 1e-6
-
-
 MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
     "SOR": {"decay": 1.0, "threshold": 0.0, "normalize": False},
     "MR": {"decay": 1.0, "threshold": 0.0},
@@ -40,14 +35,69 @@ MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
 }
 
 
+@checked
+def decayed_shapley(
+    values: Tensor, decay: Annotated[float, Gt(0), Le(1)] = 0.8, threshold: NonNegative = 0.0, normalize: bool = True
+) -> Tensor:
+    r"""Sum each client's shares of the rounds' gains, with weights that decay from round to round.
+
+    .. math:: \phi_i = \sum_{t=1}^{T} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
+
+    Departures: the quotient has no meaning in a round that gains nothing or loses, see :func:`round_shares`. Two
+    properties remain: a round that gains 0.1 % counts as much as one that gains 60 %, and the shares are unbounded
+    where a small gain is the sum of values of both signs.
+
+    Args:
+        values: ``[T, n]``, the clients' Shapley values phi_i(t) of each round, in the unit of the utility; NaN for
+            clients outside the round's cohort.
+        decay: omega in (0, 1].
+        threshold: leave out rounds with omega^t below it; at most ``decay``.
+        normalize: divide each round's values by their sum. False: the result is sum_t omega^t phi_i(t), in the unit of
+            the utility.
+
+    Returns:
+        float64 ``[n]``; NaN for clients that are in no round.
+
+    Raises:
+        ConfigurationError: a decay or a threshold out of range.
+        ValueError: values that are no matrix.
+
+    Example:
+        >>> rounds = torch.tensor([[0.3, 0.1, float("nan")], [0.1, 0.0, 0.1]])
+        >>> decayed_shapley(rounds, decay=0.5)
+        tensor([0.5000, 0.1250, 0.1250], dtype=torch.float64)
+    """
+    if values.ndim != 2:
+        raise ValueError(f"expected values [T, n], a row per round; got {list(values.shape)}.")
+    if threshold > decay:
+        raise ConfigurationError(
+            f"decayed_shapley(threshold={threshold}): above decay={decay} no round would count. Lower the threshold."
+        )
+    total = torch.full(values.shape[1:], torch.nan, dtype=torch.float64, device=values.device)
+    for index, row in enumerate(values):
+        if factor := round_factor(index, decay, threshold):
+            here = ~row.isnan()
+            shares = round_shares(row[here])[0] if normalize else row[here].double()
+            total[here] = total[here].nan_to_num() + factor * shares
+    return total
+
+
 def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> float:
-    """decay^t with t = ``round_index`` + 1, or 0 where that is below the threshold: the round need not be evaluated."""
+    """Compute decay^t with t = ``round_index`` + 1; 0 below the threshold: the round need not be evaluated.
+
+    Example:
+        >>> round_factor(1, decay=0.5), round_factor(1, decay=0.5, threshold=0.3)
+        (0.25, 0.0)
+    """
     factor = decay ** (round_index + 1)
     return factor if factor >= threshold else 0.0
 
 
 def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool, bool]:
-    """Each client's share of a round's gain.
+    """Divide a round's values by their sum.
+
+    Where all values are 0 the round is skipped. Where they sum to nothing or less they are divided by the sum of their
+    absolute values: with the literal quotient a client that did harm would be credited for it.
 
     Args:
         values: ``[k]``, the round's Shapley values.

@@ -14,12 +14,11 @@ Corrections to the paper:
 Departures:
 
 - *Shared coalitions.* Algorithm 3 draws S for each i by itself, at two evaluations per sample. At equal evaluations
-  that is no better than plain Monte Carlo where coalitions average their updates and the utility is accuracy. Here
-  one random order of the other players serves all i at once: S is its first j players, U(S + k) is compared with U(S
-  + i) for every i behind them, and the players in S get the last j instead (for large j, players of the first and the
-  last j + 1 swap places with k). That is n + 1 evaluations for a sample of every difference instead of 2 (n - 1),
-  players are compared on the same coalitions, and each difference still sees a uniform S. ``shared=False`` is
-  algorithm 3.
+  that is no better than plain Monte Carlo where coalitions average their updates and the utility is accuracy. Here one
+  random order of the other players serves all i at once: S is its first j players, U(S + k) is compared with U(S + i)
+  for every i behind them, and the players in S get the last j instead (for large j, players of the first and the last
+  j + 1 swap places with k). That is n + 1 evaluations for a sample of every difference instead of 2 (n - 1), players
+  are compared on the same coalitions, and each difference still sees a uniform S. ``shared=False`` is algorithm 3.
 - *Small budgets.* A budget too small for one sample of every size spends what it has on sizes drawn at random, which
   leaves the mean over sizes unbiased.
 - *Values* follow from the differences with sum_i SV_i = U(N) - U(empty), at two more evaluations. NSV by eq. 12
@@ -45,7 +44,7 @@ from flsv.utilities.errors import ConfigurationError
 
 @dataclass(frozen=True, eq=False)
 class DifferenceEstimate(ShapleyEstimate):
-    """A Shapley estimate made of differences.
+    """A Shapley estimate that is made of differences.
 
     Attributes:
         differences: SV_k - SV_i for all i, ``[n]`` or ``[n, M]``, 0 at i = k.
@@ -66,7 +65,7 @@ def difference_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> DifferenceEstimate:
-    """Shapley values from their differences to player ``base`` (DMC).
+    """Estimate Shapley values by their differences to player ``base`` (DMC).
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
@@ -107,7 +106,7 @@ def difference_shapley(
 
 
 class _Strata:
-    """By size: the values that each sample stands for."""
+    """Samples of the differences by coalition size, and the estimates made of them."""
 
     def __init__(self, run: Sampling, base: int, shared: bool, generator: Generator | None) -> None:
         self.run, self.base, self.shared, self.generator = run, base, shared, generator
@@ -117,7 +116,7 @@ class _Strata:
         self.sizes = [Moments() for _ in range(self.num_players - 1)]
 
     def fill(self, per_size: int) -> None:
-        """Spend the budget, of which a sample of one size takes so many evaluations."""
+        """Spend the budget; a sample of one size takes ``per_size`` evaluations."""
         run, strata, inner = self.run, self.num_players - 1, self.num_players - 3
         # Sizes have different prices, so how many are sampled must be settled before it is known which.
         all_sizes = run.budget - 2 >= 2 * self.num_players + inner * per_size
@@ -140,7 +139,7 @@ class _Strata:
                 break
 
     def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """S + k and S + i, bool ``[R, n-1, n]``: one draw for each of ``sizes``, one row for each player but k."""
+        """Draw S + k and S + i, bool ``[R, n-1, n]``: one draw for each of ``sizes``, one row for each player but k."""
         others, base = self.num_players - 1, self.base
         if self.shared:
             patterns = torch.stack([_pattern(size, others) for size in range(others)])
@@ -158,7 +157,7 @@ class _Strata:
         )
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
-        """Samples U(S + k) - U(S + i), with 0 for k itself, and what they say of all values."""
+        """Sample U(S + k) - U(S + i), with 0 for k itself, and add the values that follow from it."""
         both = self.run.game(torch.stack([with_base, with_other]))
         gaps = both[0] - both[1]
         zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
@@ -168,17 +167,25 @@ class _Strata:
             self.sizes[size].add(values[sizes == size])
 
     def values(self) -> Tensor:
+        """Average the values over the sizes, ``[n, M]``."""
         return torch.stack([moments.mean for moments in self.sizes if moments.count]).mean(dim=0)
 
     def stderr(self) -> Tensor:
-        """NaN until every size has two samples; the smallest and the largest need one, there is only one S."""
+        """Compute the standard errors ``[n, M]``; NaN until every size but the smallest and the largest has two
+        samples.
+
+        These two need one sample each, since they have only one S.
+        """
         inner = self.sizes[1:-1]
         if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
             return torch.full_like(self.values(), torch.nan)
         return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
 
     def freedom(self) -> Tensor:
-        """Of ``stderr`` (Satterthwaite 1946): (sum of variances)^2 / (sum of variance^2 / (count - 1)), over sizes."""
+        """Compute the degrees of freedom of ``stderr`` over the sizes (Satterthwaite 1946).
+
+        (sum of variances)^2 / (sum of variance^2 / (count - 1))
+        """
         inner = [(m.stderr.square(), m.count - 1) for m in self.sizes[1:-1] if m.count > 1]
         if not inner:
             return torch.full_like(self.values(), torch.inf)
@@ -188,7 +195,8 @@ class _Strata:
 
 
 def _pattern(size: int, others: int) -> Tensor:
-    """Who is in S for whom, in a random order of the ``others``: bool, row r is the S of the r-th player."""
+    """Mark the members of S for each player, in a random order of the ``others``: bool, row r is the S of the r-th
+    player."""
     rank = torch.arange(others)
     block = size if 2 * size <= others else size + 1
     first = rank < block
@@ -199,6 +207,7 @@ def _pattern(size: int, others: int) -> Tensor:
 
 
 def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
+    """Compute the values and differences exactly from all coalitions."""
     values = shapley_of_table(game(all_coalitions(game.num_players)))
     return _wrap(game, base, values, torch.zeros_like(values))
 
@@ -206,6 +215,7 @@ def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
 def _wrap(
     game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf
 ) -> DifferenceEstimate:
+    """Wrap float64 ``[n, M]`` results with their differences to player ``base``."""
     plain = game.estimate(values, stderr, freedom)
     differences = game.estimate(values[base] - values, stderr).values
     return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, differences, base, freedom=plain.freedom)

@@ -1,8 +1,8 @@
-"""Enumerate all 2^n coalitions of a game, and sum their marginal contributions.
+"""Enumeration of all 2^n coalitions of a game, and semivalues of the table of their utilities.
 
 Coalition number b contains player i iff bit i of b is set. Viewed as ``[high bits, bit i, low bits]``, the table of
-utilities holds U(S) and U(S + i) side by side for all S at once: n subtractions of 2^(n-1) numbers give everything, a
-null player's value is exactly 0.
+utilities holds U(S) and U(S + i) side by side for all S at once: n subtractions of 2^(n-1) numbers each are the whole
+computation, and a null player's value is exactly 0.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_pla
 from flsv.utilities.errors import ConfigurationError
 
 MAX_EXACT_PLAYERS = 22
-
-
 _CHUNK = 2**16  # masks per call of the utility: a few MB, and utilities have per-call overhead
 
 
 def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) -> Tensor:
-    """Membership masks bool ``[stop - start, n]`` of coalitions number ``start``..``stop - 1``; bit i is player i.
+    """List the membership masks of coalitions number ``start``..``stop - 1``; bit i is player i.
+
+    Args:
+        num_players: n.
+        start: the first number.
+        stop: behind the last number; None: 2^n.
+
+    Returns:
+        bool ``[stop - start, n]``.
 
     Example:
         >>> all_coalitions(2).int().tolist()
@@ -34,11 +40,11 @@ def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) ->
 
 
 def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
-    """Weighted sum of all marginal contributions, from a game given in full.
+    """Sum all marginal contributions with weights, from a table of all utilities.
 
     Args:
         table: ``[2^n, M]``, row b the utilities of coalition number b.
-        weight: n numbers, the s-th for coalitions of size s that the player joins.
+        weight: n numbers, the s-th for each coalition of size s that the player joins.
 
     Returns:
         ``[n, M]`` float64.
@@ -59,24 +65,24 @@ def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
 
 
 def shapley_weights(num_players: int) -> list[float]:
-    """1 / (n binom(n-1, s)) for s = 0..n-1."""
+    """Compute the Shapley value's weights of single coalitions, 1 / (n binom(n-1, s)) for s = 0..n-1."""
     return [1 / (num_players * math.comb(num_players - 1, s)) for s in range(num_players)]
 
 
 def per_coalition(size_weights: Sequence[float] | None, num_players: int) -> list[float]:
-    """Of every single coalition of size s = 0..n-1, from the weights of the sizes; None: Shapley's."""
+    """Convert weights of sizes to weights of single coalitions of size s = 0..n-1; None: the Shapley value's."""
     if size_weights is None:
         return shapley_weights(num_players)
     return [weight / math.comb(num_players - 1, s) for s, weight in enumerate(size_weights)]
 
 
 def shapley_of_table(table: Tensor) -> Tensor:
-    """Shapley values ``[n, M]`` of a game given in full: ``table [2^n, M]``, row b for coalition number b."""
+    """Compute Shapley values ``[n, M]`` from a table ``[2^n, M]`` of all utilities, row b for coalition number b."""
     return semivalue_of_table(table, shapley_weights(len(table).bit_length() - 1))
 
 
 def semivalue(utility: Utility, num_players: int, weight: list[float]) -> ShapleyEstimate:
-    """Enumerate the game and return its semivalue with the given weights; see :func:`semivalue_of_table`."""
+    """Enumerate the game and compute its semivalue with the given weights; see :func:`semivalue_of_table`."""
     total = 2**num_players
     answers = [
         evaluate(utility, all_coalitions(num_players, start, min(start + _CHUNK, total)))

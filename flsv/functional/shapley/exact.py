@@ -1,8 +1,4 @@
-"""The exact Shapley value from all 2^n coalitions (ShapleyFL eq. 1, definition 4.1).
-
-The second line of definition 4.1 divides by ``|C| binom(|C|, |S|)``; that is a misprint, its weights do not sum to 1.
-The first line, ``|C| binom(|C| - 1, |S|)``, is the Shapley value and is what is computed here.
-"""
+"""The exact Shapley value, from all 2^n coalitions."""
 
 from __future__ import annotations
 
@@ -23,7 +19,12 @@ def exact_shapley(
     target_stderr: float | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
-    """The Shapley value from all 2^n coalitions.
+    """Compute the Shapley value from all 2^n coalitions (ShapleyFL eq. 1, definition 4.1).
+
+        SV_i = 1/n sum_{S not containing i} [U(S + i) - U(S)] / binom(n - 1, |S|)
+
+    The second line of definition 4.1 divides by ``|C| binom(|C|, |S|)``, a misprint: these weights do not sum to 1. The
+    first line, ``|C| binom(|C| - 1, |S|)``, is the Shapley value.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``; called with up to 65,536 masks at once.

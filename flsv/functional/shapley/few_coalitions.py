@@ -40,7 +40,7 @@ from torch import Tensor
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import ShapleyEstimate, check_num_players
+from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
@@ -51,26 +51,42 @@ Which = Literal[
 ]
 #: Up to so many players ``"auto"`` is all coalitions; from so many on, values are also those of a curve over the size.
 MOST_FOR_ALL, CURVE_FROM = 7, 10
+#: Up to so many, and from the curve on, ``"auto"`` has all but two: each of twelve players is in 78 coalitions then (of
+#: seven, in all 64), each of twenty would be in 210.
+MOST_FOR_TWO = 12
 
-#: What games are made of.
+#: The parts of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
-#: Variance of a noise that nobody has told, in units of a part's.
+#: The largest noise variance to fit, in units of a part's.
 MOST_NOISE = 1.0
+
+
+def default_design(num_players: int) -> Which:
+    """Return the name of what ``"auto"`` is.
+
+    Example:
+        >>> [default_design(players) for players in (7, 8, 12, 13)]
+        ['all', 'pairs+leave-one-out', 'pairs+leave-two-out', 'pairs+leave-one-out']
+    """
+    if num_players <= MOST_FOR_ALL:
+        return "all"
+    return "pairs+leave-two-out" if CURVE_FROM <= num_players <= MOST_FOR_TWO else "pairs+leave-one-out"
 
 
 @checked
 def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
-    """The coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
+    """List the coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
 
     Args:
         num_players: n.
         which: ``"singles"``: each player alone, n + 2 in all. ``"pairs"``: each alone, and every two.
-            ``"leave-one-out"``: everybody but one, n + 2 again. ``"both"``: each alone and everybody but one, 2 n + 2.
-            ``"pairs+leave-one-out"``: these three. ``"pairs+leave-two-out"``: everybody but two, besides; n^2 + n + 2.
-            ``"all"``: all 2^n. ``"auto"``: all of up to seven players, ``"pairs+leave-one-out"`` of more.
+            ``"leave-one-out"``: all but one, n + 2 again. ``"both"``: each alone and all but one, 2 n + 2.
+            ``"pairs+leave-one-out"``: these three. ``"pairs+leave-two-out"``: all but two as well; n^2 + n + 2.
+            ``"all"``: all 2^n. ``"auto"``: all of up to seven players, ``"pairs+leave-two-out"`` of ten to twelve,
+            ``"pairs+leave-one-out"`` of others.
 
     Raises:
-        ConfigurationError: something else, or all of more than 22 players.
+        ConfigurationError: an unknown ``which``, or all coalitions of more than 22 players.
 
     Example:
         >>> few_coalitions(3, "singles").int().tolist()
@@ -80,7 +96,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     """
     check_num_players(num_players)
     if which == "auto":
-        which = "all" if num_players <= MOST_FOR_ALL else "pairs+leave-one-out"
+        which = default_design(num_players)
     masks = [torch.arange(2)[:, None].expand(2, num_players).bool()]
     one = torch.eye(num_players, dtype=torch.bool)
     if which not in ("leave-one-out", "all"):
@@ -100,9 +116,8 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
 
 
 def _distinct(masks: Tensor) -> Tensor:
-    """Each once, where it stands first."""
-    first = {tuple(mask): place for place, mask in reversed(list(enumerate(masks.tolist())))}
-    return masks[sorted(first.values())]
+    """Keep each coalition once, where it comes first."""
+    return masks[list(first_positions(coalition_keys(masks)).values())]
 
 
 @checked
@@ -116,7 +131,7 @@ def few_coalitions_shapley(
     From ten players on they are the mean of that and of a curve over the coalitions' size.
 
     Args:
-        masks: bool ``[K, n]``, distinct, nobody and everybody among them, such as :func:`few_coalitions` gives.
+        masks: bool ``[K, n]``, distinct, with the empty and the grand coalition, such as :func:`few_coalitions` lists.
         utilities: ``[K]`` or ``[K, M]``, a game per column.
         noise: standard deviation of a utility from one training to the next, in its unit, where it is known: the fit
             then leaves no less. None: by marginal likelihood, within the bound above.
@@ -127,7 +142,8 @@ def few_coalitions_shapley(
 
     Raises:
         ConfigurationError: noise below 0.
-        ValueError: shapes that do not fit, utilities that are not finite, coalitions twice, or no nobody or everybody.
+        ValueError: shapes that do not fit, utilities that are not finite, repeated coalitions, or no empty or grand
+            one.
 
     Example:
         Ten coalitions of the 16 of a game that is the sum of gains and of an average. Exact are 0.5278, 1.1389, 1.75
@@ -160,8 +176,10 @@ def few_coalitions_shapley(
 
 
 def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
-    """Half the width of the interval of each player's mean over seeds, float64 ``[n]``: Student's t of the player's own
-    values. Players differ in how much they spread, so that a spread taken over all of them holds too little of some.
+    """Compute half the width of the interval of each player's mean over seeds, float64 ``[n]``.
+
+    It is Student's t of the player's own values: players differ in how much they spread, so that a pooled spread would
+    make some players' intervals too narrow.
 
     Args:
         values: ``[seeds, n]``, exact values by each seed; NaN of one seed, which does not tell it.
@@ -210,7 +228,7 @@ def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> t
 
 
 def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
-    """Posterior mean and standard deviation ``[n]`` of the fitted game's Shapley values."""
+    """Compute posterior mean and standard deviation ``[n]`` of the fitted game's Shapley values."""
     n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions are worth the same
         nothing = torch.zeros(n, dtype=torch.float64)
@@ -242,8 +260,10 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:
-    """Variance of a player's Shapley value in a game drawn from a Gaussian process: the Shapley value of the game
-    T -> (the player's Shapley value in the game S -> k(S, T)), which depends on T's size and the player's membership.
+    """Compute the variance of a player's Shapley value in a game drawn from a Gaussian process.
+
+    It is the Shapley value of the game T -> (the player's Shapley value in the game S -> k(S, T)), which depends on T's
+    size and the player's membership.
 
     Example:
         In a game with independent gains of variance 1, each player is worth its own gain.
@@ -259,6 +279,7 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
 
 
 def _check(masks: Tensor, columns: Tensor) -> None:
+    """Raise unless masks and utilities fit, are distinct and finite, and include the empty and the grand coalition."""
     if masks.dtype != torch.bool or masks.ndim != 2 or columns.ndim != 2 or len(masks) != len(columns):
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "

@@ -1,21 +1,21 @@
-"""Inputs and outputs of all estimators: the coalition game as a batched callable, and ShapleyEstimate.
+"""The coalition game as a batched callable, and ShapleyEstimate: the estimators' input and output.
 
 The Shapley value (Shapley 1953; ShapleyFL, KDD 2023, eq. 1) of player i in the game U on n players is
 
     SV_i = 1/n sum_{S not containing i} [U(S + i) - U(S)] / binom(n - 1, |S|).
 
 Every function of this package is pure mathematics on a callable ``utility(masks: bool [K, n]) -> float [K]`` (or
-``[K, M]``, one game per column, such as the accuracy of each class) and knows nothing of models or rounds.
+``[K, M]``, one game per column, such as the accuracy of each class) and independent of models and rounds.
 
-Arithmetic is float64 on the CPU; results come back in the utility's own dtype if that is float32 or float64, and in
-float32 otherwise.
+Arithmetic is float64 on the CPU; results have the utility's dtype if that is float32 or float64, otherwise float32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ from torch import Tensor
 
 from flsv.utilities.errors import ConfigurationError
 
+Key = TypeVar("Key", bound=Hashable)
 Utility = Callable[[Tensor], Tensor]
 """``masks: bool [K, n] -> float [K]`` or ``[K, M]``; row k says which of the n players are in coalition k.
 
-The masks are on the CPU and distinct; the answer may be on any device. It is read without gradients.
+The masks are on the CPU and distinct; the result may be on any device, and is detached.
 """
 
 
@@ -36,16 +37,16 @@ class ShapleyEstimate:
 
     Attributes:
         values: ``[n]``, or ``[n, M]`` for a vector-valued utility, in the utility's unit.
-        stderr: standard error of ``values`` due to sampling, same shape and unit: 0 where every coalition that matters
-            was evaluated, NaN where fewer than two samples say nothing about the spread. It does not contain the bias
-            of truncation or of a fitted surrogate; the estimators that have one say so.
+        stderr: standard error of ``values`` due to sampling, same shape and unit: 0 if every coalition that matters was
+            evaluated, NaN below two samples, which show no spread. It does not include the bias of truncation or of a
+            fitted surrogate, which the estimators' docstrings name.
         evaluations: number of distinct coalitions that this call asked the utility for, the empty one and the grand
             one included.
-        freedom: of how many degrees of freedom ``stderr`` is, for intervals by Student's t; inf, for normal ones, where
-            the estimator does not tell. A tensor of the shape of ``stderr``, or one number for all.
+        freedom: the degrees of freedom of ``stderr``, for intervals by Student's t: a tensor of the shape of
+            ``stderr``, or one number for all; inf, for normal intervals, if the estimator does not determine them.
 
     Example:
-        Three pairs of orders, and so an interval half as wide again as a normal one.
+        Three pairs of orders give 2 degrees of freedom, and an interval 1.8 times as wide as a normal one.
 
         >>> import torch
         >>> from flsv.functional import permutation_shapley
@@ -69,7 +70,14 @@ def check_num_players(num_players: int) -> None:
 
 
 def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
-    """One hashable key per row of ``masks`` (bool ``[K, n]``), equal for equal coalitions only."""
+    """Compute one hashable key per coalition, equal for equal coalitions only.
+
+    Args:
+        masks: bool ``[K, n]``.
+
+    Returns:
+        K integers up to 64 players, byte strings beyond.
+    """
     packed = np.packbits(masks.numpy(), axis=1)
     width = packed.shape[1]
     if width > 8:
@@ -79,18 +87,36 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
     return words.view(np.uint64).ravel().tolist()
 
 
+def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key, int]:
+    """Find the keys that are not known, and the position where each comes first, in this order.
+
+    Args:
+        keys: of coalitions, as they are asked for.
+        known: those that have a value.
+
+    Example:
+        >>> first_positions([6, 3, 5, 6, 5], known={3})
+        {6: 0, 5: 2}
+    """
+    new: dict[Key, int] = {}
+    for position, key in enumerate(keys):
+        if key not in known:
+            new.setdefault(key, position)
+    return new
+
+
 def evaluate(utility: Utility, masks: Tensor) -> Tensor:
-    """Call ``utility`` once and check what it returns.
+    """Call ``utility`` once and check its result.
 
     Args:
         utility: the game.
         masks: bool ``[K, n]``.
 
     Returns:
-        The utilities as they came, ``[K]`` or ``[K, M]``, detached.
+        The utilities, ``[K]`` or ``[K, M]``, detached.
 
     Raises:
-        ValueError: if the result has the wrong shape, or is NaN or infinite for a coalition, which is then named.
+        ValueError: a result of the wrong shape, or a utility that is NaN or infinite; the message names its coalition.
     """
     values = torch.as_tensor(utility(masks)).detach()
     if values.ndim not in (1, 2) or values.shape[0] != masks.shape[0]:
@@ -110,5 +136,5 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
 
 
 def result_dtype(values: Tensor) -> torch.dtype:
-    """float64 for a float64 utility, float32 for every other."""
+    """Return float64 for a float64 utility, float32 for every other."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32

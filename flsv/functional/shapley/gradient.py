@@ -1,26 +1,8 @@
 """Gradient Shapley: exact Shapley values of the Taylor expansion of the validation loss in the clients' updates.
 
 No coalition is evaluated: one gradient of the validation loss at the round's global model x, k dot products and, for
-the second order, k Hessian-vector products say everything. Ours; for one training sample as the player the first-order
-term is the In-Run Data Shapley of Wang et al., "Data Shapley in One Training Run", ICLR 2025.
-
-With a_i = g . d_i and H_ij = d_i^T H d_j the game of round t, whose utility is minus the validation loss, becomes
-
-    v(S) = U(S) - U(empty) = -[ eta sum_{i in S} w_i(S) a_i + eta^2/2 sum_{i, j in S} w_i(S) w_j(S) H_ij ].
-
-**Fixed weights** w_i. The game is quadratic in the members: a linear term belongs to its client, the term of a pair is
-shared equally:
-
-    phi_i = -[ eta w_i a_i + eta^2/2 w_i sum_j w_j H_ij ].
-
-**Uniform weights** w_i(S) = 1/|S|. The value is linear in the game, so three elementary games suffice. With
-h = sum_{s=1..n} 1/s and q = sum_{s=1..n} 1/s^2, averaging over the size s at which a player joins in a random order:
-
-- [j in S]/|S|: j gains 1/s when it joins as number s, so it gets h/n; the others share the rest of v(N) = 1/n, each
-  (1/n - h/n)/(n - 1);
-- [j in S]/|S|^2: j gets q/n, the others (1/n^2 - q/n)/(n - 1);
-- [j, l in S]/|S|^2, j != l: j gains 1/s^2 if l is one of the s - 1 before it, which has probability
-  (s - 1)/(n - 1), so it gets (h - q)/(n (n - 1)), as does l; the others (1/n^2 - 2 (h - q)/(n (n - 1)))/(n - 2).
+the second order, k Hessian-vector products suffice. The method is this package's own; with one training sample as the
+player the first-order term is the In-Run Data Shapley of Wang et al., "Data Shapley in One Training Run", ICLR 2025.
 """
 
 from __future__ import annotations
@@ -41,7 +23,13 @@ def gradient_shapley(
     weighting: Annotated[Literal["uniform"] | Tensor, "Weights by samples have no closed form."] = "uniform",
     server_lr: float = 1.0,
 ) -> Tensor:
-    """Shapley values of the first- or second-order expansion of U(S) = -L(x + server_lr * sum_{i in S} w_i(S) d_i).
+    """Compute Shapley values of the first- or second-order expansion of the validation loss.
+
+    The game is U(S) = -L(x + server_lr * sum_{i in S} w_i(S) d_i).
+
+    With a_i = g . d_i and H_ij = d_i^T H d_j the game of the round, whose utility is minus the validation loss, becomes
+
+        v(S) = U(S) - U(empty) = -[ eta sum_{i in S} w_i(S) a_i + eta^2/2 sum_{i, j in S} w_i(S) w_j(S) H_ij ].
 
     Args:
         gradient_products: ``[k]``, g . d_i, with g the gradient of the loss L at x.
@@ -52,10 +40,10 @@ def gradient_shapley(
 
     Returns:
         ``[k]`` in the unit of the loss (nats for the cross-entropy), positive for a client that lowers it. They sum to
-        the expansion's own v(N), which is U(N) - U(empty) up to the terms that it leaves out.
+        the expansion's own v(N), which is U(N) - U(empty) up to the terms of higher order.
 
     Raises:
-        ConfigurationError: another weighting.
+        ConfigurationError: an unknown weighting.
         ValueError: the shapes do not fit.
 
     Example:
@@ -81,6 +69,12 @@ def gradient_shapley(
 
 
 def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
+    """Compute minus the values for fixed weights w_i.
+
+    The game is quadratic in the members: a linear term belongs to its client, the term of a pair is divided equally:
+
+        phi_i = -[ eta w_i a_i + eta^2/2 w_i sum_j w_j H_ij ].
+    """
     if weights.shape != slopes.shape:
         raise ValueError(f"expected fixed weights [{len(slopes)}], got {list(weights.shape)}.")
     values = weights * slopes
@@ -90,6 +84,17 @@ def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
 
 
 def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
+    """Compute minus the values for uniform weights w_i(S) = 1/|S|.
+
+    The value is linear in the game, so three elementary games suffice. With h = sum_{s=1..n} 1/s and q = sum_{s=1..n}
+    1/s^2, averaging over the size s at which a player joins in a random order:
+
+    - [j in S]/|S|: j gains 1/s when it joins as number s, so it gets h/n; the others share the rest of v(N) = 1/n, each
+      (1/n - h/n)/(n - 1);
+    - [j in S]/|S|^2: j gets q/n, the others (1/n^2 - q/n)/(n - 1);
+    - [j, l in S]/|S|^2, j != l: j gains 1/s^2 if l is one of the s - 1 before it, which has probability
+      (s - 1)/(n - 1), so it gets (h - q)/(n (n - 1)), as does l; the others (1/n^2 - 2 (h - q)/(n (n - 1)))/(n - 2).
+    """
     n = len(slopes)
     sizes = torch.arange(1, n + 1, dtype=torch.float64)
     h, q = float((1 / sizes).sum()), float((1 / sizes**2).sum())
@@ -97,7 +102,7 @@ def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
     if bends is None or n == 1:
         return values if bends is None else values + bends[0]
     diagonal = bends.diagonal()
-    # Ordered pairs j != l: those that i is part of, and all the others.
+    # Sums over ordered pairs j != l: pairs with i, and all others.
     with_me = bends.sum(0) + bends.sum(1) - 2 * diagonal
     without_me = bends.sum() - diagonal.sum() - with_me
     pair = (h - q) / (n * (n - 1))
@@ -106,7 +111,7 @@ def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
 
 
 def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
-    """Every client gets ``own`` of its term; the others share what is missing to ``total`` of it."""
+    """Give every client ``own`` of its term, and divide the rest up to ``total`` of it among the others."""
     n = len(terms)
     if n == 1:
         return own * terms

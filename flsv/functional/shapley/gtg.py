@@ -1,21 +1,21 @@
 """GTG-Shapley: guided truncation between and within rounds (Liu et al., ACM TIST 2022).
 
-- *Between rounds*: if the round moved the utility by no more than ``round_truncation`` of its size, which is the larger
-  of ``abs(U(empty))`` and ``abs(U(N))``, every value is 0 and nothing but these two is evaluated.
-- *Guided sampling*: orders come in cycles of n, each player leading once per cycle, so that every player's first
-  marginal contribution (the largest ones) is seen equally often.
-- *Within a round*: along an order, once the utility is within ``truncation`` of its size from U(N), the players to come
-  get 0.
-- *Convergence*: stop when the running mean of the values moved by less than ``convergence`` (relative, averaged over
-  the players) against each of the last 10 orders, after at least 30 of them, as the authors' code does.
+- *Between rounds*: if the round changed the utility by no more than ``round_truncation`` of its size, which is the
+  larger of ``abs(U(empty))`` and ``abs(U(N))``, every value is 0 and only these two coalitions are evaluated.
+- *Guided sampling*: orders come in cycles of n, in which each player leads once, so that every player's first marginal
+  contribution (the largest ones) is sampled equally often.
+- *Within a round*: along an order, once the utility is within ``truncation`` of its size from U(N), the remaining
+  players get 0.
+- *Convergence*: stop when the running mean of the values changed by less than ``convergence`` (relative, averaged over
+  the players) against each of the last 10 orders, after at least 30 of them, as in the authors' code.
 
-Both truncations bias the values, by up to these parts of the utility's size; without them (None) the estimate is
-unbiased up to the convergence rule. Departures: the thresholds are relative, where the paper's are in units of
-accuracy, since no round moves a loss of 0.005 by 0.01; players lead in a fresh random order in each cycle instead of in
-the order of their numbers, so that a budget that ends within a cycle favors nobody.
+Both truncations bias the values, by up to these fractions of the utility's size; without them (None) the estimate is
+unbiased up to the convergence rule. Departures: the thresholds are relative, whereas the paper's are in units of
+accuracy, since no round changes a loss of 0.005 by 0.01; players lead in a fresh random order in each cycle instead of
+in the order of their numbers, so that a budget that ends within a cycle does not favor any player.
 
-The standard error pools the spread among orders with the same leader, plus what the leaders of an incomplete last cycle
-add.
+The standard error pools the spread among orders with the same leader, and adds the effect of the leaders of an
+incomplete last cycle.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def gtg_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Guided, truncated Monte Carlo over orders of the players.
+    """Estimate the Shapley value by guided, truncated Monte Carlo over orders of the players.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``. Of M columns all must be close to truncate.
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``. With M columns all must be close to truncate.
         num_players: n.
-        truncation: epsilon_i, as a part of the utility's size; None for none.
-        round_truncation: epsilon_b, likewise.
-        convergence: largest relative change of the running mean that counts as converged; None for no such rule.
+        truncation: epsilon_i, as a fraction of the utility's size; None: no truncation within a round.
+        round_truncation: epsilon_b, as a fraction of the utility's size; None: no truncation between rounds.
+        convergence: largest relative change of the running mean that counts as converged; None: no such rule.
         budget: largest number of distinct evaluations, default 50 n; the minimum is one order, n + 1.
         generator: source of the orders.
         target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
@@ -79,7 +79,7 @@ def gtg_shapley(
     close = None if truncation is None else truncation * size
     samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
     leaders = torch.empty(0, dtype=torch.int64)
-    while len(samples) < run.budget:  # more orders than evaluations repeat coalitions that are known already
+    while len(samples) < run.budget:  # more orders than evaluations only repeat coalitions
         cycles = max(run.left // max(num_players * (num_players - 1), 1), 1)
         if convergence is not None or target_stderr is not None:
             cycles = 1
@@ -98,7 +98,7 @@ def gtg_shapley(
 
 
 def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tensor:
-    """Random orders int ``[cycles * n, n]`` in which every player leads once per cycle."""
+    """Draw random orders int ``[cycles * n, n]`` in which every player leads once per cycle."""
     leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
     others = random_permutations(len(leaders), num_players, generator)
     others = others[others != leaders].view(len(leaders), num_players - 1)
@@ -106,7 +106,7 @@ def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tenso
 
 
 def _converged(samples: Tensor, threshold: float) -> bool:
-    """Whether the running means after each of the last orders are all within ``threshold`` of the present one."""
+    """Check that the running means after each of the last orders are within ``threshold`` of the present one."""
     if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
         return False
     recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(len(samples) - _LAST, len(samples) + 1).view(-1, 1, 1)
@@ -115,7 +115,8 @@ def _converged(samples: Tensor, threshold: float) -> bool:
 
 
 def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
-    """Standard error ``[n, M]`` of the mean of ``samples [P, n, M]``; NaN below two orders beyond the first cycle."""
+    """Compute the standard error ``[n, M]`` of the mean of ``samples [P, n, M]``; NaN below two orders beyond one
+    cycle."""
     count, num_players = samples.shape[:2]
     led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))
     freedom = count - int((led > 0).sum())

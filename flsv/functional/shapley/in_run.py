@@ -1,16 +1,16 @@
 """In-run data Shapley: the effect of each training sample of a step on the validation loss.
 
 Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025, arXiv 2406.11011. The players are the samples
-of a step, and the utility of a part S of them is how much lower the validation loss is after a step with only these,
+of a step, and the utility of a subset S is by how much the validation loss falls in a step with these samples only,
 
     U(S) = L(w) - L(w - lr sum_{z in S} grad l_z),
 
-in its Taylor expansion around w. Its Shapley values are, with g and H
-the gradient and the Hessian of L at w (first order: the first term),
+in its Taylor expansion around w. With g and H, the gradient and the Hessian of L at w, its Shapley values are (to first
+order: the first term)
 
     phi_z = lr g . grad l_z - lr^2/2 grad l_z^T H sum_j grad l_j.
 
-Here l_z is a sample's part of the loss that is trained on: of a mean over B samples, 1/B of its own loss.
+Here l_z is a sample's part of the training loss: 1/B of its own loss in a mean over B samples.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from flsv.utilities.declared import checked
 
 @checked
 def step_weights(lrs: Sequence[float], momentum: float = 0.0) -> Tensor:
-    """The factor by which the gradient of each step has moved the model by the end, in SGD with momentum.
+    """Compute by which factor each step's gradient has moved the model after the last step, in SGD with momentum.
 
     With the buffer b_s = momentum b_{s-1} + grad_s and steps w_{s+1} = w_s - lr_s b_s, the gradient of step t has moved
     the model by -f_t grad_t after the last step, f_t = sum_{s >= t} lr_s momentum^(s - t). The paper's step is f_t =
     lr_t, without momentum.
 
     Args:
-        lrs: of the steps, in their order.
-        momentum: of the optimizer, without dampening and not Nesterov's.
+        lrs: the learning rates of the T steps, in order.
+        momentum: the optimizer's, without dampening and not Nesterov's.
 
     Returns:
-        float64 ``[T]``.
+        float64 ``[T]``, the factors f_t.
 
     Example:
         >>> step_weights([1.0, 1.0, 1.0], momentum=0.5)
@@ -58,21 +58,22 @@ def client_in_run_values(
     hessian_products: Tensor | None = None,
     server_lr: float = 1.0,
 ) -> Tensor:
-    """What clients are worth to a round, and the part of it that each class of their samples has.
+    """Split the clients' values in a round into parts by the classes of their samples, and a rest.
 
-    A client's own value is that of :func:`flsv.functional.gradient_shapley` with fixed weights: it
-    follows from the update alone. The samples' values say where it comes from, and what they leave is the rest.
+    A client's own value is that of :func:`flsv.functional.gradient_shapley` with fixed weights, which depends on its
+    update only. The samples' values attribute it to classes; the rest is what they do not explain.
 
     Args:
-        class_values: ``[k, M]``, the values of a client's samples, summed by class, as if its update were the round's.
+        class_values: ``[k, M]``, the sums over each class of the values of a client's samples, as if its update were
+            the round's.
         gradient_products: ``[k]``, g . d_i, with d_i the clients' updates.
         aggregation_weights: ``[k]``, w_i.
         hessian_products: ``[k, k]``, d_i^T H d_j; None: first order.
         server_lr: eta.
 
     Returns:
-        float64 ``[k, M + 1]``: by class, and the rest; of the second order ``[k, M + 2]``: and the curvature. A row
-        sums to the client's value.
+        float64 ``[k, M + 1]``: the parts by class, and the rest; of second order ``[k, M + 2]``: and the curvature's
+        part. A row sums to the client's value.
 
     Raises:
         ValueError: shapes that do not fit.

@@ -1,15 +1,4 @@
-"""Inclusion probabilities for importance sampling of clients (ShapleyFL theorem 5.1, AFedSV+).
-
-    min_p sum_i w_i^2 / p_i    subject to  sum_i p_i = m,  0 <= p_i <= 1.          (eq. 8)
-
-The l clients with the largest weights get probability 1, the others (m - l) w_i / sum_{j not among the l} w_j (eq. 9).
-
-The solution is the l in 0..m-1 with the smallest objective among those whose probabilities are all in [0, 1]: the
-theorem's text leaves the restriction out, its proof (appendix C.1) has it. The smallest feasible l is that one (the
-Karush-Kuhn-Tucker point), so it is taken without comparing objectives, for any real m. Clients of equal weight always
-get the same probability. Clients of weight 0 get 0 unless fewer than m clients have a positive weight; then they share
-the rest equally.
-"""
+"""Inclusion probabilities for importance sampling of clients (ShapleyFL theorem 5.1, AFedSV+)."""
 
 from __future__ import annotations
 
@@ -22,7 +11,18 @@ from flsv.utilities.errors import ConfigurationError
 
 @checked
 def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tensor:
-    """Probabilities that minimize the variance of the Horvitz-Thompson aggregate.
+    """Compute the inclusion probabilities that minimize the variance of the Horvitz-Thompson aggregate.
+
+        min_p sum_i w_i^2 / p_i    subject to  sum_i p_i = m,  0 <= p_i <= 1.          (eq. 8)
+
+    The l clients with the largest weights get probability 1, the others (m - l) w_i / sum_{j not among the l} w_j (eq.
+    9).
+
+    The solution is the l in 0..m-1 with the smallest objective among those whose probabilities are all in [0, 1]: the
+    theorem's text omits the restriction, its proof (appendix C.1) has it. That is the smallest feasible l (the
+    Karush-Kuhn-Tucker point), which is taken without comparing objectives, for any real m. Clients of equal weight
+    always get equal probabilities. Clients of weight 0 get 0 unless fewer than m clients have a positive weight; in
+    that case they share the rest equally.
 
     Args:
         weights: aggregation weights ``[n]``, non-negative and finite; their scale does not matter.
@@ -33,7 +33,7 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
 
     Raises:
         ConfigurationError: m outside (0, n].
-        ValueError: a negative, NaN or infinite weight, or weights that are no vector.
+        ValueError: a negative, NaN or infinite weight, or weights that are not a vector.
 
     Example:
         >>> importance_probabilities(torch.tensor([6.0, 1.0, 1.0, 2.0]), 2)
@@ -51,7 +51,7 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
     w = weights.to(torch.float64)
     w = w / w.max().clamp_min(torch.finfo(torch.float64).tiny)
     descending, order = w.sort(descending=True, stable=True)
-    # Entry l: what the clients l, l+1, ... have together, and the probability of the largest of them.
+    # Entry l: the sum of the weights of the clients l, l+1, ..., and the probability of the largest of them.
     rest = descending.flip(0).cumsum(0).flip(0)
     room = expected_cohort - torch.arange(len(w), dtype=torch.float64, device=w.device)
     even = 1 / torch.arange(len(w), 0, -1, dtype=torch.float64, device=w.device)

@@ -1,12 +1,6 @@
-"""Exact Shapley values of a k-nearest-neighbor classifier: the usual baseline of data valuation.
+"""KNN-Shapley: exact Shapley values of a k-nearest-neighbor classifier, the usual baseline of data valuation.
 
-Jia et al., "Efficient Task-Specific Data Valuation for Nearest Neighbor Algorithms", VLDB 2019, Theorem 1. For one
-validation sample and the training samples in order of distance a_1, ..., a_m,
-
-    s(a_m) = [y(a_m) = y] min(k, m) / (m k),
-    s(a_i) = s(a_{i+1}) + ([y(a_i) = y] - [y(a_{i+1}) = y]) / k * min(k, i) / i,
-
-and a value is the mean over the validation samples. (The paper's first line, [.] / m, is for k <= m.)
+Jia et al., "Efficient Task-Specific Data Valuation for Nearest Neighbor Algorithms", VLDB 2019, Theorem 1.
 """
 
 from __future__ import annotations
@@ -23,9 +17,17 @@ CHUNK_ENTRIES = 8_000_000
 
 @checked
 def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: Count = 10) -> Tensor:
-    """Shapley values of the training samples for v(S) = mean share of a validation sample's k nearest with its label.
+    """Compute Shapley values of training samples in the game of a k-nearest-neighbor classifier.
 
-    Neighbors that S lacks (fewer than k samples) count as wrong, so v(empty) = 0.
+    The utility v(S) is the mean share of a validation sample's k nearest neighbors in S that have its label. For one
+    validation sample and the training samples in order of distance a_1, ..., a_m,
+
+        s(a_m) = [y(a_m) = y] min(k, m) / (m k),
+        s(a_i) = s(a_{i+1}) + ([y(a_i) = y] - [y(a_{i+1}) = y]) / k * min(k, i) / i,
+
+    and a value is the mean over the validation samples. (The paper's first line, [.] / m, is for k <= m.)
+
+    If S has fewer than k samples, the missing neighbors count as wrong, so v(empty) = 0.
 
     Args:
         x: ``[m, d]`` training samples.

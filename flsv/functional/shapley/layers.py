@@ -1,15 +1,15 @@
-"""Draw distinct coalitions of each size without replacement, for the estimators that average by size.
+"""Layers: distinct coalitions of each size, for the estimators that average by size.
 
 The coalitions of one size are a *layer*. A layer is drawn without replacement, so no evaluation is spent twice, a layer
 that is drawn completely contributes no error at all, and the sampling fraction enters the standard error. Sizes 1 and
 n - 1 are always complete: they are the cheapest layers and the ones that weigh most in the Shapley kernel.
 
-*How many of each size*, unless the caller says ``share``. Seen from one player, the layer of size s enters the Shapley
-value with weight 1/n through a mean over the s/n of its coalitions that contain the player and a mean over the others.
-If utilities spread equally at all sizes, its error has variance proportional to (1/m)(n/s + n/(n - s)) =
-n^2 / (s (n - s) m) for m samples, and minimizing the sum at fixed cost gives m proportional to 1 / sqrt(s (n - s)). The
-same rule comes out of the kernel regression (kernel weight 1 / (s (n - s)) times the length sqrt(s (n - s) / n) of the
-centered membership vector).
+*How many of each size*, unless ``share`` is given. For a single player, the layer of size s enters the Shapley value
+with weight 1/n through a mean over the s/n of its coalitions that contain the player and a mean over the others. If
+utilities spread equally at all sizes, its error has variance proportional to (1/m)(n/s + n/(n - s)) = n^2 / (s (n - s)
+m) for m samples, and minimizing the sum at fixed cost gives m proportional to 1 / sqrt(s (n - s)). Kernel regression
+leads to the same rule (kernel weight 1 / (s (n - s)) times the length sqrt(s (n - s) / n) of the centered membership
+vector).
 
 *Pairs.* With ``paired`` the unit is a coalition together with its complement; layers s and n - s are one.
 
@@ -18,7 +18,7 @@ and out of, at least one coalition of every size, which estimators that average 
 
 Which coalitions are drawn depends on players only through their random order: the law of the sample is the same for
 every relabeling of the players. Given which of the drawn coalitions contain player i, the rest of each is therefore
-uniform, and averages by player and size are unbiased, cover included.
+uniform, and averages by player and size are unbiased, with ``cover``, too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Layer:
     Attributes:
         size: s; with pairs the smaller of the two sizes.
         capacity: how many coalitions (pairs) there are.
-        minimum: how many are always drawn.
+        minimum: how many of them are always drawn.
         sizes: how many sizes the layer stands for: 2 for pairs of different size, otherwise 1.
-        masks: bool ``[m, n]``, distinct, each of size s. Of a pair of equal size, the half that contains player 0.
+        masks: bool ``[m, n]``, distinct, each of size s. A pair of equal sizes is stored as the half that contains
+            player 0.
     """
 
     size: int
@@ -60,23 +61,24 @@ class Layer:
 
     @property
     def fraction(self) -> float:
+        """Return the part of all coalitions (pairs) that is drawn."""
         return len(self.masks) / self.capacity
 
 
 class LayeredSample:
-    """See the module's docstring.
+    """A sample of distinct coalitions, layer by layer; see the module's docstring.
 
     Args:
         num_players: n.
         paired: draw coalitions with their complements.
         cover: every player is in and out of a coalition of each size.
-        share: gives what a layer's number of draws shall be proportional to; None: the rule above.
+        share: a function from a layer to a number proportional to its draws; None: the module's rule.
         generator: source of the draws.
 
     Attributes:
         layers: one per size 1..n-1, or 1..n/2 if paired; none for a single player.
-        minimum: smallest number of coalitions (pairs) that can be drawn.
-        capacity: how many there are.
+        minimum: the smallest number of coalitions (pairs) that can be drawn.
+        capacity: how many coalitions (pairs) there are.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class LayeredSample:
         self.capacity = sum(layer.capacity for layer in self.layers)
 
     def grow(self, total: int) -> None:
-        """Draw until there are ``total`` coalitions (pairs) in all, keeping those drawn before."""
+        """Draw until there are ``total`` coalitions (pairs) in all; earlier draws stay."""
         counts = [max(layer.minimum, len(layer.masks)) for layer in self.layers]
         share = [self._share(layer) for layer in self.layers]
         heap = [((counts[k] + 1) / share[k], k) for k in range(len(counts)) if counts[k] < self.layers[k].capacity]
@@ -121,9 +123,11 @@ class LayeredSample:
             self._draw(layer, count)
 
     def _equal_spread(self, layer: Layer) -> float:
+        """Compute a layer's share of the draws if utilities spread equally at all sizes."""
         return layer.sizes / math.sqrt(layer.size * (self.num_players - layer.size))
 
     def _draw(self, layer: Layer, count: int) -> None:
+        """Draw from a layer until it has ``count`` coalitions."""
         if count > len(layer.masks) and count == layer.capacity:
             self._add(layer, self._all(layer), count)
         elif self.cover and len(layer.masks) == 0:
@@ -133,6 +137,7 @@ class LayeredSample:
             self._add(layer, random_coalitions(sizes, self.num_players, self.generator), count)
 
     def _add(self, layer: Layer, masks: Tensor, count: int) -> None:
+        """Add those of the masks that are new to a layer, up to ``count`` in all."""
         if self.paired and 2 * layer.size == self.num_players:
             masks = masks ^ ~masks[:, :1]
         new = []
@@ -143,6 +148,7 @@ class LayeredSample:
         layer.masks = torch.cat([layer.masks, masks[new]])
 
     def _blocks(self, size: int) -> Tensor:
+        """Divide the players at random into blocks of ``size``, or their complements: bool ``[B, n]``."""
         short = min(size, self.num_players - size)
         order = random_permutations(1, self.num_players, self.generator)[0]
         count = -(-self.num_players // short)
@@ -151,18 +157,19 @@ class LayeredSample:
         return blocks if short == size else ~blocks
 
     def _all(self, layer: Layer) -> Tensor:
+        """List all coalitions of a layer in random order."""
         members = torch.tensor(list(itertools.combinations(range(self.num_players), layer.size)))
         members = members[torch.randperm(len(members), generator=self.generator)]
         return torch.zeros(len(members), self.num_players, dtype=torch.bool).scatter_(1, members, True)
 
 
 def layer_variance(layer: Layer, influences: Tensor) -> Tensor:
-    """Variance ``[n, M]`` of a layer's contribution to the estimate.
+    """Compute the variance ``[n, M]`` of a layer's contribution to the estimate.
 
     Args:
         layer: the layer; its sampling fraction reduces the variance, to 0 if it is complete.
-        influences: ``[m, n, M]``, how far each draw moves the estimate away from what it would be without sampling
-            error; they sum to 0 and their squares sum to an unbiased estimate for a vanishing fraction.
+        influences: ``[m, n, M]``, how far each draw moves the estimate away from its value without sampling error; they
+            sum to 0 and their squares sum to an unbiased estimate for a vanishing fraction.
     """
     if len(layer.masks) == layer.capacity:
         return torch.zeros(influences.shape[1:], dtype=influences.dtype)
@@ -180,17 +187,19 @@ def estimate_in_stages(
     estimator: Callable[[MemoizedGame, LayeredSample], tuple[Tensor, Tensor]],
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
-    """Draw what the budget buys and estimate; with a target, draw half as much again until the target is met. Exact
-    where the budget buys all coalitions and there is no target to stop at before, and for up to 2 players.
+    """Draw as many coalitions as the budget buys, and estimate.
+
+    With a target, half as many again are drawn until the target is met. The result is exact for up to 2 players, and if
+    the budget buys all coalitions and there is no target.
 
     Args:
         name: the estimator, for messages.
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        sample: what ``estimator`` reads; its minimum, beside the empty and the grand coalition, is that of the budget.
-        budget: what the caller allows, see :class:`flsv.functional.shapley.layers.Sampling`.
+        sample: the sample that grows; its minimum and the two coalitions at the ends are the budget's minimum.
+        budget: the caller's, see :class:`flsv.functional.shapley.budget.Sampling`.
         target_stderr: the caller's target, or None.
-        estimator: values and standard errors, both ``[n, M]``, from the game and the sample as they stand.
-        size_weights: of the exact value, see :func:`exact_shapley`.
+        estimator: a function from the game and the sample as they stand to values and standard errors ``[n, M]``.
+        size_weights: for the exact value, see :func:`exact_shapley`.
     """
     at_least = 2 + sample.minimum * (2 if sample.paired else 1)
     run = Sampling(name, utility, sample.num_players, budget, at_least, target_stderr)

@@ -1,7 +1,7 @@
-r"""Leave-one-out: what the grand coalition loses without player i, U(N) - U(N \ {i}).
+"""Leave-one-out: by how much the grand coalition's utility falls without a player.
 
-The cheapest contribution measure (n + 1 evaluations) and a baseline of nearly every paper. It is no Shapley value: a
-player whose data another player also has gets 0, and so does the other.
+The cheapest contribution measure (n + 1 evaluations) and a baseline of nearly every paper. It is not the Shapley value:
+two players with the same data both get 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def leave_one_out(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """U(N) - U(N \\ {i}) for every player.
+    r"""Compute U(N) - U(N \ {i}) for every player.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.

@@ -1,8 +1,8 @@
-"""A memoized coalition game: evaluates each distinct coalition once, checks and counts it.
+"""The memoized coalition game: evaluates each distinct coalition once, checks and counts it.
 
-Estimators ask for whatever they need, in whatever order, as often as they like; :class:`MemoizedGame` turns that into
-the fewest possible calls of the user's utility. Keys are bitmasks: Python integers up to 64 players, byte strings
-beyond, so that cohorts of hundreds work too.
+Estimators may ask for coalitions in any order and repeatedly; :class:`MemoizedGame` makes the fewest possible calls of
+the user's utility. Keys are bitmasks: Python integers up to 64 players, byte strings beyond, so that cohorts of
+hundreds work, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from flsv.functional.shapley.game import (
     check_num_players,
     coalition_keys,
     evaluate,
+    first_positions,
     result_dtype,
 )
 
@@ -52,10 +53,18 @@ class MemoizedGame:
 
     @property
     def evaluations(self) -> int:
+        """Count the distinct coalitions evaluated so far."""
         return len(self._rows)
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Utilities ``[..., M]`` (float64) of the coalitions ``masks``: bool ``[..., n]``; M = 1 for a scalar game."""
+        """Return the utilities of coalitions.
+
+        Args:
+            masks: bool ``[..., n]``.
+
+        Returns:
+            float64 ``[..., M]``; M = 1 for a scalar game.
+        """
         flat = masks.reshape(-1, self.num_players)
         keys = coalition_keys(flat)
         if keys:
@@ -64,22 +73,28 @@ class MemoizedGame:
         return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
 
     def cost(self, masks: Tensor) -> Tensor:
-        """New evaluations that groups of coalitions would need, cumulated: ``masks`` bool ``[G, K, n]`` -> int ``[G]``.
+        """Count the new evaluations that groups of coalitions need, cumulated over the groups.
 
-        Entry g is the price of groups 0..g together, so an estimator can take as many groups as its budget allows.
+        Entry g is the price of groups 0..g together, so that an estimator can take as many groups as its budget allows.
+
+        Args:
+            masks: bool ``[G, K, n]``.
+
+        Returns:
+            int ``[G]``.
         """
         groups, size = masks.shape[:2]
-        new = self._unknown(coalition_keys(masks.reshape(-1, self.num_players)))
+        new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
         first = torch.tensor(list(new.values()), dtype=torch.int64)
         return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
 
     def empty_and_grand(self) -> tuple[Tensor, Tensor]:
-        """The utilities ``[M]`` of the empty and the grand coalition."""
+        """Return the utilities ``[M]`` of the empty and the grand coalition."""
         ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
         return ends[0], ends[1]
 
     def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
-        """Wrap float64 ``[n, M]`` results in the shape and dtype that the utility's own answers have."""
+        """Wrap float64 ``[n, M]`` results in the shape and dtype of the utility's results."""
 
         def shaped(x: Tensor) -> Tensor:
             return (x if self._vector else x[:, 0]).to(self._dtype)
@@ -87,16 +102,9 @@ class MemoizedGame:
         told = shaped(freedom) if isinstance(freedom, Tensor) else freedom
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
 
-    def _unknown(self, keys: Sequence[int | bytes]) -> dict[int | bytes, int]:
-        """Coalitions without a value, and where each comes first."""
-        new: dict[int | bytes, int] = {}
-        for position, key in enumerate(keys):
-            if key not in self._rows:
-                new.setdefault(key, position)
-        return new
-
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
-        rows, new = self._rows, self._unknown(keys)
+        """Evaluate the coalitions that have no value yet."""
+        rows, new = self._rows, first_positions(keys, self._rows)
         if not new:
             return
         values = evaluate(self.utility, masks[list(new.values())])

@@ -1,18 +1,4 @@
-"""Normalized Shapley values (NSV) of a round's cohort.
-
-Min-max is ShapleyFL's (definition 4.2, eq. 2, and eq. 12):
-
-    NSV_i = (SV_i - min SV) / (max SV - min SV).
-
-It moves the zero: whoever contributes nothing is ranked above everybody whose value is negative. The positive
-normalization keeps it, so that nothing stays nothing and harm is worth no more than that:
-
-    NSV_i = max(SV_i, 0) / max(0, max SV).
-
-Where all values are equal the paper leaves NSV undefined and its code divides 0 by 0; here min-max gives everybody 0.5,
-the value that SSV starts from. Equal means equal up to rounding: a spread of at most 8 units in the last place of the
-largest value, in the values' own dtype, is not a ranking.
-"""
+"""Normalized Shapley values (NSV) of a round's cohort, ShapleyFL's and one that keeps the zero."""
 
 from __future__ import annotations
 
@@ -28,7 +14,20 @@ Normalization = Literal["min-max", "positive"]
 
 @checked
 def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
-    """Normalization over the players.
+    """Normalize Shapley values over the players.
+
+    Min-max is ShapleyFL's normalization (definition 4.2, eq. 2, and eq. 12):
+
+        NSV_i = (SV_i - min SV) / (max SV - min SV).
+
+    It moves the zero: a player that contributes nothing is ranked above all players with negative values. The positive
+    normalization keeps the zero, so that a contribution of nothing and a harmful one are both worth 0:
+
+        NSV_i = max(SV_i, 0) / max(0, max SV).
+
+    Where all values are equal the paper leaves NSV undefined, and its code divides 0 by 0; here min-max gives every
+    player 0.5, the start value of SSV. Values count as equal if their spread is at most 8 units in the last place of
+    the largest, in the values' own dtype.
 
     Args:
         values: Shapley values ``[n]`` or ``[n, M]`` (each column by itself). NaN marks players without a value; they
@@ -36,8 +35,8 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         how: ``"min-max"`` or ``"positive"``.
 
     Returns:
-        NSV in [0, 1], same shape. Min-max: 0.5 for everybody where all values are equal or there is only one.
-        Positive: 0 for everybody where no value is above 0.
+        NSV in [0, 1], same shape. Min-max: 0.5 for all players if all values are equal or there is only one. Positive:
+        0 for all players if no value is above 0.
 
     Raises:
         ValueError: infinite values, an unknown normalization.

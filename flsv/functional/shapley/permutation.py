@@ -1,18 +1,18 @@
-"""Monte-Carlo over random orders of the players (Castro et al. 2009), antithetic, with truncation if wanted.
+"""Permutation sampling: the Shapley value from random orders of the players (Castro et al. 2009).
 
 The Shapley value is the mean over all n! orders of the player's marginal contribution to those before it. An order and
-its reverse form an antithetic pair: a player that comes early in one comes late in the other, so that what it gains
-from few or many predecessors cancels within the pair. The mean over pairs is unbiased, satisfies efficiency exactly,
-and has the pairs as independent samples for its standard error, whose degrees of freedom are one less than there are
-different pairs: of two or three, two standard errors are no interval.
+its reverse form an antithetic pair: a player that comes early in one comes late in the other, so that the effects of
+few and of many predecessors cancel within the pair. The mean over pairs is unbiased and satisfies efficiency exactly.
+The pairs are the independent samples of the standard error, with one degree of freedom less than there are different
+pairs; for two or three pairs an interval of two standard errors is far too narrow.
 
-``truncation`` makes it the truncated Monte Carlo (TMC) of Ghorbani and Zou (2019), a baseline of ShapleyFL's table 3
-and of Guo's paper: once the coalition along an order is within ``truncation`` of the grand coalition's utility, the
-players still to come get 0 for that order. This is biased by up to ``truncation`` for each player, which the standard
-error does not show.
+With ``truncation`` this is the truncated Monte Carlo (TMC) of Ghorbani and Zou (2019), a baseline of ShapleyFL's table
+3 and of Guo's paper: once the coalition along an order is within ``truncation`` of the grand coalition's utility, the
+remaining players get 0 for that order. This has a bias of up to ``truncation`` for each player, which the standard
+error does not include.
 
-Orders are processed in batches: all their prefixes (or, with truncation, the next prefix of every order still running)
-are one call of the utility.
+Orders are processed in batches: all their prefixes (or, with truncation, the next prefix of every unfinished order) are
+one call of the utility.
 """
 
 from __future__ import annotations
@@ -40,10 +40,19 @@ def marginals_along(
     truncation: float | Tensor | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> Tensor:
-    """Marginal contributions ``[P, n, M]`` of every player (by its number) along orders int ``[P, n]``.
+    """Compute the marginal contributions of all players along given orders.
 
-    With ``size_weights`` q that of the player in place s, who joins s others, is multiplied by n q_s: all places are
-    equally likely, so that the mean is the semivalue of these weights.
+    With ``size_weights`` q the contribution of a player that joins s others is multiplied by n q_s: all places are
+    equally likely, so that the mean over random orders is the semivalue with these weights.
+
+    Args:
+        game: the memoized game.
+        permutations: int ``[P, n]``, the orders.
+        truncation: as for :func:`permutation_shapley`, or ``[M]``, one per column of the utility.
+        size_weights: n numbers q; None: the Shapley value's.
+
+    Returns:
+        float64 ``[P, n, M]``, by the players' numbers.
     """
     count, num_players = permutations.shape
     empty, grand = game.empty_and_grand()
@@ -56,7 +65,7 @@ def marginals_along(
         running = torch.arange(count)
         for position in range(num_players):
             close = ((grand - path[running, position]).abs() <= truncation).all(dim=1)
-            # What is left at a truncated prefix is nobody's: the later players' marginals are 0.
+            # No player gets the rest of a truncated order: the later players' contributions are 0.
             path[running[close], position + 1 :] = path[running[close], position].unsqueeze(1)
             running = running[~close]
             if len(running) == 0:
@@ -82,7 +91,7 @@ def permutation_shapley(
     target_stderr: float | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
-    """Mean marginal contribution over random orders of the players.
+    """Estimate the Shapley value by mean marginal contributions over random orders of the players.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
@@ -99,7 +108,7 @@ def permutation_shapley(
 
     Returns:
         ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. The exact value, stderr 0, where the budget buys all coalitions
-        and neither ``truncation`` nor ``num_permutations`` asks for orders all the same.
+        unless ``truncation`` or ``num_permutations`` is given.
 
     Raises:
         ConfigurationError: a budget below the minimum, or an argument out of range.
@@ -117,7 +126,7 @@ def permutation_shapley(
     may_be_exact = truncation is None and num_permutations is None and run.buys_all
     if may_be_exact and target_stderr is None:
         return exact_shapley(utility, num_players, size_weights=size_weights)
-    # More orders than the budget has evaluations repeat coalitions that are known already.
+    # More orders than the budget has evaluations only repeat coalitions.
     most = -(-(run.budget if num_permutations is None else num_permutations) // group)
     walk = _Walk(run, group, most, truncation, size_weights)
     walk.go(generator)
@@ -132,18 +141,18 @@ def permutation_shapley(
 
 
 class _Walk:
-    """Groups of orders, one order or one and its reverse, walked for as long as budget and target let it.
+    """A walk over groups of orders (one order, or one and its reverse) until budget or target end it.
 
     Args:
         run: budget, game and target.
         group: 2 for pairs.
-        most: groups.
+        most: the largest number of groups.
         truncation: see :func:`permutation_shapley`.
-        size_weights: likewise.
+        size_weights: see :func:`permutation_shapley`.
 
     Attributes:
-        moments: of the groups' mean marginal contributions ``[n, M]``.
-        different: the groups that differ, an order of each.
+        moments: mean and standard error over the groups' mean marginal contributions ``[n, M]``.
+        different: an order of each distinct group.
     """
 
     def __init__(
@@ -161,7 +170,7 @@ class _Walk:
         self._per_group = max(group * (run.game.num_players - 1), 1)
 
     def go(self, generator: Generator | None) -> None:
-        """Walk them all, or as many as the budget buys or the target asks for."""
+        """Walk all groups, or as many as the budget buys or the target needs."""
         self.run.game.empty_and_grand()
         affordable = 0
         while self.moments.count < self.most:
@@ -180,27 +189,29 @@ class _Walk:
                 return
 
     def _safe(self) -> int:
-        """Groups that fit even if every prefix is new."""
+        """Count the groups that the budget buys even if every prefix is new."""
         return self.most if self.run.budget >= 2**self.run.game.num_players else self.run.left // self._per_group
 
     def _batch(self, safe: int, affordable: int) -> int:
-        """How many groups to draw next; ``affordable`` of the last batch were walked."""
+        """Choose how many groups to draw next; ``affordable`` of the last batch were walked."""
         batch = min(max(safe, 2 * affordable, 8), self.most - self.moments.count, max(_MAX_BATCH // self._per_group, 1))
         if self.run.target_stderr is not None:
             batch = min(batch, max(self.moments.count, MIN_SAMPLES_TO_STOP))
         return batch
 
     def _orders(self, groups: int, generator: Generator | None) -> Tensor:
+        """Draw the orders of so many groups."""
         orders = random_permutations(groups, self.run.game.num_players, generator)
         return orders if self.group == 1 else torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
 
     def _add(self, orders: Tensor) -> None:
+        """Add the marginal contributions along the orders of whole groups."""
         samples = marginals_along(self.run.game, orders, self.truncation, self.size_weights)
         self.moments.add(samples.view(-1, self.group, *samples.shape[1:]).mean(dim=1))
         self.different.update(map(tuple, _representatives(orders, self.group).tolist()))
 
 
 def _representatives(orders: Tensor, group: int) -> Tensor:
-    """One order of each group, the same for an order and its reverse where they are a pair: ``[P, n]``."""
+    """Choose one order ``[P, n]`` per group, the same one for an order and its reverse if groups are pairs."""
     first = orders[::group]
     return torch.where(first[:, :1] <= first[:, -1:], first, first.flip(1)) if group == 2 else first

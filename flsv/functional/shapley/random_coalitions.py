@@ -1,7 +1,7 @@
-"""Random orders and random coalitions, drawn in batches from one generator.
+"""Random orders of the players and random coalitions, in batches from one generator.
 
-Drawn as ranks of float64 uniforms: ties, which would favor the players with low numbers, have probability below 1e-12
-for a thousand players.
+Orders are the ranks of float64 uniform numbers: ties, which would favor the players with low numbers, have probability
+below 1e-12 for a thousand players.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from torch import Generator, Tensor
 
 
 def random_permutations(count: int, num_players: int, generator: Generator | None = None) -> Tensor:
-    """``count`` independent uniform orders of the players, int ``[count, n]``."""
+    """Draw ``count`` independent uniform orders of the players, int ``[count, n]``."""
     return torch.rand(count, num_players, generator=generator, dtype=torch.float64).argsort(dim=1)
 
 
 def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | None = None) -> Tensor:
-    """Independent coalitions, the k-th uniform among those of size ``sizes[k]``: int ``[K]`` -> bool ``[K, n]``.
+    """Draw independent coalitions, the k-th uniform among those of size ``sizes[k]``.
+
+    Args:
+        sizes: int ``[K]``, from 0 to n.
+        num_players: n.
+        generator: source of the draws.
+
+    Returns:
+        bool ``[K, n]``.
 
     Example:
         >>> random_coalitions(torch.tensor([0, 2, 3]), 3).sum(dim=1).tolist()
@@ -27,7 +35,13 @@ def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | No
 
 
 def prefixes(permutations: Tensor) -> Tensor:
-    """The coalitions met along each order, without the empty and the grand one: int ``[P, n]`` -> bool ``[P, n-1, n]``.
+    """List the coalitions along orders, without the empty and the grand one.
+
+    Args:
+        permutations: int ``[P, n]``.
+
+    Returns:
+        bool ``[P, n-1, n]``.
 
     Example:
         >>> prefixes(torch.tensor([[2, 0, 1]])).int().tolist()

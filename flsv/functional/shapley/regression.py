@@ -1,36 +1,10 @@
-r"""Regressions for Shapley values: KernelSHAP on drawn coalitions, and of given ones.
+"""KernelSHAP: Shapley values by weighted least squares, on drawn coalitions and on given ones.
 
-Kernel regression (KernelSHAP; Lundberg and Lee 2017, Covert and Lee 2021), paired and efficiency constrained.
-
-The Shapley value solves a weighted least-squares problem over all coalitions,
+Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017, theorem 2; Covert and Lee,
+AISTATS 2021. The Shapley value solves a weighted least-squares problem over all coalitions,
 
     min_phi sum_{0<|S|<n} w(S) [U(S) - U(empty) - sum_{i in S} phi_i]^2    s.t.  sum_i phi_i = V := U(N) - U(empty),
     w(S) = (n - 1) / (binom(n, |S|) |S| (n - |S|)).
-
-Written phi = V/n + psi with sum psi = 0, a coalition and its complement together say nothing but
-
-    ((U(S) - U(N \ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error,
-
-one equation in the centered membership vector z - s/n; the even part of the game (all interactions of two players among
-it) drops out. That is why pairs are far better than single coalitions.
-
-Departures from KernelSHAP: coalitions are drawn without replacement, layer by layer (see ``layers``), and each layer
-gets exactly its share 2 / (s (n - s)) of the kernel, however many pairs it has, so that the sampling noise of the sizes
-is gone. The estimate is the ratio of two unbiased ones and so consistent but not unbiased (bias of order 1/m); for
-an additive game it is exact. The standard error is the sandwich estimate with residuals divided by one minus their
-leverage, layer by layer with the sampling fraction taken out.
-
-KernelSHAP of given coalitions: the additive game that is closest to them.
-
-Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017, theorem 2. The Shapley values
-solve, over all coalitions S but nobody and everybody, with the weights of the Shapley kernel,
-
-    min_phi sum_S w(S) [U(S) - U(empty) - sum_{i in S} phi_i]^2    s.t.  sum_i phi_i = U(N) - U(empty),
-    w(S) = (n - 1) / (binom(n, |S|) |S| (n - |S|)).
-
-Here the sum is over those coalitions that are given. ``regression_shapley`` draws its coalitions itself, in pairs, and
-has a standard error; with coalitions that nobody has drawn there is none. It assumes nothing of the game, not even that
-close coalitions are worth about the same, and so it is what a fit that does assume is compared with.
 """
 
 from __future__ import annotations
@@ -46,20 +20,33 @@ from flsv.functional.shapley.memoized_game import MemoizedGame
 
 
 def centered(layer: Layer) -> Tensor:
-    """Membership minus its mean, z - s/n: float64 ``[m, n]``, rows summing to 0."""
+    """Subtract its mean from the membership, z - s/n: float64 ``[m, n]``, rows sum to 0."""
     return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
 
 
 def kernel_share(layer: Layer) -> float:
-    """The layer's total weight in the Shapley kernel, up to the factor n - 1: 1 / (s (n - s)) for each of its sizes."""
+    """Compute the layer's total weight in the Shapley kernel, up to n - 1: 1 / (s (n - s)) for each of its sizes."""
     return layer.sizes / (layer.size * (layer.masks.shape[1] - layer.size))
 
 
 def kernel_regression(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """The weighted least-squares problem on a paired sample, and the standard error of its solution.
+    r"""Solve the weighted least-squares problem on a paired sample, with standard errors.
+
+    Written phi = V/n + psi with sum psi = 0, a coalition and its complement together determine only
+
+        ((U(S) - U(N \ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error,
+
+    one equation in the centered membership vector z - s/n; the even part of the game, which includes all interactions
+    of two players, drops out. This is why pairs are far better than single coalitions.
+
+    Departures from KernelSHAP: coalitions are drawn without replacement, layer by layer (see ``layers``), and each
+    layer gets exactly its share 2 / (s (n - s)) of the kernel, whatever its number of pairs, which removes the sampling
+    noise of the sizes. The estimate is the ratio of two unbiased ones, hence consistent but not unbiased (bias of order
+    1/m); for an additive game it is exact. The standard error is the sandwich estimate with residuals divided by one
+    minus their leverage, with the sampling fraction of each layer taken out.
 
     Args:
-        game: its empty and grand coalition are known.
+        game: the memoized game.
         sample: paired; each of its layers gets the layer's share of the kernel.
 
     Returns:
@@ -97,7 +84,7 @@ def regression_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """KernelSHAP on complementary pairs drawn without replacement.
+    """Estimate Shapley values by KernelSHAP on complementary pairs drawn without replacement.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
@@ -124,22 +111,27 @@ def regression_shapley(
 
 
 def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:
-    """KernelSHAP's values of some coalitions' utilities.
+    """Compute KernelSHAP's values from the utilities of given coalitions.
+
+    The sum over all coalitions is replaced by the sum over the given ones: the result is the additive game closest to
+    them. It makes no assumption on the game, not even that similar coalitions have similar utilities, and therefore
+    serves as a baseline for fits that do. There is no standard error, since the coalitions are not drawn at random; for
+    one see :func:`regression_shapley`.
 
     Args:
-        masks: bool ``[K, n]``, distinct, nobody and everybody among them.
-        utilities: ``[K]``.
+        masks: bool ``[K, n]``, distinct, the empty and the grand coalition among them.
+        utilities: ``[K]``, of these coalitions.
 
     Returns:
-        Float64 ``[n]``; they sum to U(everybody) - U(nobody). The least squares' solution closest to equal values where
-        the coalitions leave more than one.
+        float64 ``[n]``, sums to U(N) - U(empty). If the coalitions leave several solutions, the one closest to equal
+        values.
 
     Raises:
-        ValueError: no nobody or everybody, or shapes that do not fit.
+        ValueError: no empty or grand coalition, or shapes that do not fit.
 
     Example:
-        With each player alone and everybody but one it is the mean of both marginal contributions, all of them moved by
-        as much as lets them add up. With all coalitions it is the Shapley value.
+        With the coalitions of one player and of all but one, a value is the mean of the player's two marginal
+        contributions, shifted so that the values add up. With all coalitions it is the Shapley value.
 
         >>> from flsv.functional import few_coalitions
         >>> few_coalitions(3, "both").int().tolist()

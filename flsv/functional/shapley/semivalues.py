@@ -1,13 +1,13 @@
-"""Values of a coalition game by name, and which estimator gives which: Shapley, Banzhaf, Beta and leave-one-out.
+"""Semivalues of a coalition game by name (Shapley, Banzhaf, Beta, leave-one-out), and their estimators.
 
-All of them are semivalues (Dubey, Neyman and Weber, "Value Theory Without Efficiency", Mathematics of Operations
-Research 6, 1981): means of a player's marginal contributions U(S + i) - U(S) that differ in how much the sizes of S
-count. With weights q_0, ..., q_{n-1} of the sizes that sum to 1,
+Dubey, Neyman and Weber, "Value Theory Without Efficiency", Mathematics of Operations Research 6, 1981: semivalues are
+means of a player's marginal contributions U(S + i) - U(S) that differ in the weights of the sizes of S. With weights
+q_0, ..., q_{n-1} that sum to 1,
 
     phi_i = sum_{s=0..n-1} q_s E[U(S + i) - U(S)],  S uniform among those of size s without i,
 
-q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, a Beta distribution's for Beta, and 1 at s = n - 1 for
-leave-one-out. ``exact`` and ``permutation`` give any of them; the other estimators have one value built in.
+where q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, from a Beta distribution for Beta, and 1 at
+s = n - 1 for leave-one-out. ``exact`` and ``permutation`` estimate any of them, each other estimator a single one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flsv.functional.shapley.permutation import permutation_shapley
 from flsv.functional.shapley.regression import regression_shapley
 from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
-from flsv.utilities import progress as counting
+from flsv.utilities import progress
 from flsv.utilities.arguments import check_number
 from flsv.utilities.errors import ConfigurationError
 
@@ -55,21 +55,21 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 """Estimators by name; all accept ``budget``, ``generator`` and ``target_stderr``."""
 
-#: Of any value, by the weights of the coalitions' sizes.
+#: Estimators of any semivalue, by the weights of the coalitions' sizes.
 OF_ANY_VALUE = ("exact", "permutation")
-#: What a metric passes itself.
+#: Arguments that a metric passes itself.
 GIVEN = ("utility", "num_players", "generator", "size_weights")
-_FEW = 10  # players, whose coalitions are all evaluated
-_PER_PLAYER = 20  # evaluations, of more
+_FEW = 10  # up to so many players all coalitions are evaluated
+_PER_PLAYER = 20  # evaluations per player, for more players
 
 
 def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[float]:
-    """The total weight of the coalitions of size s = 0..n-1 that a player joins; they sum to 1.
+    """Compute the total weight of the coalitions of size s = 0..n-1 that a player joins; they sum to 1.
 
     Args:
         value: which semivalue.
         num_players: n.
-        of_beta: ``alpha`` and ``beta`` of Beta's.
+        of_beta: ``alpha`` and ``beta`` of the Beta value.
 
     Example:
         >>> size_weights("banzhaf", 4), size_weights("leave_one_out", 4)
@@ -86,15 +86,20 @@ def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[f
 def estimator_of(
     value: Semivalue, estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]
 ) -> Estimator:
-    """What estimates a value, with its arguments: called with a utility, the number of players and a generator.
+    """Choose the estimator of a value and bind its arguments.
+
+    The result is called with a utility, the number of players and a generator.
 
     Args:
-        value: which.
+        value: which semivalue.
         estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``: ``"surrogate"`` for the
-            Shapley value, and for the others what is named after them, with a budget that buys the exact value for up
-            to 10 players and 20 evaluations per player beyond, unless ``arguments`` have another.
+            Shapley value, for the others the estimator with the value's name. Unless ``arguments`` have another budget,
+            it buys the exact value for up to 10 players, and 20 evaluations per player for more.
         num_players: n.
-        arguments: keywords for the estimator. Beta's ``alpha`` and ``beta`` are among them.
+        arguments: keywords for the estimator, with ``alpha`` and ``beta`` of the Beta value.
+
+    Returns:
+        ``f(utility, num_players, *, generator)``.
 
     Example:
         >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()
@@ -108,7 +113,7 @@ def estimator_of(
     if value == "shapley":
         if estimator != "auto":
             return partial(ESTIMATORS[estimator], **arguments)
-        # Which is exact, too, where the budget buys all coalitions.
+        # The surrogate is exact, too, if the budget buys all coalitions.
         return partial(surrogate_shapley, **{**usual, **arguments}) if arguments or not few else exact_shapley
     if estimator in OF_ANY_VALUE:
         of_beta = {name: arguments[name] for name in ("alpha", "beta") if name in arguments}
@@ -122,18 +127,17 @@ def estimator_of(
 def check_estimator(
     owner: str, estimator: str | Estimator, arguments: Mapping[str, Any], value: Semivalue = "shapley"
 ) -> None:
-    """Raise unless there is such an estimator of the value and it takes these arguments.
+    """Raise unless the value has such an estimator, and the estimator takes these arguments.
 
     Args:
-        owner: whose, for the message.
-        estimator: as for :func:`estimator_of`; the arguments of ``"auto"`` are the surrogate's, or those of the value's
-            own.
-        arguments: keywords for it.
-        value: what it is to estimate.
+        owner: the class that has these arguments, for the message.
+        estimator: as for :func:`estimator_of`; ``"auto"`` takes the arguments of the estimator that it stands for.
+        arguments: keywords for the estimator.
+        value: which semivalue.
 
     Raises:
-        ConfigurationError: an unknown value or estimator, or one of another value; an argument that the estimator does
-            not have, or that is out of range for any number of players.
+        ConfigurationError: an unknown value or estimator, or an estimator of another value; an argument that the
+            estimator does not have, or that is out of range for any number of players.
 
     Example:
         >>> check_estimator("FedSV", "exact", {"bugdet": 8})
@@ -153,10 +157,10 @@ def check_estimator(
         if isinstance(given, float):
             check_number(owner, f"estimator_args.{name}", given)
     if arguments and isinstance(named, str):
-        # What is out of range is so for any number of players, and one is played at once. By name: "auto" is exact for
-        # so few.
+        # Arguments out of range are so for any number of players, and a game of one takes no time. By name: "auto" is
+        # exact for one player and would not look at the arguments.
         try:
-            with counting.unheard():
+            with progress.muted():
                 played = named if value == "shapley" else estimator
                 estimator_of(value, played, 1, arguments)(_one_player, 1, generator=torch.Generator())
         except (ConfigurationError, TypeError) as error:
@@ -164,9 +168,10 @@ def check_estimator(
 
 
 def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], value: Semivalue) -> None:
+    """Raise if the estimator does not have one of these arguments."""
     try:
         parameters = inspect.signature(function).parameters
-    except ValueError:  # a function that does not say what it takes
+    except ValueError:  # a function without a signature
         return
     of_value = {"alpha", "beta"} if value == "beta" and function in ESTIMATORS.values() else set()
     known = sorted((parameters.keys() | of_value) - set(GIVEN))
@@ -181,4 +186,5 @@ def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], 
 
 
 def _one_player(masks: Tensor) -> Tensor:
+    """Play a game of one player, whose value is 1."""
     return masks.sum(1).double()

@@ -53,7 +53,7 @@ def size_effects_shapley(masks: Tensor, utilities: Tensor) -> Tensor | None:
     """Compute Shapley values whose effects at sizes that were not evaluated lie on lines over the size's logarithm.
 
     Args:
-        masks: bool ``[K, n]``, distinct, nobody and everybody among them.
+        masks: bool ``[K, n]``, distinct, with the empty and the grand coalition.
         utilities: float64 ``[K, M]``.
 
     Returns:

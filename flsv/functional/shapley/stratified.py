@@ -1,4 +1,4 @@
-"""Stratified by coalition size: the K-subset Shapley value (Maleki et al. 2013), each evaluation used by every player.
+"""Stratified sampling by coalition size: the K-subset Shapley value (Maleki et al. 2013), with shared evaluations.
 
 Sorted by size, the Shapley value is a difference of plain means of utilities,
 
@@ -6,12 +6,12 @@ Sorted by size, the Shapley value is a difference of plain means of utilities,
 
 which is eq. 1 of ShapleyFL with its two terms averaged apart. K-subset, the baseline of Guo's paper ("randomly takes
 every possible size subset, reconstructs the participant's value as his expected contribution to a K-size subset"),
-samples marginal contributions U(S + i) - U(S) for one player and size at a time. Averaging the two terms apart (as
-Stratified SVARM does; Kolpaczki et al. 2024) lets one coalition serve all n players, at the same unbiasedness, and is
-what is done here. Sizes 0, 1, n - 1 and n are complete, the others drawn as in ``layers``.
+samples marginal contributions U(S + i) - U(S) for one player and size at a time. Here the two terms are averaged apart
+(as in Stratified SVARM; Kolpaczki et al. 2024), so that one coalition serves all n players, which is unbiased, too.
+Sizes 0, 1, n - 1 and n are complete, the others drawn as in ``layers``.
 
-Efficiency: the sampled values do not sum to U(N) - U(empty), the true ones do, so the gap is shared out equally. That
-keeps the estimate unbiased and can only reduce its squared error.
+Efficiency: the true values sum to U(N) - U(empty), the sampled ones do not, so the gap is divided equally among the
+players. This keeps the estimate unbiased and can only reduce its squared error.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from flsv.functional.shapley.memoized_game import MemoizedGame
 
 
 def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of the draws that contain each player, and how far each draw moves it.
+    """Average the draws that contain each player, and measure how far each draw moves the mean.
 
     Args:
         members: bool ``[m, n]``; every column has at least one True.
-        values: ``[m, M]``, or ``[m, n, M]`` if a draw has another value for each player.
+        values: ``[m, M]``, or ``[m, n, M]`` if a draw's value depends on the player.
 
     Returns:
         Means ``[n, M]`` and influences ``[m, n, M]``: deviation from the mean, divided by the number of draws c, times
-        sqrt(c / (c - 1)) so that their squares sum to the usual unbiased variance of a mean. A player with a single
-        draw has no deviation; it gets that from the mean of all draws, which is on the large side.
+        sqrt(c / (c - 1)) so that their squares sum to the usual unbiased variance of a mean. For a player
+        with a single draw the deviation is from the mean of all draws, which overestimates it.
     """
     weights = members.to(torch.float64).unsqueeze(-1)
     values = values.unsqueeze(1).expand(-1, members.shape[1], -1) if values.ndim == 2 else values
@@ -46,7 +46,7 @@ def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def efficient(values: Tensor, gain: Tensor) -> Tensor:
-    """``values [..., n, M]`` with the gap between their sum and ``gain [M]`` shared out equally."""
+    """Add the gap between the sum of ``values [..., n, M]`` and ``gain [M]`` to the values in equal parts."""
     return values + (gain - values.sum(dim=-2, keepdim=True)) / values.shape[-2]
 
 
@@ -58,7 +58,7 @@ def stratified_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Mean utilities by player and coalition size, with and without the player.
+    """Estimate the Shapley value by mean utilities per coalition size, with and without each player.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
@@ -85,7 +85,7 @@ def stratified_shapley(
 
 
 def _by_size(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Values and standard errors ``[n, M]`` from the sample as it stands."""
+    """Compute values and standard errors ``[n, M]`` from the sample as it stands."""
     n, (empty, grand) = game.num_players, game.empty_and_grand()
     values = (grand - empty).repeat(n, 1)
     variance = torch.zeros_like(values)

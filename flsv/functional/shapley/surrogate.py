@@ -80,22 +80,22 @@ Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Inner product of membership vectors: additive games."""
+    """Compute the inner product of membership vectors: additive games."""
     return j + 0 * s
 
 
 def pairs(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Inner product of all products of two memberships: interactions of two players."""
+    """Compute the inner product of all products of two memberships: interactions of two players."""
     return j * (j - 1) / 2 + 0 * s
 
 
 def averaged_membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Inner product of membership / size: games that are linear in the average of the members' updates."""
+    """Compute the inner product of membership / size: games that are linear in the average of the members' updates."""
     return torch.where(s * t > 0, j / (s * t).clamp_min(1), 0.0)
 
 
 def gaussian(squared_width: float) -> Kernel:
-    """exp(-|c_S - c_T|^2 / (2 w)) of the weight vectors c_S = z / |S| (0 for the empty coalition)."""
+    """Make the kernel exp(-|c_S - c_T|^2 / (2 w)) of the weight vectors c_S = z / |S| (0 for the empty coalition)."""
 
     def kernel(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
         own = torch.where(s > 0, 1 / s.clamp_min(1), 0.0) + torch.where(t > 0, 1 / t.clamp_min(1), 0.0)
@@ -105,13 +105,13 @@ def gaussian(squared_width: float) -> Kernel:
 
 
 def gram(kernel: Kernel, left: Tensor, right: Tensor) -> Tensor:
-    """``k(S, T)`` for all rows S of ``left`` (bool ``[A, n]``) and T of ``right`` (``[B, n]``): float64 ``[A, B]``."""
+    """Compute ``k(S, T)`` for rows S of ``left`` bool ``[A, n]`` and T of ``right`` ``[B, n]``: float64 ``[A, B]``."""
     left, right = left.to(torch.float64), right.to(torch.float64)
     return kernel(left @ right.T, left.sum(dim=1, keepdim=True), right.sum(dim=1))
 
 
 def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
-    """Exact Shapley values of the games S -> k(S, T), for all rows T of ``coalitions`` (bool ``[B, n]``): ``[B, n]``.
+    """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T), T a row of ``coalitions`` bool ``[B, n]``.
 
     Example:
         The Shapley values of membership / |S| of player 0 among 3: H_3 / 3 and -(H_3 - 1) / 6.
@@ -138,7 +138,7 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
-    """Row s, column j: the probability of j marked ones among s drawn of ``population``, j up to ``most``."""
+    """Compute the probability of j <= ``most`` marked ones (column j) among s drawn of ``population`` (row s)."""
     drawn = torch.arange(population + 1, dtype=torch.float64).view(-1, 1)
     hits = torch.arange(most + 1, dtype=torch.float64)
     possible = (hits <= marked) & (hits <= drawn) & (drawn - hits <= population - marked)
@@ -154,7 +154,7 @@ def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
     return torch.where(possible, log_probability.exp(), 0.0)
 
 
-#: Of which that one is taken that explains the sample best.
+#: Candidates: the one that explains the sample best is taken.
 SURROGATES: list[list[Kernel]] = [
     *([membership, gaussian(width)] for width in (0.1, 0.3, 1.0, 3.0)),
     [membership, pairs, averaged_membership],
@@ -175,18 +175,18 @@ class Surrogate:
     offset: Tensor
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """g, ``[K, M]``, of coalitions bool ``[K, n]``."""
+        """Evaluate g, ``[K, M]``, on coalitions bool ``[K, n]``."""
         kernel = sum((scale * gram(part, masks, self.coalitions) for part, scale in self.parts), torch.zeros(()))
         return self.offset + kernel @ self.coefficients
 
     def shapley(self) -> Tensor:
-        """Exact Shapley values of g, ``[n, M]``."""
+        """Compute the exact Shapley values of g, ``[n, M]``."""
         values = sum((scale * kernel_shapley(part, self.coalitions) for part, scale in self.parts), torch.zeros(()))
         return values.T @ self.coefficients
 
 
 def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tensor) -> tuple[Surrogate, Tensor]:
-    """The candidate and ridge penalty of largest marginal likelihood, and its leave-one-out residuals.
+    """Fit the candidate and ridge penalty of largest marginal likelihood, with leave-one-out residuals.
 
     Args:
         candidates: kernels, each given as the parts of a sum.
@@ -224,18 +224,18 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
 
 
 def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
-    """What each pair, with residual r(S) - r(N \\ S) of shape ``[m, M]``, says of SV(r): ``[m, n, M]``."""
+    r"""Compute the estimate ``[m, n, M]`` of SV(r) from each pair, with residuals r(S) - r(N \ S) ``[m, M]``."""
     return kernel_share(layer) * layer.masks.shape[1] / 2 * centered(layer).unsqueeze(-1) * residuals.unsqueeze(1)
 
 
 @dataclass
 class AdjustedEstimator:
-    """Computes values and standard errors ``[n, M]`` from a game with utilities ``[M]`` and a paired sample.
+    """An estimator of values and standard errors ``[n, M]`` from a game with utilities ``[M]`` and a paired sample.
 
     Args:
-        fit: as :func:`fit_surrogate` with the candidates given.
-        folds: 1: residuals are those of the very coalitions that the fit has seen. More: those of one part of the pairs
-            under a fit to the other parts, averaged.
+        fit: :func:`fit_surrogate` with bound candidates.
+        folds: 1: residuals of the coalitions in the fit itself. More: residuals of one part of the pairs under a fit to
+            the other parts, averaged.
     """
 
     fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]]
@@ -282,7 +282,7 @@ class AdjustedEstimator:
 
 
 def _fitted(layers: list[Layer], layer: Layer, fold: int, folds: int) -> Tensor:
-    """The layer's pairs that the fit of this fold sees: all but every ``folds``-th, or a share of them if many."""
+    """Select the layer's pairs in the fit of this fold: all but every ``folds``-th, or a share of them if many."""
     index = torch.arange(len(layer.masks))
     if folds > 1 and len(index) < layer.capacity:
         index = index[index % folds != fold]
@@ -300,7 +300,7 @@ def surrogate_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Shapley value of a surrogate fitted to the sampled coalitions, plus that of its residuals.
+    """Estimate the Shapley value by that of a surrogate fitted to sampled coalitions, plus that of its residuals.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.

@@ -1,13 +1,8 @@
-"""The Wasserstein barycenter of the clients' samples.
+"""The Wasserstein barycenter of the clients' samples, the target if there is no validation set.
 
-The Wasserstein barycenter of the clients' samples is the target where there is no validation set: Algorithm 1 without
-one, with the step of Cuturi and Doucet, "Fast Computation of Wasserstein Barycenters", ICML 2014, for its support
-points:
-
-    X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i.
-
-Theorem 1's monotone objective does not hold for this step. Support points that start equal (the paper's zeros) stay
-equal for ever; ours start as samples of the clients' first interpolants.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 without a validation
+set, with the step of Cuturi and Doucet, "Fast Computation of Wasserstein Barycenters", ICML 2014, for its support
+points.
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ class AnsweringClient(Protocol):
 
 @dataclass(frozen=True)
 class FederatedBarycenter:
-    """The result of the protocol.
+    """The result of :func:`wasserstein_barycenter`.
 
     Attributes:
         support_points: ``[S, d]``, equally heavy.
@@ -58,19 +53,24 @@ def wasserstein_barycenter(
     generator: torch.Generator | None = None,
     p: Exponent = 2,
 ) -> FederatedBarycenter:
-    """Free-support barycenter of the clients' samples, from interpolants and distances only.
+    """Compute a free-support barycenter of the clients' samples, from interpolants and distances only.
+
+        X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i
+
+    Theorem 1's monotone objective does not hold for this step. Support points that start equal (the paper's zeros) stay
+    equal forever; here they start as samples of the clients' first interpolants.
 
     Args:
-        clients: n of them, each with ``answer(gamma)`` as :class:`TransportClient` has it.
-        support: S.
+        clients: the n clients, each with ``answer(gamma)`` as :class:`TransportClient` has it.
+        support: S, the number of support points.
         iterations: K, at least 1.
-        weights: ``[n]`` lambda, at least 0 (sample counts, say); None: equal. They are made to sum to 1.
-        generator: draws, also the first points sent to all clients: normal, next to 0 (see :class:`TransportServer`).
-            None: torch's default.
-        p: exponent of the distance; the support's step is the one for 2.
+        weights: ``[n]`` lambda, at least 0 (such as sample counts); None: equal. They are made to sum to 1.
+        generator: source of all draws, among them the first points sent to all clients, normal and close to 0 (see
+            :class:`TransportServer`). None: torch's default.
+        p: exponent of the distance; the step of the support points is the one for p = 2.
 
     Returns:
-        See :class:`FederatedBarycenter`.
+        The support points and the clients' distances, see :class:`FederatedBarycenter`.
 
     Raises:
         ConfigurationError: no clients, clients of different dimensions, or wrong settings.
@@ -87,7 +87,7 @@ def wasserstein_barycenter(
     shares = _shares(clients, weights)
     start = SPREAD * torch.randn(support, clients[0].dim, generator=generator)
     gammas = [client.answer(start)[0] for client in clients]
-    # Each point from a client drawn by weight: the mixture of the gammas.
+    # Each support point comes from a client drawn by weight: a sample of the mixture of the gammas.
     owner = torch.multinomial(shares, support, replacement=True, generator=generator).tolist()
     place = torch.randperm(support, generator=generator).tolist()
     center = torch.stack([gammas[i][j] for i, j in zip(owner, place)])
@@ -106,6 +106,7 @@ def wasserstein_barycenter(
 
 
 def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
+    """Normalize the clients' weights to sum to 1; None: equal weights."""
     shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
     if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
         raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")

@@ -1,4 +1,4 @@
-"""Checks of samples and arguments, and of how many points a client may answer without revealing one.
+"""Checks of samples and labels, and of how many points a client may answer without revealing a sample.
 
 Each of the S points that a client returns is a mean of m/S of its m samples. Below the threshold the attack of
 ``tools/paper_fedbary_samples.py`` hardly finds a near copy of a sample: ``docs/results/fedbary_reconstruction.md``.
@@ -33,7 +33,7 @@ def check_points(x: Tensor, name: str = "x") -> None:
 
 
 def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> None:
-    """Both sides as :func:`check_points` has it, and of one feature dimension."""
+    """Raise unless both sides pass :func:`check_points` and have the same number of features."""
     check_points(x, name)
     check_points(x2, name2)
     if x.shape[1] != x2.shape[1]:
@@ -52,14 +52,14 @@ def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
 
 
 def check_labeled(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> None:
-    """Two labeled sides."""
+    """Raise unless both sides have samples of the same features, and a class for each."""
     check_pair(x, x2)
     check_labels(y, x)
     check_labels(y2, x2, "y2")
 
 
 def safe_support(samples: int) -> int:
-    """The largest S below m/2; 0 for fewer than 3 samples, which no S protects.
+    """Compute the largest S below m/2; 0 for fewer than 3 samples, which no S protects.
 
     Example:
         >>> [safe_support(samples) for samples in (2, 3, 60, 61)]
@@ -69,12 +69,12 @@ def safe_support(samples: int) -> int:
 
 
 def check_support(support: int, samples: int, who: str = "the client") -> None:
-    """Raise unless every point that crosses is a mean of more than two samples.
+    """Raise unless every point that is sent is a mean of more than two samples.
 
     Args:
-        support: S, points that cross.
-        samples: m, of the client.
-        who: holds them, for the message.
+        support: S, the points that are sent.
+        samples: m, the client's samples.
+        who: the client, for the message.
 
     Raises:
         ConfigurationError: S is m/2 or more.
@@ -90,9 +90,5 @@ def check_support(support: int, samples: int, who: str = "the client") -> None:
 
 #: The place between two measures, the exponent of a distance, and the factor from one regularization to the next.
 Place = Annotated[float, Gt(0), Lt(1), "0.5 is the middle of the geodesic."]
-
-
 Exponent = Annotated[float, Ge(1)]
-
-
 Scaling = Annotated[float, Gt(0), Lt(1)]

@@ -1,11 +1,9 @@
-"""A class as a Gaussian: the label part of the ground distance.
+"""Class statistics: each class as a Gaussian, for the label part of the ground distance.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9, after Alvarez-Melis
-and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS 2020: the distance of two labels is the distance
-of the Gaussians fitted to their classes, |m_y - m_y'|^2 + |Sigma_y^(1/2) - Sigma_y'^(1/2)|^2 (the vectors that the
-paper stacks; for commuting covariances this is the squared 2-Wasserstein distance).
+and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS 2020.
 
-Statistics divide by the class count, not by one less: repeating a whole data set leaves them as they are.
+Statistics divide by the class count, not by one less: they do not change if a whole data set is repeated.
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ class ClassStatistics:
     deviations: Tensor | None
 
     def index(self, y: Tensor) -> Tensor:
-        """The row of each label of ``y``.
+        """Find the row of each label of ``y`` ``[m]``: int64 ``[m]``.
 
         Raises:
-            ConfigurationError: a label that these statistics do not know.
+            ConfigurationError: a label that is not in these statistics.
         """
         y = y.to(self.labels)
         position = torch.searchsorted(self.labels, y).clamp(max=len(self.labels) - 1)
@@ -60,7 +58,7 @@ class ClassStatistics:
 
 @checked
 def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -> ClassStatistics:
-    """Mean and deviation of every class that is present.
+    """Compute mean and deviation of every class that is present.
 
     Args:
         x: ``[m, d]`` features.
@@ -72,7 +70,7 @@ def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -
         The statistics, in the dtype of ``x`` (computed in float64).
 
     Raises:
-        ConfigurationError: empty, non-finite or badly shaped input, or another ``covariance``.
+        ConfigurationError: empty, non-finite or badly shaped input, or an unknown ``covariance``.
 
     Example:
         >>> s = class_statistics(torch.tensor([[0.0, 1.0], [2.0, 1.0], [5.0, 5.0]]), torch.tensor([0, 0, 3]))
@@ -98,11 +96,16 @@ def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -
 
 
 def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
-    """Squared distances of the classes' means plus squared (Frobenius) distances of their deviations.
+    """Compute the squared distances between the classes of two sides.
+
+        |m_y - m_y'|^2 + |Sigma_y^(1/2) - Sigma_y'^(1/2)|^2
+
+    is the distance of the vectors that the paper stacks; for commuting covariances it is the squared 2-Wasserstein
+    distance of the Gaussians fitted to the classes.
 
     Args:
         a: statistics of one side, with Va classes.
-        b: of the other, with Vb classes; of the same kind of covariance.
+        b: statistics of the other side, with Vb classes and the same kind of covariance.
 
     Returns:
         ``[Va, Vb]``, in squared feature units.
@@ -125,6 +128,6 @@ def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
 
 
 def _root(centered: Tensor) -> Tensor:
-    """Square root of the covariance of centered rows; 0 for a single one."""
+    """Compute the square root of the covariance of centered rows; 0 for a single row."""
     values, vectors = torch.linalg.eigh(centered.T @ centered / len(centered))
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T

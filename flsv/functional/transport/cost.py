@@ -2,10 +2,11 @@
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9 and the stacked vector
 [x; m_y; vec(Sigma_y^(1/2))] of section 4.1. The squared distance of two stacked vectors is |x - x'|^2 plus a number
-that depends on the two labels only, so for a cost matrix the vectors (of length d^2 and more) are never built.
+that depends on the two labels only, so the vectors (of length d^2 and more) are never built for a cost matrix.
 
-We add a weight w of the label term: with w = 1 raw features drown it, and label noise stays invisible (the paper's own
-finding). Each side uses its own class statistics; a class that the other side lacks is simply far from all of its.
+The weight w of the label term is an addition: with w = 1 raw features dominate it, and label noise stays invisible (the
+paper's own finding). Each side uses its own class statistics; a class that the other side lacks is far from all of the
+other side's classes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from flsv.utilities.declared import NonNegative, checked
 from flsv.utilities.errors import ConfigurationError
 
 CHUNK_BYTES = 256 * 2**20
-
-
 MAX_EMBEDDED_COVARIANCE = 4096
 
 
@@ -35,13 +34,17 @@ def label_augmented_cost(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """|x - x'|^2 + w (|m_y - m_y'|^2 + |s_y - s_y'|^2), with s the deviations of :func:`class_statistics`.
+    """Compute the ground cost of features and labels between all samples of two sides.
+
+        |x - x'|^2 + w (|m_y - m_y'|^2 + |s_y - s_y'|^2)
+
+    with m and s the means and deviations of :func:`class_statistics`.
 
     Args:
         x: ``[m, d]`` features of one side.
-        y: ``[m]`` its integer classes; None on either side leaves the label term out.
+        y: ``[m]`` integer classes of ``x``; None on either side leaves the label term out.
         x2: ``[m2, d]`` features of the other side.
-        y2: ``[m2]`` its classes.
+        y2: ``[m2]`` integer classes of ``x2``.
         covariance: how a class's spread enters: ``"diag"``, ``"full"`` or ``"none"``.
         label_weight: w, at least 0.
 
@@ -89,17 +92,18 @@ def label_embedding(
     label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
-    """[x; sqrt(w) m_y; sqrt(w) s_y]: points whose squared distances are :func:`label_augmented_cost`'s.
+    """Embed labeled samples as points whose squared distances are :func:`label_augmented_cost`'s.
 
-    In this form labels pass through anything that works on points, such as :class:`TransportClient`. Whoever gets a
-    sample's embedding gets its features and its class's mean and deviation; the protocol sends averages of several.
+    The points are [x; sqrt(w) m_y; sqrt(w) s_y]. In this form labels pass through any method for points, such as
+    :class:`TransportClient`. An embedded sample reveals its features and its class's mean and deviation; the protocol
+    sends averages of several samples.
 
     Args:
         x: ``[m, d]`` features.
         y: ``[m]`` integer classes; None: ``x`` as it is.
         covariance: ``"diag"`` (d' = 3 d), ``"none"`` (2 d) or ``"full"`` (2 d + d^2).
         label_weight: w, at least 0; the same on both sides.
-        statistics: of ``x`` and ``y``, where they are known already.
+        statistics: the class statistics of ``x`` and ``y``; None: they are computed.
 
     Returns:
         ``[m, d']``, in the dtype of ``x``.

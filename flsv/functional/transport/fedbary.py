@@ -1,20 +1,19 @@
-"""Values of a client's samples: with access to the validation samples, or through the protocol.
+"""FedBary: values of a client's samples, with access to the validation samples or through the protocol.
 
-After Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3. It is not
-LAVA, which takes one dual of features and labels together: that is :func:`lava`.
+After Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3. It differs
+from LAVA, which takes one dual of features and labels together: :func:`lava`.
 
-The paper's potential sees no label noise: how near a sample's features are to others varies more between clean samples
-than a wrong label adds, and a self-term with labels lets mislabeled samples explain each other. So the potential is
-taken apart, all at one eps:
+The paper's potential does not detect label noise: how near a sample's features are to others varies more between clean
+samples than a wrong label adds, and a self-term with labels lets mislabeled samples explain each other. So the
+potential is split into parts, all at one eps:
 
     features:  f(x -> validation) - f(x -> x), on the features alone,
     labels:    f((x, y) -> validation) - f(x -> validation), what the label adds for the same features,
     both:      features + 2 labels.
 
-What a label adds has an offset per class, which says how the sides' class shares differ and nothing of the sample: it
-would flag whole classes of a client with shares of its own. So "labels" and "both" are relative to the mean of the
-sample's own class; "features" is equation 11 as it is. (A class that is wrong as a whole is thus not seen by its
-labels.)
+The label's part has an offset per class, which depends on the two sides' class shares and not on the sample: it would
+flag whole classes of a client whose shares differ. So "labels" and "both" are relative to the mean of the sample's own
+class; "features" is equation 11 unchanged. (A class whose labels are all wrong is thus not detected by its labels.)
 
 Through the protocol "validation" is gamma, whose first d coordinates are the features' own interpolating measure.
 """
@@ -36,8 +35,6 @@ from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
 Part = Literal["features", "labels", "both"]
-
-
 LABEL_EMPHASIS = 2.0
 
 
@@ -54,22 +51,22 @@ def direct_values(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Calibrated gradients of the client's samples against the validation samples themselves.
+    """Compute calibrated gradients of the client's samples against the validation samples themselves.
 
     Args:
         x: ``[m, d]`` the client's samples.
         y: ``[m]`` their integer classes; None on either side: features only.
         x2: ``[m2, d]`` the validation samples.
         y2: ``[m2]`` their classes.
-        part: ``"features"``, ``"labels"`` or ``"both"``, see the file's docstring.
+        part: ``"features"``, ``"labels"`` or ``"both"``, see :mod:`flsv.functional.transport.fedbary`.
         blur: eps, relative to the mean squared feature distance between both sides; above 0.
         scaling: see :func:`debiased_potential`.
         covariance: see :func:`label_augmented_cost`.
-        label_weight: w of :func:`label_augmented_cost`. Where the label term dwarfs feature distances, both sides'
-            class shares decide instead of the labels: on PCA features 0.5 to 1 serve, more does not.
+        label_weight: w of :func:`label_augmented_cost`. If the label term is much larger than feature distances,
+            the class shares of both sides decide instead of the labels: on PCA features 0.5 to 1 is good, more is not.
 
     Returns:
-        ``[m]`` in squared feature units, which sum to 0; positive means harmful.
+        ``[m]`` in squared feature units, sums to 0; positive means harmful.
 
     Raises:
         ConfigurationError: wrong samples, labels or settings, or ``part="labels"`` without labels.
@@ -96,7 +93,9 @@ def client_values(
     label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
-    """Calibrated gradients of the client's samples against what the protocol has sent it: no access to others' samples.
+    """Compute calibrated gradients of the client's samples against the points that the protocol has sent to it.
+
+    It needs no access to the samples of others.
 
     Args:
         x: ``[m, d]`` the client's samples.
@@ -104,15 +103,15 @@ def client_values(
         gamma: ``[S, d']`` points that the client has received: gamma (or eta_Q) of a protocol whose sides passed their
             :func:`label_embedding`. Without ``y`` it may be of features only (d' = d); else its
             first d coordinates are used.
-        part: ``"features"``, ``"labels"`` or ``"both"``, see the file's docstring.
+        part: ``"features"``, ``"labels"`` or ``"both"``, see :mod:`flsv.functional.transport.fedbary`.
         blur: eps, relative to the mean squared feature distance between ``x`` and ``gamma``; above 0.
         scaling: see :func:`debiased_potential`.
         covariance: as in the protocol's embeddings.
         label_weight: as in the protocol's embeddings; see :func:`direct_values`.
-        statistics: of the client's classes, where they are known already.
+        statistics: the client's class statistics; None: they are computed.
 
     Returns:
-        ``[m]`` in squared feature units, which sum to 0; positive means harmful.
+        ``[m]`` in squared feature units, sums to 0; positive means harmful.
 
     Raises:
         ConfigurationError: wrong samples, labels or settings, ``part="labels"`` without labels, or a gamma of other
@@ -140,7 +139,7 @@ def _values(
     blur: float,
     scaling: float,
 ) -> Tensor:
-    """Calibrated gradient of the parts; cost matrices live one at a time."""
+    """Compute the calibrated gradient of the parts; one cost matrix is in memory at a time."""
     if part == "labels" and labeled is None:
         raise ConfigurationError('part="labels" needs classes on both sides. Pass them, or part="features".')
     cost = label_augmented_cost(x, None, x2, None)

@@ -1,19 +1,20 @@
-"""The Wasserstein distance between a client's and the server's samples, computed from interpolants only.
+"""The federated Wasserstein distance between a client's and the server's samples, from interpolants only.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 5 to 8 and Algorithm 1
 with a validation set; Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024 (arXiv 2310.01973).
 
-An iteration: the server sends S points gamma; the client answers with eta_P, the interpolant of its samples P and
-gamma, and W(P, gamma); the server forms eta_Q from gamma and its samples Q, and the next gamma from eta_P and eta_Q. By
-the triangle inequality W(P, gamma) + W(gamma, Q) is never below W(P, Q), and is equal to it where gamma is on the
-geodesic.
+In an iteration the server sends S points gamma; the client answers with eta_P, the interpolant of its samples P and
+gamma, and with W(P, gamma); the server forms eta_Q from gamma and its samples Q, and the next gamma from eta_P and
+eta_Q. By the triangle inequality W(P, gamma) + W(gamma, Q) is never below W(P, Q), and is equal to it if gamma is on
+the geodesic.
 
-What crosses: S interpolated points and one number a way. A point is a mean of m/S of the client's samples and of a
-point that the server has sent, who takes that off again. With S >= m it is left with the samples themselves, with
-S >= m/2 with points in which one sample weighs half and more (``docs/results/fedbary_reconstruction.md``). A client
-therefore answers fewer than m/2 points, unless it is told otherwise; the distance is then biased upwards. That is no
-proof: many iterations give many means. Labels cross as part of the points, if both sides pass
-:func:`label_embedding`'s: as averages of class means and deviations, which of a class of one sample are the sample.
+Both ways S interpolated points and one number are sent. A point is a mean of m/S of the client's samples and of a point
+that the server has sent and can subtract again. With S >= m the server then has the samples themselves, with S >= m/2
+points in which one sample has half of the weight or more (``docs/results/fedbary_reconstruction.md``). A client
+therefore answers fewer than m/2 points, unless ``allow_reconstruction`` is set; the distance is then biased upwards.
+This is no proof of privacy: many iterations send many means. If both sides pass embeddings of :func:`label_embedding`,
+labels are sent as part of the points: as averages of class means and deviations, which for a class of one sample are
+the sample.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
 # Two optimal plans in a row need not compose to an optimal one: from a wide first gamma the protocol ends in some
-# pairing of P and Q that no iteration improves. From a point, eta_P and eta_Q are small
-# copies of P and Q, their matching is that of P and Q, and it stays. The spread only breaks ties.
+# pairing of P and Q that no iteration improves. If gamma starts as nearly a point, eta_P and eta_Q are small copies of
+# P and Q, whose matching is that of P and Q, and stays so. The spread only breaks ties.
 SPREAD = 1e-4
 
 
 @checked
 class TransportClient:
-    """The client's role: it holds its samples and answers the server's points.
+    """The client of the protocol: it holds its samples and answers the server's points.
 
     Args:
         x: ``[m, d]`` samples (or their embeddings).
-        t: the place of its interpolants between its samples (0) and the server's points (1).
+        t: the place of the interpolants between the client's samples (0) and the server's points (1).
         p: exponent of the distance.
-        allow_reconstruction: answer any number of points, also so many that its samples can be read off the answer.
+        allow_reconstruction: answer any number of points, even if they reveal the samples.
 
     Example:
         >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
@@ -57,14 +58,20 @@ class TransportClient:
 
     @property
     def dim(self) -> int:
-        """The dimension of its points, which the server needs to know."""
+        """Return the dimension of the client's points."""
         return self._x.shape[1]
 
     def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        """eta_P ``[S, d]`` and W(P, gamma) for the server's points ``[S, d]``.
+        """Answer the server's points with interpolants and a distance.
+
+        Args:
+            gamma: ``[S, d]``, the server's points.
+
+        Returns:
+            eta_P ``[S, d]`` and W(P, gamma).
 
         Raises:
-            ConfigurationError: points of another dimension, or so many that they would show its samples.
+            ConfigurationError: points of another dimension, or so many that the answer would reveal samples.
         """
         check_pair(self._x, gamma, "the client's samples", "gamma")
         if not self._allow:
@@ -76,18 +83,18 @@ class TransportClient:
 
 @checked
 class TransportServer:
-    """The server's role towards one client: it holds the validation samples, gamma and the estimate.
+    """The server of the protocol, towards one client: it holds the validation samples, gamma and the estimate.
 
     Args:
         x2: ``[m2, d]`` validation samples (or their embeddings).
-        t: the place of its interpolants, towards its own samples; 0.5 is the paper's. Above it gamma ends nearer Q, at
-            t^2 / (t^2 + (1 - t)^2) of the way, and shows more of it; the client must use the same.
+        t: the place of the interpolants on the way to the server's samples; 0.5 is the paper's. Above 0.5 gamma ends
+            nearer to Q, at t^2 / (t^2 + (1 - t)^2) of the way, and reveals more of it; the client must use the same t.
         p: exponent of the distance.
 
     Attributes:
-        gamma: ``[S, d]``, what it sends next; None before :meth:`start`.
-        eta: ``[S, d]``, eta_Q of the last step, between its gamma and Q; None before.
-        distance: W(P, gamma) + W(gamma, Q) of the last step; NaN before.
+        gamma: ``[S, d]``, the points to send next; None before :meth:`start`.
+        eta: ``[S, d]``, eta_Q of the last step, between gamma and Q; None before the first step.
+        distance: W(P, gamma) + W(gamma, Q) of the last step; NaN before the first step.
 
     Example:
         >>> server = TransportServer(torch.tensor([[4.0], [6.0]]))
@@ -107,12 +114,17 @@ class TransportServer:
         self.distance = x2.new_tensor(torch.nan)
 
     def start(self, support: int, dim: int | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """The first gamma: S normal points close to the mean of the server's samples (their deviation times 1e-4).
+        """Draw the first gamma: S normal points close to the mean of the server's samples.
+
+        Their standard deviation is 1e-4 times that of the samples.
 
         Args:
             support: S, at least 1.
-            dim: the dimension of the client's points, if it has told.
-            generator: None: torch's default.
+            dim: the dimension of the client's points, if known.
+            generator: draws the points; None: torch's default.
+
+        Returns:
+            ``[S, d]``.
 
         Raises:
             ConfigurationError: the dimensions differ, or S is below 1.
@@ -129,7 +141,14 @@ class TransportServer:
         return self.gamma
 
     def step(self, eta: Tensor, distance: Tensor) -> Tensor:
-        """The next gamma ``[S, d]``, from the client's eta_P ``[S, d]`` and W(P, gamma).
+        """Compute the next gamma from a client's answer.
+
+        Args:
+            eta: ``[S, d]``, the client's eta_P.
+            distance: W(P, gamma).
+
+        Returns:
+            ``[S, d]``, the next gamma.
 
         Raises:
             ConfigurationError: before :meth:`start`, or an answer that does not fit gamma.
@@ -147,7 +166,7 @@ class TransportServer:
 
 @dataclass(frozen=True)
 class FederatedDistance:
-    """The result of the protocol.
+    """The result of :func:`federated_wasserstein`.
 
     Attributes:
         distance: W(P, gamma) + W(gamma, Q) at the last iteration, in feature units; not below W(P, Q).
@@ -174,25 +193,27 @@ def federated_wasserstein(
     generator: torch.Generator | None = None,
     allow_reconstruction: bool = False,
 ) -> FederatedDistance:
-    """Wire a :class:`TransportClient` that holds ``x`` to a :class:`TransportServer` that holds ``x2``.
+    """Compute the Wasserstein distance of two sets of samples by the protocol.
 
-    The error about halves per iteration where S = m = m2.
+    A :class:`TransportClient` holds ``x``, a :class:`TransportServer` holds ``x2``.
+
+    If S = m = m2 the error about halves per iteration.
 
     Args:
         x: ``[m, d]`` the client's samples.
-        x2: ``[m2, d]`` the server's.
-        support: S, points that cross.
+        x2: ``[m2, d]`` the server's samples.
+        support: S, the points that are sent.
         iterations: K, at least 1.
         t: place of the interpolants; 0.5 is the middle.
         p: exponent of the distance.
         generator: draws the first gamma; None: torch's default.
-        allow_reconstruction: take S >= m/2, too, from which the client's samples can be worked out.
+        allow_reconstruction: allow S >= m/2, from which the client's samples can be reconstructed.
 
     Returns:
         See :class:`FederatedDistance`.
 
     Raises:
-        ConfigurationError: wrong samples or settings, or such an S that is not allowed.
+        ConfigurationError: wrong samples or settings, or S >= m/2 without ``allow_reconstruction``.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [2.0]])

@@ -1,20 +1,20 @@
 """LAVA: values of samples from one dual of the transport between labeled data sets.
 
-Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023. The ground cost is
-C((x, y), (x', y')) = d(x, x') + c W_d(mu(. | y), mu'(. | y')): the distance of two labels is the transport distance
-between their classes' samples (Alvarez-Melis and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS
-2020). A sample's value is the calibrated gradient of the dual at that sample.
+Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023. The ground cost is C((x, y),
+(x', y')) = d(x, x') + c W_d(mu(. | y), mu'(. | y')): the distance of two labels is the transport distance between their
+classes' samples (Alvarez-Melis and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS 2020). A sample's
+value is the calibrated gradient of the dual at that sample.
 
 As in the settings of the public code (p = 2, exact inner transport, debiased, eps = 0.1), d is half the squared
 Euclidean distance and the dual is entropic, less the dual towards the client's own samples (Feydy et al., AISTATS
 2019).
 
-Departures: the duals are solved to tolerance, or there is a warning, where GeomLoss makes one pass of annealing; the
-inner distance is exact by the network simplex, where GeomLoss's is entropic. The port in opendataval, which is the code
-that was compared, halves the inner distance twice, so that its weight of 1 is ``label_weight=0.5`` here, and leaves the
-self-term out when it asks for the dual.
+Departures: the duals are solved to tolerance, or there is a warning, whereas GeomLoss makes one pass of annealing; the
+inner distance is exact by the network simplex, whereas GeomLoss's is entropic. The port in opendataval, which is the
+code that was compared, halves the inner distance twice, so that its weight of 1 is ``label_weight=0.5`` here, and omits
+the self-term when it asks for the dual.
 
-:func:`direct_values` is our own estimator with the same access, and another method.
+:func:`direct_values` is another estimator with the same access, this package's own.
 """
 
 from __future__ import annotations
@@ -47,21 +47,23 @@ def lava(
     eps: Positive = 0.1,
     scaling: Scaling = 0.7,
 ) -> Tensor:
-    """Calibrated gradients of the debiased dual on |x - x'|^2 / 2 + c W_2^2(class of y, class of y') / 2.
+    """Compute LAVA's values: calibrated gradients of the debiased dual.
+
+    The ground cost is |x - x'|^2 / 2 + c W_2^2(class of y, class of y') / 2.
 
     Args:
-        x: ``[m, d]`` the client's samples, in the features that the distances are to be taken in.
+        x: ``[m, d]`` features of the client's samples.
         y: ``[m]`` their integer classes.
         x2: ``[m2, d]`` the validation samples.
-        y2: ``[m2]`` their classes. Classes are compared by their samples, not by their numbers.
+        y2: ``[m2]`` integer classes of ``x2``. Classes are compared by their samples, not by their numbers.
         inner: the distance between classes, see :func:`class_distances`.
         label_weight: c, at least 0; 0 leaves the labels out.
-        eps: entropic regularization, in half squared feature units, above 0. Below 1e-5 of the largest cost that is
-            what is used.
+        eps: entropic regularization, in half squared feature units, above 0; at least 1e-5 of the largest cost is
+            used.
         scaling: factor of eps from stage to stage, in (0, 1).
 
     Returns:
-        ``[m]`` in half squared feature units, which sum to 0; positive means harmful.
+        ``[m]`` in half squared feature units, sums to 0; positive means harmful.
 
     Raises:
         ConfigurationError: wrong samples, labels or settings, or a cost matrix above 800 MiB.
@@ -79,7 +81,7 @@ def lava(
 
 @checked
 def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inner = "exact") -> Tensor:
-    """Squared 2-Wasserstein distances between the classes of two sides.
+    """Compute squared 2-Wasserstein distances between the classes of two sides.
 
     Args:
         x: ``[m, d]`` samples of one side.
@@ -95,7 +97,7 @@ def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inne
         ``[V, V2]`` float64 in squared feature units, classes ascending.
 
     Raises:
-        ConfigurationError: wrong samples or labels, or another ``inner``.
+        ConfigurationError: wrong samples or labels, or an unknown ``inner``.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [2.0], [5.0], [7.0]]), torch.tensor([0, 0, 1, 1])
@@ -119,7 +121,10 @@ def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inne
 
 
 def _bures(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
-    """With roots R, R' of the covariances the last term is the nuclear norm of R R'."""
+    """Compute the Bures distances between the Gaussians fitted to the classes.
+
+    With roots R, R' of the covariances the last term is the nuclear norm of R R'.
+    """
     first, other = (class_statistics(points.double(), c, covariance="full") for points, c in ((x, y), (x2, y2)))
     assert first.deviations is not None
     assert other.deviations is not None
@@ -130,6 +135,7 @@ def _bures(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
 
 
 def _cost(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, inner: Inner, label_weight: float) -> Tensor:
+    """Compute the ground cost ``[m, m2]`` of features and classes."""
     cost = label_augmented_cost(x, None, x2, None).div_(2)
     if label_weight > 0:
         between = (label_weight / 2 * class_distances(x, y, x2, y2, inner=inner)).to(cost)

@@ -3,8 +3,8 @@
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 10 and 11, after Just
 et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023.
 
-The paper takes the potentials of the exact linear programme. Against an interpolant, which sits on the transport rays,
-these are degenerate: many are optimal, and the solver's choice is arbitrary. Ours are debiased entropic potentials
+The paper takes the potentials of the exact linear programme. Against an interpolant, which lies on the transport rays,
+these are degenerate: many are optimal, and the solver's choice is arbitrary. Here potentials are debiased and entropic
 (Feydy et al., "Interpolating between Optimal Transport and MMD using Sinkhorn Divergences", AISTATS 2019): unique up to
 a constant, and without the pull of the entropy towards the center of the cloud.
 """
@@ -25,56 +25,34 @@ from flsv.utilities.declared import NonNegative, checked
 from flsv.utilities.errors import ConfigurationError
 
 BLOCK_BYTES = 64 * 2**20
-
-
 MAX_BYTES = 800 * 2**20
-
-
 STAGE_ITERATIONS = 20
-
-
 LAST_ITERATIONS = 5000
-
-
-BLOCK = 20  # iterations between two looks at the error, which wait for the device
-
-
+BLOCK = 20  # iterations between two checks of the error, each of which waits for the device
 TOLERANCE = 1e-4  # of potentials, in eps: the mean relative error of the marginals over 1 - the rate at which it falls
-
-
 MOST_OMEGA = 1.99
-
-
-FARTHEST = 200.0  # logarithms of scalings, whose exponentials are to stay finite
-
-
-SMALLEST_EPS = 1e-5  # of the largest cost: below, float32 potentials are rounding
-
-
+FARTHEST = 200.0  # largest logarithm of a scaling, so that its exponential stays finite
+SMALLEST_EPS = 1e-5  # relative to the largest cost: below, float32 potentials are rounding errors
 TINY = 1e-300
-
-
 NO_MASS = 1e-200  # below: products with it would be denormal numbers, which are slow
-
-
-#: Logarithms of the scalings of rows and columns that were found, iterations, and the error that is left.
+#: Logarithms of the scalings of rows and of columns, the iterations spent, and the remaining error.
 Finished = tuple[Tensor, Tensor, int, float]
-
-
 Finish = Callable[[Tensor, int], Finished]
 
 
 def calibrated_gradient(potential: Tensor) -> Tensor:
-    """f_l - sum_{j != l} f_j / (m - 1) (eq. 11): how the distance changes if sample l gets more mass.
+    """Compute how the distance changes if a sample gets more mass (eq. 11).
+
+        f_l - sum_{j != l} f_j / (m - 1)
 
     Positive means harmful: more of this sample would push the distributions apart. (The caption of the paper's figure 2
-    says the opposite of its section 4.3; this is the latter.)
+    says the opposite of its section 4.3, which is followed here.)
 
     Args:
         potential: ``[m]`` dual potential f on the samples, up to a constant.
 
     Returns:
-        ``[m]``, which sum to 0; 0 for a single sample.
+        ``[m]``, sums to 0; 0 for a single sample.
 
     Raises:
         ConfigurationError: not a vector of at least one number.
@@ -103,7 +81,9 @@ def debiased_potential(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """f_xy - f_xx on the samples of ``x``: entropic potential towards ``x2`` less the one towards themselves.
+    """Compute the debiased entropic potential f_xy - f_xx on the samples of ``x``.
+
+    It is the potential towards ``x2`` less the potential of ``x`` towards itself.
 
     The regularization eps is annealed from the largest cost down to ``blur`` times the mean cost between ``x`` and
     ``x2`` (p = 2), by ``scaling`` a stage.
@@ -111,10 +91,10 @@ def debiased_potential(
     Args:
         x: ``[m, d]`` samples.
         x2: ``[m2, d]`` samples, or points of an interpolating measure.
-        blur: final eps, relative to the mean squared cost, so that it means the same at any scale of the data.
+        blur: final eps, relative to the mean squared cost, so that it is independent of the scale of the data.
         scaling: factor of eps from stage to stage, in (0, 1).
         y: ``[m]`` integer classes; None on either side leaves the label term out.
-        y2: ``[m2]``.
+        y2: ``[m2]`` integer classes of ``x2``.
         covariance: see :func:`label_augmented_cost`.
         label_weight: see :func:`label_augmented_cost`.
 
@@ -140,27 +120,33 @@ def debiased_potential(
 
 
 def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
-    """The entropic potential ``[m]`` of a set towards itself, from its costs ``[m, m]`` (overwritten).
+    """Compute the entropic potential ``[m]`` of a set towards itself, from its costs ``[m, m]`` (overwritten).
 
-    Both sides are one, so the last stage goes half-way, too: where eps is small, next to no mass moves, and turns would
-    leave the two sides apart for ever.
+    The two sides are the same set, so the last stage goes half-way, too: where eps is small, next to no mass moves, and
+    alternating turns would keep the two sides apart.
     """
     return _potentials(cost, eps, scaling, _half_way)[0]
 
 
 def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tensor, Tensor]:
-    """Potentials f ``[m]`` and g ``[m2]``, of equal mean, for equally heavy samples at costs ``[m, m2]`` (overwritten).
+    """Compute potentials f ``[m]`` and g ``[m2]``, of equal mean, for equally heavy samples.
 
-    A stage sets eps, takes one step in logarithms (which cannot overflow), and goes on with products with the plan's
+    A stage sets eps, takes one step in logarithms (which cannot overflow), and continues with products with the plan's
     matrix in double precision, which are much faster. Both sides move half-way at once (in turns, the offset between
-    far-apart clusters, which hardly any mass determines, would favor one side); only the last stage goes in turns,
-    and further than each turn asks for, see :func:`_over_relaxed`. It ends where the potentials are within 1e-4 eps of
-    their limit, by the marginals' error and how fast it falls, or else warns of what was reached.
+    far-apart clusters, which hardly any mass determines, would favor one side); only the last stage goes in turns, with
+    over-relaxation, see :func:`_over_relaxed`. It ends when the potentials are within 1e-4 eps of their limit, as
+    estimated from the marginals' error and its rate of decrease; otherwise there is a warning with the error.
+
+    Args:
+        cost: ``[m, m2]``, overwritten.
+        eps: the final regularization, in the unit of the costs.
+        scaling: factor of eps from stage to stage, in (0, 1).
     """
     return _potentials(cost, eps, scaling, _over_relaxed)
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
+    """Anneal eps from the largest cost to its final value; ``finish`` does the last stage."""
     if cost.numel() * cost.element_size() > MAX_BYTES:
         raise ConfigurationError(
             f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {MAX_BYTES >> 20} MiB. "
@@ -170,7 +156,7 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
     largest = float(cost.max())
     if largest == 0:
         return cost.new_zeros(m), cost.new_zeros(m2)
-    # Relative to the largest cost, so that float32 does at any scale of the data.
+    # Relative to the largest cost, so that float32 suffices at any scale of the data.
     cost, last = cost.div_(largest), max(eps / largest, SMALLEST_EPS)
     precise = torch.float32 if cost.device.type == "mps" else torch.float64
     plan = torch.empty_like(cost, dtype=precise)
@@ -198,7 +184,7 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
 
 
 def _half_way(plan: Tensor, iterations: int) -> Finished:
-    """Both sides move half of the way that their marginals ask for, at once."""
+    """Move both sides at once, half of the way that their marginals ask for."""
     u, v = plan.new_ones(len(plan)), plan.new_ones(plan.shape[1])
     steps, error = 0, math.inf
     while steps < iterations and error >= TOLERANCE:
@@ -210,11 +196,11 @@ def _half_way(plan: Tensor, iterations: int) -> Finished:
 
 
 def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
-    """The sides move in turns, omega times as far as their marginals ask for.
+    """Move the sides in turns, omega times as far as their marginals ask for.
 
     Thibault, Chizat, Dossal, Papadakis, "Overrelaxed Sinkhorn-Knopp Algorithm for Regularized Optimal Transport",
     Algorithms 14(5), 2021. With omega = 1 the error falls by lambda a turn, which is next to 1 where eps is small; with
-    omega = 2 / (1 + (1 - lambda)^(1/2)) by omega - 1 (Young). Lambda is found by how the error falls.
+    omega = 2 / (1 + (1 - lambda)^(1/2)) by omega - 1 (Young). Lambda is estimated from how the error falls.
     """
     u, v = plan.new_zeros(len(plan)), plan.new_zeros(plan.shape[1])
     omega, most, before, error, steps = 1.0, MOST_OMEGA, math.inf, math.inf, 0
@@ -228,11 +214,11 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
         steps += BLOCK
         step = float(across.abs().mean() + down.abs().mean())
         if not math.isfinite(step):
-            # Far from the limit so long a stride leads away from it; turns of omega = 1 never do.
+            # Far from the limit such a long stride leads away from it; turns with omega = 1 never do.
             (u, v), omega, most, before = known, 1.0, 1 + (omega - 1) / 2, math.inf
             continue
         rate = max((step / before) ** (1 / BLOCK), omega - 1)
-        # What is left to go is a geometric series.
+        # The remaining steps are a geometric series.
         error = step / (1 - rate) if rate < 1 else math.inf
         if error < TOLERANCE or max(float(u.abs().max()), float(v.abs().max())) > FARTHEST:
             break
@@ -244,7 +230,7 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
 
 
 def _soft_minimum(cost: Tensor, other: Tensor, eps: float) -> Tensor:
-    """-eps log mean_j exp((other_j - cost_ij) / eps), a block of rows at a time."""
+    """Compute -eps log mean_j exp((other_j - cost_ij) / eps), a block of rows at a time."""
     rows = max(1, BLOCK_BYTES // (cost.element_size() * cost.shape[1]))
     parts = [torch.logsumexp((other - block) / eps, 1) for block in cost.split(rows)]
     return -eps * (torch.cat(parts) - math.log(cost.shape[1]))

@@ -1,6 +1,6 @@
-"""Exact Wasserstein distances of samples, and the contribution shares that follow from them.
+"""Exact Wasserstein distances between samples, and the contribution shares that follow from them.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 1 and section 4.2, on
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 1 and section 4.2, by
 POT's network simplex.
 """
 
@@ -31,14 +31,18 @@ def wasserstein_distance(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """W_p = (min over plans of sum pi d^p)^(1/p), with d the root of :func:`label_augmented_cost`.
+    """Compute the Wasserstein distance between two sets of samples.
+
+        W_p = (min over plans pi of sum_ij pi_ij d_ij^p)^(1/p)
+
+    with d the root of :func:`label_augmented_cost`.
 
     Args:
         x: ``[m, d]`` samples of one side.
         x2: ``[m2, d]`` samples of the other.
         y: ``[m]`` integer classes; None on either side leaves the label term out.
-        y2: ``[m2]``.
-        p: at least 1.
+        y2: ``[m2]`` integer classes of ``x2``.
+        p: the exponent, at least 1.
         covariance: see :func:`label_augmented_cost`.
         label_weight: see :func:`label_augmented_cost`.
 
@@ -59,8 +63,8 @@ def wasserstein_distance(
 
 
 def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """An optimal plan ``[m, m2]`` (a vertex of the polytope) for squared distances, and W_p."""
-    import ot  # it imports scikit-learn and pandas, which few who import the formulas need
+    """Compute an optimal plan ``[m, m2]`` (a vertex of the polytope) for squared distances, and W_p."""
+    import ot  # imports scikit-learn and pandas, which most formulas do not need
 
     cost = squared.detach().cpu().double().numpy()
     cost = cost if p == 2 else cost ** (p / 2)
@@ -71,14 +75,16 @@ def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
 
 def contribution_shares(distances: Tensor) -> Tensor:
-    """(1/W_i) / sum_j (1/W_j): the nearer, the larger.
+    """Compute shares that are inversely proportional to distances.
+
+        (1/W_i) / sum_j (1/W_j)
 
     Args:
-        distances: ``[n]``, at least 0; NaN for a client that was never seen, inf for one infinitely far.
+        distances: ``[n]``, at least 0; NaN for a client never seen, inf for an infinite distance.
 
     Returns:
-        ``[n]`` shares that sum to 1 over the clients seen; NaN stays NaN and does not count. Clients at distance 0
-        share everything equally, which is the limit.
+        ``[n]`` shares that sum to 1 over the clients seen; NaN stays NaN and does not count. If clients are at
+        distance 0 they share everything equally, which is the limit.
 
     Raises:
         ConfigurationError: a negative distance, or not a vector.
@@ -93,7 +99,7 @@ def contribution_shares(distances: Tensor) -> Tensor:
         raise ConfigurationError(f"distances: expected a vector of numbers of at least 0, got {distances}.")
     seen = ~distances.isnan()
     nearest = distances[seen].min() if seen.any() else distances.new_zeros(())
-    # Relative to the nearest, so that distances of 1e-300 do not overflow; 0/0 and inf/inf are ties with it.
+    # Relative to the nearest, so that distances of 1e-300 do not overflow; 0/0 and inf/inf are ties with the nearest.
     share = torch.where(distances == nearest, torch.ones_like(distances), nearest / distances)
     share = share.where(seen, torch.full_like(distances, torch.nan))
     return share / share[seen].sum()

@@ -1,4 +1,4 @@
-"""BlendedContribution: half what rounds gain by a client's updates, half whether these go where the federation goes."""
+"""BlendedContribution: the mean of a client's share of the rounds' gains and its share of agreement."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from torch import Tensor
 from flsv.core import ClientMatrix
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.functional.shapley.game import Utility
-from flsv.metrics.base import cosines_with_sum, parameters_of
 from flsv.metrics.coalitions.decayed_shapley import DecayedShapley
+from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 
 
 class BlendedContribution(
     DecayedShapley,
     chosen=("num_classes", "value", "fold", "weighting", "per_class", "threshold", "normalize", "coalition_weights"),
 ):
-    r"""Half a client's share of what the rounds have gained by its updates, half its share of agreement.
+    r"""Half a client's share of the rounds' gains by its updates, half its share of agreement with the cohort.
 
     .. math::
         u_i = \sum_t \omega^t \phi_i(t), \qquad a_i = \overline{\cos(d_i^t, d_N^t)}, \qquad
         \psi_i = \frac12 \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + \frac12 \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
 
-    with :math:`\phi_i(t)` the Shapley value of the game of round t, as of :class:`DecayedShapley` without the division,
-    and :math:`d_N` the sum of the updates made to one length, with the weights of the round's aggregation, as of
-    :class:`CosineGradientShapley`. The two fail in different federations: games where a round's gains are noise or
-    classes are learned in turn, directions where the majority errs. This is no paper's method. Both halves and the
+    with :math:`\phi_i(t)` the Shapley value of the game of round t, as in :class:`flsv.metrics.DecayedShapley` without
+    the division, and :math:`d_N` the sum of the updates scaled to one length, with the weights of the round's
+    aggregation, as in :class:`flsv.metrics.CosineGradientShapley`. The two fail in different federations: games where a
+    round's gains are noise or classes are learned in turn, directions where the majority is wrong. This method is not
+    from a paper. Both halves and the
     decay were chosen on ``flsv.benchmark``'s tuning federations (docs/benchmark.md).
 
-    A round costs its coalition game and two products with the matrix of updates. Where nobody has a positive number of
-    one kind, the other counts alone; where of neither, all have 0. A client outside the cohort gets no gain in that
+    A round costs its coalition game and two products with the matrix of updates. Where no client has a positive number
+    of one kind, the other counts alone; where of neither, all have 0. A client outside the cohort gets no gain in that
     round, and its mean cosine is that of its own rounds; one never seen is NaN.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0, a ``utility(masks: bool [K, k]) -> [K]``,
@@ -39,17 +40,17 @@ class BlendedContribution(
     ``[num_clients]``, shares that sum to 1.
 
     When not to use it:
-        Where money depends on it: take :class:`ShadowShapley` or ``flsv retrain``. It does not see copies: a client
-        that sends what another sends gets as much, and one that splits its samples between two names nearly twice as
-        much. Clients that join late get little of the first half.
+        Where money depends on it: take :class:`flsv.metrics.ShadowShapley` or ``flsv retrain``. It does not detect
+        copies: a client that copies another's updates gets as much, and one that splits its samples between two names
+        nearly twice as much. Clients that join late get little of the first half.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         decay: omega in (0, 1].
-        estimator: as for :class:`PartialFederatedShapley`.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: likewise.
-        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
-        mode: as for :class:`PartialFederatedShapley`.
+        performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
+        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -66,7 +67,7 @@ class BlendedContribution(
     """
 
     unit = "share"
-    sign = "larger: rounds gain more by the client's updates, and they go where all go."
+    sign = "larger: the client's updates improve the model more, and agree with the cohort's."
     cost = "a validation of every coalition's model, and two products with the matrix of updates."
     over_rounds = None
     plot_lower_bound = 0.0
@@ -97,8 +98,16 @@ class BlendedContribution(
         round_index: int = 0,
         aggregation_weights: Tensor | None = None,
     ) -> None:
-        """Add one round; without ``aggregation_weights`` the updates count equally. A ``FederatedLoop`` gives the
-        cohort's matrix in place of the updates."""
+        """Add a round.
+
+        Args:
+            client_ids: ``[k]``.
+            utility: the round's game, ``utility(masks: bool [K, k]) -> [K]``.
+            client_updates: ``[k, P]``, parameters only; a ``FederatedLoop`` passes the cohort's matrix.
+            generator: of the estimator.
+            round_index: from 0.
+            aggregation_weights: ``[k]``; None: the updates count equally.
+        """
         super().update(client_ids, utility, generator, round_index, aggregation_weights)
         matrix = self._matrix(client_ids, client_updates)
         norms = matrix.norms()
@@ -107,9 +116,11 @@ class BlendedContribution(
         self.cosine = self.cosine.index_add(0, client_ids, cosine.to(self.cosine))
 
     def compute(self) -> Tensor:
-        """``[num_clients]``, NaN for clients never seen."""
+        """Compute the shares ``[num_clients]``, NaN for clients never seen."""
         return gradient_agreement(super().compute(), self.cosine / self.seen).to(self.total)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The evaluations, and of each client ``[num_clients]`` the decayed sum of its values and its mean cosine."""
+        """Return the evaluations, and of each client ``[num_clients]`` the decayed sum of its values and its mean
+        cosine.
+        """
         return {**super().diagnostics(), "gain": super().compute(), "cosine": self.cosine / self.seen}

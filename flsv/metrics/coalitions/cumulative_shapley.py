@@ -12,19 +12,18 @@ from flsv.metrics.coalitions.value import CoalitionValue
 
 
 class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
-    r"""FedSV, ``--config fedsv``: the sum of a client's Shapley values over the rounds in which it took part; 0 in all
-    others.
+    r"""FedSV, ``--config fedsv``: the sum of a client's Shapley values over the rounds in which it took part.
 
     .. math::
         \phi_i = \sum_{t : i \in C_t} SV_i(t)
 
-    Inputs and arguments as for :class:`PartialFederatedShapley`, but for ``momentum`` and ``init``. ``compute`` gives
-    ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. The standard errors of the rounds,
-    which are independent, add in squares.
+    Inputs and arguments are those of :class:`flsv.metrics.PartialFederatedShapley`, without ``momentum`` and ``init``.
+    ``compute`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. The standard
+    errors of the rounds, which are independent, add in squares.
 
     When not to use it:
-        Where clients take part in different numbers of rounds and should not be paid for that: whoever is drawn more
-        often can have more. Where a single round's loss jumps: its game counts as much as any other. Without a
+        Where clients take part in different numbers of rounds, which should not matter: a client that is drawn more
+        often can have a larger sum. Where a single round's loss jumps: its game counts as much as any other. Without a
         validation set at the server.
 
     Example:

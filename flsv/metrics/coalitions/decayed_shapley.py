@@ -20,10 +20,10 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
         \phi_i = \sum_{t=1}^{R} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
 
     with :math:`\phi_i(t)` the Shapley value of the game of round t, whose sub-models are rebuilt from the round's
-    updates with the weights of the round's own aggregation; so it is updated after that. A round in which nothing
-    happens is skipped; in one whose values sum to nothing or less they are divided by the sum of their absolute values.
-    Both are counted (``diagnostics``). A round that gains next to nothing counts as much as any other, and nothing
-    bounds the shares of one with a small gain and values of both signs: ``normalize=False`` leaves the division out.
+    updates with the weights of the round's own aggregation; so it is updated after that. A round whose values are all 0
+    is skipped; values that sum to 0 or less are divided by the sum of their absolute values. Both are counted
+    (``diagnostics``). A round with hardly any gain counts as much as any other, and the shares of one with a small gain
+    and values of both signs are not bounded: ``normalize=False`` leaves the division out.
 
     With FedAvg it covers three baselines of the paper, the sum of the rounds' values (SOR), the multi-round index (MR)
     and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
@@ -31,23 +31,23 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
 
     As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]``, a ``generator`` and the
     ``round_index`` from 0. ``compute`` gives ``[num_clients]``; a client outside the cohort gets
-    nothing in that round, one never seen in an evaluated round is NaN.
+    0 in that round, one never seen in an evaluated round is NaN.
 
     When not to use it:
-        Where late rounds matter: early ones count most, and clients who join late get little. Where a round's gains may
-        be near 0 or negative, its shares swing.
+        Where late rounds matter: early ones count most, and clients that join late get little. Where a round's gain may
+        be near 0 or negative: its shares can be arbitrarily large.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         decay: omega in (0, 1].
-        threshold: rounds with decay^t below it are not evaluated at all; at most ``decay``.
-        estimator: as for :class:`PartialFederatedShapley`.
+        threshold: rounds with decay^t below it are not evaluated; at most ``decay``.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: likewise.
         normalize: divide each round's values by their sum; else the value is in the unit of the performance.
-        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
+        performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
         coalition_weights: ``"renormalized"``, the aggregation's weights made to sum to 1 inside a coalition (eq. 4), or
             ``"fixed"``, as they are (Algorithm 1, line 12): a small coalition then makes a small step.
-        mode: as for :class:`PartialFederatedShapley`.
+        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -77,5 +77,5 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
 
 
 def weighting_of(coalition_weights: CoalitionWeights) -> Weighting:
-    """How a coalition's updates are averaged by the aggregation's weights."""
+    """Return the weighting of a coalition's updates by the aggregation's weights."""
     return "aggregation" if coalition_weights == "renormalized" else "aggregation-fixed"

@@ -18,59 +18,61 @@ from flsv.metrics.intervals import OverRounds
 
 
 class Fold(ABC):
-    """Base class: how a metric's rounds become one value.
+    """Base class of folds, which combine a metric's rounds to one value.
 
-    What is handed a ``metric`` is :class:`flsv.metrics.CoalitionValue`; ``k`` are the round's players.
+    The methods' argument ``metric`` is a :class:`flsv.metrics.CoalitionValue`; k is the number of the round's players.
     """
 
     over_rounds: ClassVar[OverRounds] = None
-    """What intervals are made of, see :class:`flsv.metrics.intervals.WithIntervals`."""
+    """How intervals are computed, see :class:`flsv.metrics.intervals.WithIntervals`."""
     limits: ClassVar[tuple[float | None, float | None]] = (None, None)
-    """The least and the largest value that there can be."""
+    """The least and the largest possible value."""
     unit: ClassVar[str] = "{}"
-    """Of the value, with the unit of a round's in its place."""
+    """Unit of the value; the placeholder is the unit of a round's."""
     sign: ClassVar[str] = "positive: the coalitions do better with the client; negative: worse; 0: no difference."
-    """What more, less and 0 mean."""
+    """Meaning of positive, negative and zero values."""
     momentum: float = 0.0
     init: float | Literal["uniform"] | None = None
 
     def check(self, owner: str, per_class: bool) -> None:  # noqa: B027
-        """Raise ConfigurationError where its arguments are out of range, or it is not for values per class."""
+        """Raise ConfigurationError where an argument is out of range, or the fold is not for values per class."""
 
     @abstractmethod
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
-        """Declare states."""
+        """Declare the states."""
 
     def factor(self, round_index: int) -> float:
-        """Of a round in the value; a round of 0 is not played."""
+        """Return a round's factor in the value; a round of factor 0 is not played."""
         return 1.0
 
     @abstractmethod
     def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
-        """Add a round; gives what it says of its clients ``[k, M]``, before the factor."""
+        """Add a round, and return its clients' values ``[k, M]`` before the factor."""
 
     def skip(self, metric: Any) -> None:  # noqa: B027
-        """A round that is not played."""
+        """Count a round that is not played."""
 
     @abstractmethod
     def compute(self, metric: Any) -> Tensor:
-        """``[n, M]``, NaN for clients never seen."""
+        """Compute the values ``[n, M]``, NaN for clients never seen."""
 
     def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
-        """The value's standard error by the estimator ``[n, M]`` and its degrees of freedom, where they are known."""
+        """Return the standard error by the estimator ``[n, M]`` and its degrees of freedom; None where they are not
+        known.
+        """
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """What else there is to log, by name."""
+        """Return further values to log, by name."""
         return {}
 
     def prior(self, num_clients: int | None) -> float | None:
-        """What a client never seen is taken to be worth by those who read the metric."""
+        """Return the value that readers of the metric assume for a client never seen."""
         if self.init == "uniform":
             return None if num_clients is None else 1 / num_clients
         return self.init
 
 
 def freedom_of(estimate: ShapleyEstimate) -> Tensor:
-    """Of the standard error's shape."""
+    """Return the degrees of freedom, broadcast to ``stderr``."""
     return torch.as_tensor(estimate.freedom, dtype=torch.float64).expand(estimate.stderr.shape)

@@ -9,7 +9,7 @@ from flsv.metrics.coalitions.moving_average import MovingAverage, SurrogateAvera
 from flsv.metrics.coalitions.sums import Decay, LowerBound, Sum
 
 FoldName = Literal["last", "average", "surrogate", "sum", "decay", "lower_bound"]
-#: With the arguments that they have of themselves.
+#: Each fold with its default arguments.
 FOLDS: dict[FoldName, Fold] = {
     "last": MovingAverage(0.0),
     "average": MovingAverage(),

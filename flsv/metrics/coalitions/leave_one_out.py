@@ -15,12 +15,13 @@ class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args"
     .. math::
         v_i = U(C) - U(C \setminus i)
 
-    Inputs and arguments as :class:`PartialFederatedShapley`'s, without the estimator's. ``compute`` gives
-    ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
+    Inputs and arguments are those of :class:`flsv.metrics.PartialFederatedShapley`, without the estimator's.
+    ``compute`` gives ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client never seen
+    is NaN.
 
     When not to use it:
-        To pay by: of two clients with the same data neither is missed, and both have 0; values do not sum to anything.
-        As a check of whom one could do without it is cheap.
+        For payment: two clients with the same data both have 0, since neither is missed without the other; the values
+        do not sum to the gain. It is a cheap check of which clients are dispensable.
 
     Example:
         >>> import torch

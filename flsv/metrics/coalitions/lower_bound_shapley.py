@@ -15,24 +15,25 @@ class LowerBoundShapley(CoalitionValue, chosen=("value", "fold")):
     .. math:: v_i = \overline{SV}_i - t_{T_i - 1}(\text{confidence})\, \frac{s_i}{\sqrt{T_i}}
 
     with the mean and the spread over the :math:`T_i` rounds in which the client took part; the spread holds the error
-    of a sampled estimate, and how values change in the course of training. A client in its first round has its value
-    less its estimator's standard error times the normal quantile. Whoever is paid by it is paid for what is
-    established: values that swing from round to round, as those of noise and of few samples do, count for less, and
-    a client seen seldom for less than one seen often. It is no remedy against a client that comes as two, whose values
-    are as steady as one's: for that take ``estimator="banzhaf"``, under which two copies together have the one's value,
-    or ``"beta"`` with ``{"alpha": 1, "beta": 4}``, under which they have less (see
+    of a sampled estimate, and how values change in the course of training. In a client's first round the bound
+    is its value less its estimator's standard error times the normal quantile. Payment by it covers established
+    contributions only: values that vary from round to round, as those of noise and of few samples do, count for less,
+    and a client seen seldom for less than one seen often. It is no remedy against a client that registers twice, whose
+    values vary no more than one client's: against that take ``estimator="banzhaf"``, under which two copies together
+    have the value of one, or ``"beta"`` with ``{"alpha": 1, "beta": 4}``, under which they have less (see
     :mod:`flsv.functional.shapley.semivalues`).
 
-    Inputs as for :class:`PartialFederatedShapley`. ``compute`` gives ``[num_clients]`` or ``[num_clients,
-    num_classes]``, in the utility's unit; NaN for clients never seen. ``diagnostics`` holds the means, too.
+    Inputs are those of :class:`flsv.metrics.PartialFederatedShapley`. ``compute`` gives ``[num_clients]`` or
+    ``[num_clients, num_classes]``, in the utility's unit; NaN for clients never seen. ``diagnostics`` holds the means,
+    too.
 
     When not to use it:
-        To say what somebody has contributed: it is what is established, lower the fewer rounds there are, and does not
-        sum to what all have gained. With fewer than some ten rounds of a client.
+        To estimate the contribution itself: the bound is lower the fewer rounds there are, and does not sum to the
+        gain. With fewer than some ten rounds of a client.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: as for :class:`PartialFederatedShapley`.
+        num_classes: as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator: likewise.
         estimator_args: likewise.
         performance: likewise.
@@ -43,7 +44,7 @@ class LowerBoundShapley(CoalitionValue, chosen=("value", "fold")):
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: confidence outside [0.5, 1); what :class:`PartialFederatedShapley` raises.
+        ConfigurationError: confidence outside [0.5, 1); the errors of :class:`flsv.metrics.PartialFederatedShapley`.
 
     Example:
         >>> import torch

@@ -44,15 +44,15 @@ class MovingAverage(Fold):
         values, stderr = (value.to(metric.history).reshape(len(client_ids), -1) for value in self._read(estimate))
         metric.history = momentum_add(metric.history, client_ids, values, self.momentum)
         freedom = freedom_of(estimate).to(metric.freedom).reshape(len(client_ids), -1)
-        for name, found in (("stderr", stderr), ("freedom", freedom)):
+        for name, new in (("stderr", stderr), ("freedom", freedom)):
             before = getattr(metric, name)
             now = torch.full_like(before, float("nan"))
-            now[client_ids] = found
+            now[client_ids] = new
             setattr(metric, name, latest(torch.stack([before, now])))
         return values
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        """What a round contributes, and its standard error."""
+        """Return a round's values and their standard errors, as they enter the average."""
         return estimate.values, estimate.stderr
 
     def compute(self, metric: Any) -> Tensor:

@@ -30,12 +30,12 @@ Game = Callable[[Tensor, Tensor, Weighting], Utility]
 
 @dataclass(frozen=True)
 class _AtTheEnd(Fold):
-    """The value of a single game, after so many rounds."""
+    """Fold of a single game's value, after so many rounds."""
 
     rounds: int
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
-        # The length of a vector is not known yet.
+        # The vectors' length is set in the first round.
         metric.add_state("start", torch.zeros(1), dist_reduce_fx=None)
         metric.add_state("updates", torch.zeros(num_clients, 1), dist_reduce_fx=None)
         metric.add_state("weight", torch.zeros(num_clients), dist_reduce_fx=None)
@@ -57,14 +57,14 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
     .. math::
         U(S) = u\Bigl(x_0 + \sum_t \sum_{i \in S} w_i^t d_i^t\Bigr)
 
-    Coalition S is the initial model plus what its members have added to it in all rounds, along the path that all of
-    them took together. Buffers (BatchNorm's statistics) are the global model's. Until the game is played everybody is
+    The model of coalition S is the initial model plus its members' weighted updates of all rounds, as they were trained
+    with all clients. Buffers (BatchNorm's statistics) are the global model's. Until the game is played all values are
     NaN. Memory: n + 1 vectors of the model's size, in checkpoints too. The game needs all rounds in one place, so parts
-    of a run cannot be merged, nor two processes' rounds synchronized: that is refused.
+    of a run cannot be merged, nor two processes' rounds synchronized: both raise an error.
 
     The paper keeps every client's update of every round. Here each client's weighted sum over the rounds is kept. With
-    weights made to sum to 1 inside S that is the same where they do not change between rounds; where they do (partial
-    participation, adaptive weights) their mean over the rounds takes their place in the divisor.
+    weights normalized inside S that is the same where they do not change between rounds; where they do (partial
+    participation, adaptive weights) the divisor has their mean over the rounds.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
     ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a ``utility`` that makes a game (see
@@ -72,18 +72,18 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
     ``forward``: a single round of many has no such game.
 
     When not to use it:
-        With many rounds of large steps: the coalitions' models are sums of updates that nobody has trained. Above ten
+        With many rounds of large steps: the coalitions' models are sums of updates that were never trained. Above ten
         clients: the game has 2^n models. With personalized or corrupted aggregations.
 
     Args:
         rounds: how many rounds to collect, the run's ``max_epochs``; then the game is played (and again after as many).
-            A shorter run has no values, and is warned of when it starts.
+            A shorter run has no values; a warning says so when it starts.
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        estimator: as for :class:`PartialFederatedShapley`.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: likewise.
-        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
-        coalition_weights: as for :class:`DecayedShapley`. ``"fixed"`` is exact whatever the weights.
-        mode: as for :class:`PartialFederatedShapley`.
+        performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
+        coalition_weights: as for :class:`flsv.metrics.DecayedShapley`. ``"fixed"`` is exact whatever the weights.
+        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -147,7 +147,17 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
         utility: Game,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Collect one round's updates; after the last of ``rounds``, play the game."""
+        """Collect a round's updates; after the last of ``rounds``, play the game.
+
+        Args:
+            client_ids: ``[k]``.
+            round_index: from 0.
+            global_vector: ``[P]``, the model before the round.
+            client_updates: ``[k, P]``.
+            aggregation_weights: ``[k]``.
+            utility: makes the run's game, see ``Game``.
+            generator: of the estimator.
+        """
         if round_index == 0:
             self.start = global_vector.clone()
         if len(self.start) != len(global_vector):
@@ -159,7 +169,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
         self.seen[client_ids] += 1
         if (round_index + 1) % self.fold.rounds:
             return
-        weight = self.weight / (self.rounds + 1)  # this one is counted after it
+        weight = self.weight / (self.rounds + 1)  # the present round is counted later
         # Weights of 0 belong to clients that have added nothing.
         mean = self.updates / weight.to(self.updates).where(weight > 0, torch.ones_like(weight))[:, None]
         game = utility(self.start, mean, weight if self.weighting == "aggregation-fixed" else Renormalized(weight))
@@ -169,7 +179,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
 def game_of_run(
     round: Round, performance: Any, start: Tensor, updates: Tensor, weighting: Weighting
 ) -> CoalitionUtility:
-    """A round of its own, with everybody in it."""
+    """Make the game of a round with all clients in it, with models at ``start + updates``."""
     assert round.games is not None
     models, cut = start + updates, round.space.num_parameters
     models[:, cut:] = round.global_vector[cut:]  # a sum of changes of a running variance may be negative

@@ -26,30 +26,30 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
     its evaluations. ``compute`` gives ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``.
 
     When not to use it:
-        To pay by for a whole run, since it holds the last rounds only: take :class:`CumulativeShapley`. Without a
-        validation set at the server. With weights by samples and clients who may return the model unchanged, unless
+        For payment for a whole run, since it has the last rounds only: take :class:`flsv.metrics.CumulativeShapley`.
+        Without a validation set at the server. Where clients may return the model unchanged, unless
         ``weighting="fixed"``.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
+        num_classes: M. Where it is set, values are per class: the game of each class's accuracy.
         estimator: a name in ``flsv.functional.ESTIMATORS``, a function of the same signature, or ``"auto"``:
-            exact for up to 10 players, else ``"surrogate"`` with 20 evaluations per player, or with a budget of yours.
+            exact for up to 10 players, else ``"surrogate"`` with 20 evaluations per player, or with your budget.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: what a coalition's model is measured by, where values are not per class: ``"accuracy"``,
+        performance: the performance measure of a coalition's model, where values are not per class: ``"accuracy"``,
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
             the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
             counts 1/k, however many are in the coalition. Then an update of zero changes no coalition's model (without
-            BatchNorm) and is worth exactly 0. In an average it draws the others' updates towards 0: where local
-            training overshoots that is a gain, and a free rider is paid for it.
+            BatchNorm) and has value 0. In an average it shrinks the others' updates: where local training overshoots,
+            that is a gain, and a free rider gets a positive value.
         momentum: mu in [0, 1) of a moving average over a client's rounds; 0: the last round's value.
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better; of a torchmetrics metric where
             it does not say so itself.
         init: the value before a client's first round, from which the moving average starts: a number, or
-            ``"uniform"``, 1/n, as in S-FedAvg. Samplers and aggregators take clients never seen to be worth it. None:
-            there is none, the average starts at the first round's value.
+            ``"uniform"``, 1/n, as in S-FedAvg. Samplers and aggregators assume it for clients never seen. None: the
+            average starts at the first round's value.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:

@@ -19,7 +19,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def merged_moments(states: Tensor) -> Tensor:
-    """Counts, means and sums of squared deviations of stretches of rounds, ``[W, n, 2M+1]``, as those of all of them.
+    """Merge counts, means and sums of squared deviations of successive stretches of rounds ``[W, n, 2M+1]``.
 
     After Chan, Golub and LeVeque 1983. A row is count [1] | mean [M] | squares [M].
     """
@@ -64,7 +64,7 @@ class Sum(Fold):
 
     def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
         stderr = metric.variance.sqrt().masked_fill(metric.seen[:, None] == 0, float("nan"))
-        # Satterthwaite: of a sum of variances, each of which is estimated.
+        # Satterthwaite's degrees of freedom of a sum of estimated variances.
         known = metric.variance_squares > 0
         return stderr, torch.where(known, metric.variance**2 / metric.variance_squares, torch.inf)
 
@@ -77,7 +77,7 @@ class Decay(Sum):
 
     Args:
         decay: omega in (0, 1]; round t = 1, 2, ... counts omega^t.
-        threshold: rounds with omega^t below it are not played at all; at most ``decay``.
+        threshold: rounds with omega^t below it are not played; at most ``decay``.
         normalize: divide each round's values by their sum; else the value is in the unit of the performance.
     """
 
@@ -120,12 +120,12 @@ class Decay(Sum):
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """How many rounds were skipped, flagged, and not played."""
+        """Return how many rounds were skipped, flagged, and not played."""
         return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
 
     @property
     def unit(self) -> str:  # type: ignore[override]
-        """Of the value, with the unit of a round's in its place."""
+        """Unit of the value; the placeholder is the unit of a round's."""
         return "decayed sum of shares of the rounds' gains" if self.normalize else "{}, decayed sum over rounds"
 
 
@@ -138,9 +138,9 @@ class LowerBound(Sum):
         confidence: in [0.5, 1); 0.5 is the mean itself.
     """
 
-    over_rounds: ClassVar[OverRounds] = None  # it is the end of an interval
+    over_rounds: ClassVar[OverRounds] = None  # the value is the end of an interval
     unit: ClassVar[str] = "{} a round, lower bound"
-    sign = "what a round gains by the client at least; below 0: it is not established that it gains anything."
+    sign = "the least plausible gain of a round by the client; below 0: no gain is established."
 
     confidence: Confidence = 0.9
 
@@ -163,7 +163,7 @@ class LowerBound(Sum):
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Each client's mean."""
+        """Return each client's mean."""
         count, mean, _ = self._moments(metric)
         return {} if metric.per_class else {"mean": mean.masked_fill(count == 0, float("nan")).squeeze(-1)}
 

@@ -1,4 +1,4 @@
-"""CoalitionValue: what clients are worth in coalition games, by four choices."""
+"""CoalitionValue: clients' values in coalition games, by four choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flsv.core import Round
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
-from flsv.games.performance import Mode, ModelScore, performance_of
+from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.coalitions.fold import Fold
 from flsv.metrics.coalitions.folds import FOLDS, FoldName
@@ -27,17 +27,18 @@ _OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")
 
 
 class MeasuredMetric(ContributionMetric):
-    """Base class of metrics whose models are evaluated by a performance of the user's choice, or by classes."""
+    """Base class of metrics that evaluate models by a performance measure of the user's choice, or per class."""
 
     performance: str | ModelScore
+    judges: Judges
 
-    def _measure(self, performance: str | Metric, mode: Mode | None, per_class: bool) -> None:
-        """Take the arguments.
+    def _measure(self, performance: str | Metric, mode: Mode | None, per_class: bool, judges: Judges) -> None:
+        """Store the arguments of the performance measure.
 
         Raises:
-            ConfigurationError: a performance that there is not; values per class of another one than accuracy.
+            ConfigurationError: an unknown performance; values per class of another one than accuracy.
         """
-        self.per_class = per_class
+        self.per_class, self.judges = per_class, judges
         self.performance = performance_of(self, performance, mode)
         if per_class and self.performance != "accuracy":
             of = performance if isinstance(performance, str) else self.performance
@@ -48,27 +49,38 @@ class MeasuredMetric(ContributionMetric):
 
     @property
     def measured_by(self) -> Any:
-        """What models are measured by, see :meth:`flsv.Round.play`."""
-        return "per_class_accuracy" if self.per_class else self.performance
+        """The performance measure of models, see :meth:`flsv.Round.play`."""
+        return judged_by(self.judges, "per_class_accuracy" if self.per_class else self.performance)
+
+    @property
+    def evaluates(self) -> bool:  # type: ignore[override]
+        """Whether the clients judge."""
+        return self.judges == "clients"
+
+    @property
+    def needs_classes(self) -> bool:
+        """Whether values are per class, or clients judge class by class."""
+        return self.per_class or getattr(self.measured_by, "by_class", False)
 
     @property
     def unit(self) -> str:  # type: ignore[override]
-        """Of a game's value."""
+        """Unit of a game's value."""
         if self.per_class:
             return "gain in a class's accuracy"
-        if self.performance == "negative_loss":
+        measure = self.measured_by
+        if measure == "negative_loss":
             return "fall of the validation loss (nats)"
-        title = self.performance if isinstance(self.performance, str) else self.performance.title
+        title = measure if isinstance(measure, str) else measure.title
         return f"gain in {title.replace('_', ' ')}"
 
 
 class CoalitionValue(MeasuredMetric):
     r"""A client's value in the coalition games of its rounds.
 
-    It is four choices: the performance of a coalition's model on the server's validation set; the value, which says how
-    a player's marginal contributions to coalitions of different sizes count; the estimator, which says of what
-    coalitions they are evaluated; and the fold, which makes one value of all rounds' values. The papers' choices have
-    names of their own: :class:`PartialFederatedShapley`, :class:`CumulativeShapley`,
+    It has four options: the performance measure of a coalition's model on the server's validation set; the value, which
+    weights a player's marginal contributions to coalitions of different sizes; the estimator, which selects the
+    coalitions to evaluate; and the fold, which combines all rounds' values to one. The papers' choices are classes of
+    their own: :class:`PartialFederatedShapley`, :class:`CumulativeShapley`,
     :class:`SurrogateFederatedShapley`, :class:`DecayedShapley`, :class:`LowerBoundShapley`, :class:`OneRoundShapley`
     and :class:`LeaveOneOut`.
 
@@ -86,34 +98,37 @@ class CoalitionValue(MeasuredMetric):
     the utility's unit, or ``[num_clients, num_classes]``.
 
     When not to use it:
-        Without validation data at the server, or with some that are not like what the model is for. For papers' values
-        take the presets, which cannot be put together wrongly. In cohorts above some 20 clients each round costs
-        hundreds of evaluations: take :class:`GradientAgreement` there.
+        Without validation data at the server, or with data unlike those that the model is for; with
+        ``judges="clients"``, to pay clients who may lie about what they judge. For papers' values take the presets,
+        whose options fit together. In cohorts above some 20 clients each round costs hundreds of evaluations: take
+        :class:`GradientAgreement` there.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
-        performance: what a coalition's model is measured by, where values are not per class: ``"accuracy"``,
+        num_classes: M. Where it is set, values are per class: the game of each class's accuracy.
+        performance: the performance measure of a coalition's model, where values are not per class: ``"accuracy"``,
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
             the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
         value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
         estimator: for the Shapley value a name in ``flsv.functional.ESTIMATORS``, of which ``"banzhaf"``,
             ``"beta"`` and ``"leave_one_out"`` give the values that they name; for the others ``"exact"`` or
             ``"permutation"``; a function of the same signature; or ``"auto"``: exact for up to 10 players, else with 20
-            evaluations per player by ``"surrogate"``, or by what is named after the value; with the budget of
+            evaluations per player by ``"surrogate"``, or by the estimator named after the value; with the budget of
             ``estimator_args`` where these have one.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``; of Beta's also ``alpha`` and ``beta``.
         fold: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"``, ``"decay"`` or ``"lower_bound"``, or one of
             :mod:`flsv.metrics.coalitions.folds` with arguments of its own, such as ``Decay(0.9, normalize=False)``.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
             counts 1/k, however many are in the coalition. Then an update of zero changes no coalition's model (without
-            BatchNorm) and is worth exactly 0. In an average it draws the others' updates towards 0: where local
-            training overshoots that is a gain, and a free rider is paid for it. ``"aggregation"``: by the weights of
+            BatchNorm) and has value 0. In an average it shrinks the others' updates: where local training overshoots,
+            that is a gain, and a free rider gets a positive value. ``"aggregation"``: by the weights of
             the round's own aggregation, made to sum to 1 inside a coalition; ``"aggregation-fixed"``: by those as they
             are, so that a small coalition makes a small step.
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better; of a torchmetrics metric where
             it does not say so itself.
+        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
+            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -149,12 +164,13 @@ class CoalitionValue(MeasuredMetric):
         weighting: Weighting = "uniform",
         per_class: bool = False,
         mode: Mode | None = None,
+        judges: Judges = "server",
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
         check_estimator(name, estimator, estimator_args or {}, value)
         self.value, self.estimator, self.estimator_args = value, estimator, dict(estimator_args or {})
-        self._measure(performance, mode, per_class or num_classes is not None)
+        self._measure(performance, mode, per_class or num_classes is not None, judges)
         self.fold = FOLDS[fold] if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
         self.momentum, self.init = self.fold.momentum, self.fold.init
@@ -162,7 +178,7 @@ class CoalitionValue(MeasuredMetric):
         super().__init__(num_clients, num_classes, **kwargs)
 
     def __init_subclass__(cls, chosen: Sequence[str] = (), **kwargs: Any) -> None:
-        """A preset says what it has chosen; its signature has the arguments of this class that are left."""
+        """Record the arguments that a preset has chosen: its signature has the remaining arguments of this class."""
         super().__init_subclass__(**kwargs)
         if chosen:
             own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in ("self", "kwargs")]
@@ -173,42 +189,42 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def over_rounds(self) -> OverRounds:  # type: ignore[override]
-        """The fold's."""
+        """That of the fold."""
         return self.fold.over_rounds
 
     @property
     def sign(self) -> str:  # type: ignore[override]
-        """The fold's."""
+        """That of the fold."""
         return self.fold.sign
 
     @property
     def prior(self) -> float | None:  # type: ignore[override]
-        """What a client never seen is taken to be worth by the samplers, aggregators and personalizers that read it."""
+        """Value that samplers, aggregators and personalizers assume for a client never seen."""
         return self.fold.prior(self.num_clients)
 
     @property
     def plot_lower_bound(self) -> float | None:  # type: ignore[override]
-        """The least value that there can be."""
+        """The least possible value."""
         return self.fold.limits[0]
 
     @property
     def plot_upper_bound(self) -> float | None:  # type: ignore[override]
-        """The largest value that there can be."""
+        """The largest possible value."""
         return self.fold.limits[1]
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``; None: it is not asked for."""
+        """Where a ``FederatedLoop`` finds the arguments of ``update``; None: the argument is not passed."""
         fields: dict[str, Any] = {
             "utility": self._game,
             "generator": lambda round: round.generator(type(self).__name__),
         }
-        # The game knows the weights; that they are asked for puts the update after the aggregation.
+        # The game has the weights; asking for them puts the update after the aggregation.
         return fields if self.weighting in _OF_THE_AGGREGATION else {**fields, "aggregation_weights": None}
 
     @property
     def unit(self) -> str:  # type: ignore[override]
-        """Of a value."""
+        """Unit of a value."""
         return self.fold.unit.format(super().unit)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -224,7 +240,15 @@ class CoalitionValue(MeasuredMetric):
         round_index: int = 0,
         aggregation_weights: Tensor | None = None,
     ) -> None:
-        """Play one round's game; ``client_ids [k]`` are its players."""
+        """Play a round's game.
+
+        Args:
+            client_ids: ``[k]``, the players.
+            utility: ``utility(masks: bool [K, k]) -> [K]`` or ``[K, M]``.
+            generator: of the estimator.
+            round_index: from 0.
+            aggregation_weights: ``[k]``; not used: the utility has them.
+        """
         factor = self.fold.factor(round_index)
         if factor == 0:
             self.fold.skip(self)
@@ -235,13 +259,14 @@ class CoalitionValue(MeasuredMetric):
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:
-        """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
         value = self.fold.compute(self)
         return value if self.per_class else value.squeeze(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The evaluations spent in all rounds, the standard error of each client's value where the estimator tells it,
-        and what the fold has to say."""
+        """Return the evaluations of all rounds, the standard error of each client's value where the estimator gives
+        one, and the fold's diagnostics.
+        """
         result = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
         error = self.fold.error(self)
         return result if self.per_class or error is None else {**result, "stderr": error[0].squeeze(-1)}

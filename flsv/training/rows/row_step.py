@@ -279,7 +279,7 @@ def _uncounted(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        patches.give_back()
+        patches.restore()
 
 
 def _always(answer: Any, *_: Any, **__: Any) -> Any:

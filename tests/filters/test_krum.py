@@ -1,0 +1,37 @@
+"""MultiKrum: its scores against a reference, the clients that it keeps, the cohorts that it refuses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flsv.attacks import Scaling
+from flsv.federation import FederatedLoop
+from flsv.filters import MultiKrum
+from flsv.filters.krum import krum_scores
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+
+
+def test_krum_scores_sum_the_closest_distances() -> None:
+    points = torch.randn(8, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    squared = torch.cdist(points, points).square()
+    for byzantine in (0, 1, 2):
+        found = krum_scores(squared, byzantine)
+        for i in range(8):
+            others = sorted(((points[i] - points[j]) ** 2).sum().item() for j in range(8) if j != i)
+            assert found[i].item() == pytest.approx(sum(others[: 8 - byzantine - 2]))
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(None, [1, 1, 0, 1, 1]), (1, None)])
+def test_multi_krum_leaves_out_a_distant_update(tmp_path: Path, keep: int | None, kept: list[int] | None) -> None:
+    loop = FederatedLoop(filters=[MultiKrum(1, keep)], uploads=[Scaling(-8.0, clients=[2])], seed=1)
+    fit(loop, tmp_path, data=toy_data((4, 4, 4, 4, 4)), rounds=1)
+    assert loop.participations.tolist() == kept or loop.participations.sum() == keep
+
+
+@pytest.mark.parametrize(("arguments", "match"), [((2,), "it takes 7"), ((1, 5), "4 at most can be kept")])
+def test_krum_refuses_a_small_federation(tmp_path: Path, arguments: tuple[int, ...], match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        fit(FederatedLoop(filters=[MultiKrum(*arguments)]), tmp_path, data=toy_data((4, 4, 4, 4, 4)))

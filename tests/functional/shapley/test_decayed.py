@@ -1,0 +1,62 @@
+"""Decayed Shapley values against Algorithm 1 of Guo et al. by hand, and the rounds in which it has no meaning."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from flsv.functional import MULTI_ROUND_INDICES, decayed_shapley
+from flsv.functional.shapley.decayed import round_shares
+from flsv.utilities.errors import ConfigurationError
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "expected"),
+    [
+        # Shares 1/7, 2/7, 4/7 and 3/6, 2/6, 1/6.
+        ([[0.1, 0.2, 0.4], [0.3, 0.2, 0.1]], {"decay": 1.0}, [1 / 7 + 1 / 2, 2 / 7 + 1 / 3, 4 / 7 + 1 / 6]),
+        ([[0.1, 0.2, 0.4], [0.3, 0.2, 0.1]], {"decay": 0.5}, [1 / 14 + 1 / 8, 1 / 7 + 1 / 12, 2 / 7 + 1 / 24]),
+        ([[0.3, -0.1]], {"decay": 0.5}, [0.75, -0.25]),  # both signs, with a gain: literally
+        ([[0.1, -0.3]], {"decay": 0.5}, [0.125, -0.375]),  # without a gain: by absolute values
+        ([[0.0, 0.0], [0.2, 0.2]], {"decay": 0.5}, [0.125, 0.125]),  # a skipped round keeps its place
+        ([[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1]], {"decay": 0.5}, [0.375, NAN, 0.125 + 0.3125, -0.0625]),
+        ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], {"decay": 0.5, "threshold": 0.25}, [0.75, 0.0]),
+        ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], {"decay": 0.5, "threshold": 0.26}, [0.5, 0.0]),
+        ([[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2]], {"decay": 0.5, "normalize": False}, [0.175, 0.175]),
+    ],
+)
+def test_decayed_shapley_is_the_sum_by_hand(rows: Any, options: dict[str, Any], expected: list[float]) -> None:
+    found = decayed_shapley(torch.tensor(rows, dtype=torch.float64), **options)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+
+
+def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares() -> None:
+    rows = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shares = rows / rows.sum(1, keepdim=True)
+    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["SOR"]), rows.sum(0))
+    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["MR"]), shares.sum(0))
+    ten = sum(0.8**t * shares[t - 1] for t in range(1, 11))  # 0.8^10 = 0.107, 0.8^11 = 0.086
+    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["TMR"]), ten)
+
+
+def test_float32_values_that_cancel_have_bounded_shares() -> None:
+    """Rounding leaves a sum of 1e-8: divided by it, the shares would be millions."""
+    shares, skipped, flagged = round_shares(torch.tensor([0.1, 0.2, -0.3]))
+    assert (skipped, flagged) == (False, True)
+    assert shares.tolist() == pytest.approx([1 / 6, 2 / 6, -3 / 6])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"decay": 0.0}, ConfigurationError, r"decay=0.0\): expected a finite number in \(0, 1\]"),
+        ({"threshold": -0.1}, ConfigurationError, "threshold=-0.1"),
+        ({"decay": 0.5, "threshold": 0.6}, ConfigurationError, "no round would count"),
+        ({"values": torch.zeros(3)}, ValueError, r"values \[T, n\]"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        decayed_shapley(**{"values": torch.ones(2, 2), **arguments})
