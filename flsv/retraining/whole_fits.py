@@ -154,8 +154,8 @@ class Spare:
         if isinstance(strategy, FederatedStrategy):  # each rank trains its coalitions by itself
             parts = copy.deepcopy((strategy.accelerator, strategy.precision_plugin))
             instead[id(strategy)] = SingleDeviceStrategy(strategy.root_device, parts[0], precision_plugin=parts[1])
-        parts = _counterparts(module, self._module)
-        self._trainer = deepcopy_with_closures(trainer, callbacks_of(trainer), {*parts}, instead | parts)
+        pairs = _counterparts(module, self._module)
+        self._trainer = deepcopy_with_closures(trainer, callbacks_of(trainer), {*pairs}, instead | pairs)
         callbacks: list[L.Callback] = callbacks_of(self._trainer)
         callbacks[:] = [each for each in callbacks if each is not left_out]
 
@@ -164,8 +164,8 @@ class Spare:
         module = copy_module(self._module)
         data: Any = self._trainer.datamodule  # type: ignore[attr-defined]
         same = {id(each): each for each in (data, *self._trainer.loggers)}
-        parts, callbacks = _counterparts(self._module, module), callbacks_of(self._trainer)
-        return deepcopy_with_closures(self._trainer, callbacks, {*parts}, same | parts), module
+        pairs, callbacks = _counterparts(self._module, module), callbacks_of(self._trainer)
+        return deepcopy_with_closures(self._trainer, callbacks, {*pairs}, same | pairs), module
 
 
 def _counterparts(module: L.LightningModule, copy_of_it: L.LightningModule) -> dict[int, Any]:
