@@ -27,7 +27,7 @@ from annotated_types import Ge
 from jsonargparse import ArgumentError, ArgumentParser
 
 from flsv.attacks import Attack, Collusion
-from flsv.configuration.identity import Identity, dealt, versions
+from flsv.configuration.identity import Identity, sample_hashes, versions
 from flsv.data import FederatedDataModule
 from flsv.games.performance import Mode, performance_of
 from flsv.utilities.declared import Count, checked
@@ -144,7 +144,7 @@ class Federation:
         """What its numbers hang on; once known, its data are not needed for it."""
         said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ELSEWHERE}
         told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
-        return Identity({**versions(), **told}, dealt(self.datamodule()))
+        return Identity({**versions(), **told}, sample_hashes(self.datamodule()))
 
     @cached_property
     def _datamodule(self) -> FederatedDataModule:

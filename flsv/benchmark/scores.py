@@ -14,9 +14,9 @@ from scipy import stats
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
-from flsv.utilities.csv_files import Cell, number_or_nan, whole
+from flsv.utilities.csv_files import Cell, number_or_nan, parse_int
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import Kept
+from flsv.utilities.result_file import ResultFile
 
 NAN = float("nan")
 
@@ -113,7 +113,7 @@ def _filled(values: Tensor) -> Tensor:
 
 #: Of values.csv, and how they are read.
 COLUMNS: dict[str, Cell] = {
-    **{"federation": str, "seed": whole, "metric": str, "client": whole, "value": number_or_nan},
+    **{"federation": str, "seed": parse_int, "metric": str, "client": parse_int, "value": number_or_nan},
     **{"low": number_or_nan, "high": number_or_nan, "identity": str},
 }
 Interval = tuple[Tensor, Tensor]
@@ -184,7 +184,7 @@ class Results:
         self.values: dict[Key, Tensor] = {}
         self.intervals: dict[Key, Interval] = {}
         self.refused: dict[Key, str] = {}
-        self._kept = None if folder is None else Kept(folder / "values.csv", COLUMNS, key=3)
+        self._kept = None if folder is None else ResultFile(folder / "values.csv", COLUMNS, key=3)
         rows: dict[Key, list[tuple[float, ...]]] = {}
         for row in self._kept.rows if self._kept is not None else ():
             key = (row["federation"], row["seed"], row["metric"])

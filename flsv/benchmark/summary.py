@@ -28,7 +28,7 @@ from flsv.benchmark.scores import (
 )
 from flsv.benchmark.truth import Truth
 from flsv.utilities.csv_files import Cell, number_or_nan
-from flsv.utilities.result_file import Kept
+from flsv.utilities.result_file import ResultFile
 
 Known = Mapping[str, tuple[Federation, Truth]]
 #: Of costs.csv, and how they are read.
@@ -190,7 +190,7 @@ def costs(
     the fit takes longer.
     """
     own = {name: f"{each.identity()} {federation.identity.key}" for name, each in entries.items()}
-    kept = None if path is None else Kept(path, COST_COLUMNS)
+    kept = None if path is None else ResultFile(path, COST_COLUMNS)
     rows = [] if kept is None else [row for row in kept.rows if row["identity"] == own.get(row["metric"])]
     known = {row["metric"]: Cost(row["seconds"], row["evaluations"], row["training"]) for row in rows}
     for name, each in entries.items():

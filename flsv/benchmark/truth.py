@@ -44,7 +44,7 @@ from flsv.results.folder import Reporting
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import Kept
+from flsv.utilities.result_file import ResultFile
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
 FOLDER = Path(__file__).parent / "truths"
@@ -246,7 +246,7 @@ def settings(federation: Federation, folder: Path) -> dict[str, str]:
 def _known(path: Path, said: Mapping[str, str]) -> dict[int, dict[Members, float]]:
     """The utilities of a table, by seed and members."""
     found: dict[int, dict[Members, float]] = {}
-    for row in Kept(path, COLUMNS, said).rows:
+    for row in ResultFile(path, COLUMNS, said).rows:
         found.setdefault(row["seed"], {})[row["coalition"]] = row["utility"]
     return found
 

@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
-    """The command line, without ``bench`` itself; 1 where a metric has failed, or has no value in any federation."""
+    """Run ``flsv bench``; return 1 where a metric has failed, or has no value in any federation."""
     options = _parser().parse_args(list(args))
     if options.list:
         _list()
@@ -92,14 +92,14 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 
 def _entries(names: Iterable[str]) -> dict[str, Entry]:
-    """The metrics, and baselines beside one of one's own."""
+    """Return the metrics by name; beside one of one's own, baselines, too."""
     entries = dict(map(entry, names))
     own = any(each.own for each in entries.values())
     return entries | {name: METRICS[name] for name in BASELINES} if own else entries
 
 
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
-    """The federations that are asked for, and their truths; one's own are checked before any is trained."""
+    """Return the federations that are asked for and their truths; one's own are checked before any is trained."""
     asked = federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
     for each in asked:
         if each.name not in names():
@@ -108,7 +108,7 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
-    """The package's, of a federation that is one of the package's, else one's own, which is trained first."""
+    """Return the truth of a federation: the package's for one of its own, else by training its coalitions first."""
     if each.name in names() and replace(each, root=None) == federation(each.name):
         return truth_table(each)
     folder = out / "truths"
@@ -120,7 +120,7 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
 
 
 def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
-    """Each metric's error once, and why one has no value anywhere; the exit status."""
+    """Print each metric's error once, and why a metric has no value anywhere; return the exit status."""
     valued = {metric for _, _, metric in results.values}
     refused = {key: why for key, why in results.refused.items() if key[2] not in valued}
     wrong: dict[str, str] = {}
@@ -149,7 +149,7 @@ def _report(
 def _costs(
     known: Known, entries: Mapping[str, Entry], path: Path, suffix: str, say: Callable[[str], None]
 ) -> Mapping[str, Cost]:
-    """What the metrics cost in the usual federation of so many clients, or in one's own."""
+    """Measure what the metrics cost in the usual federation of so many clients, or in one's own."""
     usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[usual][0] if usual in known else (*own, federation(usual))[0], entries, path, say=say)
 

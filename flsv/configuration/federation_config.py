@@ -1,4 +1,4 @@
-"""What a federation is put together from: one frozen object, which everybody is given who needs a part of it."""
+"""FederationConfig, the arguments of a federation: one frozen object, given to all who need a part of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
 @checked
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """When the clients' own models are evaluated on their own test splits, and which models these are.
+    """The choice of when the clients' own models are evaluated on their own test splits, and which models these are.
 
     Args:
         every: rounds between two evaluations, and after the last; 0 for never.
@@ -56,7 +56,7 @@ class ClientEvaluation:
 
     @property
     def keeps(self) -> bool:
-        """Whether the loop keeps the models that clients trained last."""
+        """Return whether the loop keeps the models that clients trained last."""
         return self.models == "trained" if self.keep_trained is None else self.keep_trained
 
 
@@ -112,12 +112,12 @@ class FederationConfig:
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """The aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
+        """Return the aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
         return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
     @property
     def text(self) -> str:
-        """The parts, and the other arguments that are not as they are by default."""
+        """Describe the strategies, and the other arguments that differ from their defaults."""
         default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
         names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
         given = {**self.strategies, **{name: getattr(self, name) for name in names}}
@@ -132,7 +132,7 @@ class FederationConfig:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave. Filters may be others, see ``UpdateFilter.may_change``."""
+        """Load what ``state_dict`` gave; filters may differ from the saved ones, see ``UpdateFilter.may_change``."""
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state["strategies"][role])
         for each in self.filters:
@@ -160,17 +160,17 @@ class FederationConfig:
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
-        """The upload for differential privacy, if any."""
+        """Return the upload for differential privacy, if any."""
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
     def parts(self) -> list[Any]:
-        """Strategies, metrics and uploads."""
+        """Return strategies, metrics and uploads."""
         return [*self.strategies.values(), *self.metrics.values(), *self.uploads]
 
     @property
     def head(self) -> str | None:
-        """The classifier head's name that a part gives; None if none does."""
+        """Return the classifier head's name that a part gives; None if none does."""
         return named_head(self.parts)
 
 

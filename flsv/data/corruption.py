@@ -26,12 +26,12 @@ from annotated_types import Ge
 from torch import Tensor
 
 from flsv.utilities.arguments import rounded_up
-from flsv.utilities.declared import Declared, NonNegative, Rules, Share
+from flsv.utilities.declared import NonNegative, Rules, Share, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
 
-class ClientChoice(Declared):
+class ClientChoice(ValidatedArguments):
     """Named clients, a random share of them, or all.
 
     The choice is a function of its arguments and the number of clients only, so that a corruption and an attack with

@@ -11,7 +11,7 @@ from annotated_types import Ge
 from torch import Generator, Tensor
 
 from flsv.utilities.charts import PALETTE, label_text
-from flsv.utilities.declared import Declared
+from flsv.utilities.declared import ValidatedArguments
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
@@ -19,7 +19,7 @@ from flsv.utilities.seeding import generator_for
 Clients = Annotated[int, Ge(2), "A federation needs at least 2 clients."]
 
 
-class Partitioner(Declared, ABC):
+class Partitioner(ValidatedArguments, ABC):
     """Base class: assigns a data set's samples to clients.
 
     Subclasses override :meth:`partition`; calling the object checks what goes in and what comes out. The result is a

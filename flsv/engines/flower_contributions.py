@@ -24,7 +24,7 @@ from torchmetrics import Metric
 from flsv.results.curves import curves_of
 from flsv.results.folder import CONTRIBUTIONS, FolderLock
 from flsv.results.record import now, record_head, write_record
-from flsv.results.rows import Results
+from flsv.results.rows import RoundResults
 from flsv.results.run_table import CSV
 from flsv.results.tensorboard import TensorBoard
 from flsv.server.value_round import RoundValues, metrics_by_name, value_round
@@ -230,7 +230,7 @@ class _Files:
         for about in self._record["metrics"].values():
             about["to_pay_by"] = False
         self._names: list[str] = []  # of all, as the files have them
-        self._results = Results(metrics, self._names, None)
+        self._results = RoundResults(metrics, self._names, None)
         self._csv = CSV(folder / CONTRIBUTIONS, self._names)
         self._logger = TensorBoardLogger(folder, name="", version="")
         self._board: TensorBoard | None = None
@@ -253,7 +253,7 @@ class _Files:
         weights = torch.full((len(known),), math.nan).double()
         weights[[*samples]] = torch.tensor([count or 1 for count in samples.values()]).double()
         values = {**found.values, **found.per_class}
-        result = self._results.after(index, values, weights / weights.nansum())
+        result = self._results.round_result(index, values, weights / weights.nansum())
         self._csv.write(result)
         self._board.write(result)
         self._board.flush()

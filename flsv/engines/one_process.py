@@ -21,6 +21,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Sharing, sharing
 from flsv.data import FederatedDataModule
 from flsv.games import CoalitionGames, ModelScore
+from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
 from flsv.training.client_manager import ClientManager, try_forward
 from flsv.training.cohort import CohortLoader, CohortTraining
@@ -132,6 +133,8 @@ class OneProcess:
         """
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
+        judged = {each.evaluator: each for each in measures.values() if isinstance(each, ModelScore) and each.judged}
+        measures = {name: measure for name, measure in measures.items() if getattr(measure, "judged", False) is False}
         classified = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
         every = self._config.evaluation.every if self.clients_here else 0
         if every:
@@ -144,10 +147,14 @@ class OneProcess:
                 self.manager.any_task(0, "val", performance)
             elif asks.evaluates:
                 self.manager.tried()
-        if not measures:
+        if not measures and not judged:
             return None
         asking = {f"metric {name!r}": measure for name, measure in measures.items()}
         validated = make_evaluators(trainer, self.space, val, asking, seed=self._state.seed)
+        for key, measure in judged.items():
+            judges = ClientJudges(self.space, self.manager.clients, self.data, measure, self.device, self._state.note)
+            judges.check(self._state.model())
+            validated[key] = judges
         evaluator = None
         if classified:
             try:

@@ -136,8 +136,9 @@ def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
             evaluators[key] = fit.server.games.evaluator_of(measure)
             scores[key] = evaluators[key](model[None])
         value = scores[key].value(measure if other is None else other.name)
-        apart = told_apart(scores[key], measure) if measure in TESTED else None
-        if other is not None and other.called:
+        by = other.of if other is not None and other.by_class else measure
+        apart = told_apart(scores[key], by) if isinstance(by, str) and by in TESTED else None
+        if other is not None and other.called and not other.judged:
             labels = [y.cpu() for _, y in evaluators[key].batches]
             apart = ranks_apart(other.called, float(value), torch.cat(labels), fit.engine.data.num_classes)
         found[name] = Verdict(measure if other is None else other.title, _finite(value), apart)

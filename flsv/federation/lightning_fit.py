@@ -26,7 +26,7 @@ from flsv._lightning.patches import (
 )
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
 from flsv.configuration.federation_config import FederationConfig
-from flsv.configuration.identity import of_fit
+from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
@@ -109,7 +109,7 @@ class LightningFit:
         self._undo.enter_context(warnings.catch_warnings())
         for message in _EVERY_ROUND:
             warnings.filterwarnings("ignore", message=message)
-        self.saver.identity = of_fit(settings, data)
+        self.saver.identity = fit_identity(settings, data)
         self.board.bind(
             data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
         )
@@ -321,7 +321,7 @@ class LightningFit:
             if self.within_round:
                 exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
                 self.discard(f"{type(exception).__name__} {self.place()}")
-            self.average.give_back(module)
+            self.average.restore(module)
         finally:  # the folder's lock, too, whatever state the module is in
             self.close(failed=True)
         if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
@@ -341,7 +341,7 @@ class LightningFit:
     # ---- what the trainer asks
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
-        self._undo.callback(PatchedAttributes(list(changes)).give_back)
+        self._undo.callback(PatchedAttributes(list(changes)).restore)
 
     def _round_loader(self) -> Any:
         """Return the train dataloader of the coming round, or before the first one what has its length."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
-from flsv.configuration.identity import chosen, settings
+from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
@@ -30,7 +30,7 @@ from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
-from flsv.results.rows import Results, columns_of, overall
+from flsv.results.rows import RoundResults, column_names, overall
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.tensorboard import TensorBoard, Trackers
 from flsv.results.terminal import Terminal
@@ -70,10 +70,10 @@ class RunReports:
         metrics, reporting = federation.board.metrics, self._config.reporting
         names = self._data.client_names, self._data.class_names
         self._events = partial(events_of, self._config.filters, self._state)
-        self.results = Results(metrics, *names)
-        self._known = self.results.known(self._state.round_index, federation.board.contributions)
+        self.results = RoundResults(metrics, *names)
+        self._known = self.results.rows(self._state.round_index, federation.board.contributions)
         folder = federation.engine.ranks.from_rank(0, run_folder(trainer), "the run's folder")
-        described = settings(self._config, metrics, self._data, self._state.seed)
+        described = hyperparameters(self._config, metrics, self._data, self._state.seed)
         before, saver.csv = saver.csv, None
         self.sinks: list[Sink] = []
         if files and trainer.is_global_zero:
@@ -122,7 +122,7 @@ class RunReports:
         metrics, reporting = self._federation.board.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
-        columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
+        cells = hparam_columns(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
         classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
         draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
         per_class = curves_of(metrics, reporting.per_class)
@@ -135,7 +135,7 @@ class RunReports:
             # In a fast_dev_run a logger's experiment is no writer.
             if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
                 board = TensorBoard(logger, trainer, metrics, *names, per_class, self._config.evaluation.every > 0)
-                board.begin(first, merged, columns, draw)
+                board.begin(first, merged, cells, draw)
                 sinks.append(board)
             else:
                 others.append(logger)
@@ -145,7 +145,7 @@ class RunReports:
         """Hand the result of a round that is over to the sinks."""
         state, federation = self._state, self._federation
         assert state.weights is not None
-        result = self.results.after(
+        result = self.results.round_result(
             state.round_index,
             federation.board.contributions,
             state.weights,
@@ -205,8 +205,8 @@ class RunReports:
         return RunResult(
             index,
             state.round_index,
-            table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
-            columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
+            table=frame(self.results.rows(index, values, **of_clients, **state.client_scores)),
+            columns={name: "column" if column_names(metrics[name]) else "class" for name in metrics if name in values},
             to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
             learned={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
             logged={name: value for name, value in logged.items() if name not in self._monitored.names},
@@ -297,8 +297,8 @@ def table(board: ContributionMetrics, state: FederationState, client_names: Sequ
         client_names: of the fit; None: what the metrics were told.
     """
     last = {"weight": state.weights, **state.client_scores}
-    results = Results(board.metrics, client_names or _names(board, state))
-    return tidy(frame(results.known(max(0, state.round_index - 1), board.contributions, **last)))
+    results = RoundResults(board.metrics, client_names or _names(board, state))
+    return tidy(frame(results.rows(max(0, state.round_index - 1), board.contributions, **last)))
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:

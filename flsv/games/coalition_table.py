@@ -10,7 +10,7 @@ from flsv.functional.shapley.game import coalition_keys, first_positions
 from flsv.games.coalition_models import CoalitionModels
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
-from flsv.utilities import progress as counting
+from flsv.utilities import progress
 
 
 class CoalitionTable:
@@ -29,7 +29,8 @@ class CoalitionTable:
     """
 
     def __init__(self, round: Round, evaluator: VectorEvaluator, ranks: Ranks = ALONE) -> None:
-        self.round, self.evaluator, self._ranks = round, evaluator, ranks
+        self.round, self.evaluator = round, evaluator
+        self._ranks = ALONE if evaluator.asks_clients else ranks
         self._rows: dict[tuple[object, int | bytes], int] = {}
         self._scores: Scores | None = None
 
@@ -66,12 +67,12 @@ class CoalitionTable:
 def _counted(build: Build, count: int) -> Build:
     """Wrap ``build`` so that a progress bar shows how many models have been begun."""
     begun: set[int] = set()  # one may be built again, after an error or in parts
-    counting.more("coalitions", count)
+    progress.add_total("coalitions", count)
 
     def counted(index: int, out: Tensor) -> None:
         build(index, out)
         if index not in begun:
             begun.add(index)
-            counting.advance()
+            progress.advance()
 
     return counted

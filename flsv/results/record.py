@@ -149,6 +149,7 @@ def _described(metric: Metric) -> dict[str, Any]:
         "columns": columns,
         "higher_is_better": metric.higher_is_better,
         "to_pay_by": to_pay_by(metric),
+        "judges": getattr(metric, "judges", None),
     }
 
 

@@ -48,7 +48,7 @@ Chart = list[Any]
 
 
 class TensorBoard(Sink):
-    """Writes what one logger's folder shows.
+    """The sink that writes what one logger's folder shows.
 
     Args:
         logger: whose experiment is a ``SummaryWriter``: the run's own file.

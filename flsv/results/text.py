@@ -1,4 +1,4 @@
-"""How numbers, names and tables are written: on the page, in the terminal and in Markdown."""
+"""Formatting of numbers, names and tables for the page, the terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from flsv.utilities.display import CLIENTS
 
 NONE = "\N{EN DASH}"
 #: Clients, or pairs of them, that are named one by one.
@@ -90,7 +92,7 @@ def value_columns(
 
 
 def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
-    """Return all of few; of many the first and the last ten."""
+    """Return all places if there are few; of many, the first and the last ten."""
     return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
 
 
@@ -178,12 +180,13 @@ def change(by: str, start: float | None, end: float | None) -> str:
         ('loss on the validation set fell from 2.25 to 0.500', 'val_f1 on the validation set is 0.500')
     """
     title = WORDS["titles"].get(by, by)
+    where = "" if by.startswith(CLIENTS) else " on the validation set"
     first, last = (NONE if value is None else performance(by, value) for value in (start, end))
     if start is None or end is None:
-        return f"{title} on the validation set is {last}"
+        return f"{title}{where} is {last}"
     rise = abs(end) - abs(start) if by == "negative_loss" else end - start
     verb = "rose" if rise > 0 else "fell" if rise < 0 else "stayed"
-    return f"{title} on the validation set {verb} from {first} to {last}"
+    return f"{title}{where} {verb} from {first} to {last}"
 
 
 def gain(by: str, value: float, whole: float = math.nan) -> str:
@@ -202,11 +205,11 @@ def gain(by: str, value: float, whole: float = math.nan) -> str:
     return f"{verbs[value < 0]} {WORDS['titles'].get(by, by)} by {amount}"
 
 
-def mean(values: Iterable[float]) -> float:
+def known_mean(values: Iterable[float]) -> float:
     """Compute the mean of the values that are not NaN; NaN if there are none.
 
     Example:
-        >>> mean([0.5, 1.0, float("nan")])
+        >>> known_mean([0.5, 1.0, float("nan")])
         0.75
     """
     known = [value for value in values if value == value]

@@ -53,5 +53,5 @@ class AccumulationWindows(Slot):
 
     def remove(self) -> None:
         """Give Lightning its own counting back."""
-        self._patches.give_back()
+        self._patches.restore()
         self._active = False

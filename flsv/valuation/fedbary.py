@@ -28,8 +28,8 @@ from flsv.core import Client, LocalData, run_protocol
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.checks import check_support, safe_support
 from flsv.functional.transport.fedbary import Part
-from flsv.utilities import progress as counting
-from flsv.utilities.declared import Count, Declared, NonNegative, Positive
+from flsv.utilities import progress
+from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import questions
@@ -77,7 +77,7 @@ class Valuation:
         return self.flagged / (self.samples + self.broken)
 
 
-class FedBary(Declared):
+class FedBary(ValidatedArguments):
     """Values clients by the Wasserstein distance of their data from the server's, and samples by their gradients.
 
     Only interpolants and distances cross, and for samples a count and a histogram. Interpolants are means of a client's
@@ -207,12 +207,12 @@ class FedBary(Declared):
             points = None if server is None or own is None else self._points(embed(server, own[0]), own[1])
             self._check_features(there, points)
             target = self._barycenter(there, key, seed, support) if points is None else points[0]
-            counting.expect("clients", len(there))
+            progress.start("clients", len(there))
             run = partial(self._one, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 results = dict(zip(there, run_protocol(list(there), run, pool.map)))
         finally:
-            counting.finish()
+            progress.finish()
             run_protocol(clients, lambda client: client.ask(questions.leave, key))
         missing = (torch.tensor(torch.nan), None)
         distances, verdicts = zip(*(results.get(client, missing) for client in clients))
@@ -270,7 +270,7 @@ class FedBary(Declared):
         if judge:
             assert server.eta is not None
             verdict = client.ask(questions.judge, key, server.eta, self.labels, self.judging, seed)
-        counting.advance()
+        progress.advance()
         return server.distance, verdict
 
     def __repr__(self) -> str:

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from flsv.core import Client, LocalData, run_protocol
 from flsv.core.parameter_space import ParameterSpace
-from flsv.utilities.declared import Count, Declared
+from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 
 
-class Features(Declared, ABC):
+class Features(ValidatedArguments, ABC):
     """A map from samples ``[m, ...]`` to features ``[m, d]``, the same one at every client and at the server.
 
     Attributes:
