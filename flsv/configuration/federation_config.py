@@ -1,4 +1,4 @@
-"""What a federation is put together from: one frozen object, which everybody is given who needs a part of it."""
+"""FederationConfig, the arguments of a federation: one frozen object, given to all who need a part of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks.collusion import check_collusion
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Share, check_share
-from flsv.core.strategy import Federation, Strategy
+from flsv.core.strategy import FederationInfo, Strategy
 from flsv.data import FederatedDataModule
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.personalization import Personalizer
@@ -34,7 +34,7 @@ ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
 @checked
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """When the clients' own models are evaluated on their own test splits, and which models these are.
+    """The choice of when the clients' own models are evaluated on their own test splits, and which models these are.
 
     Args:
         every: rounds between two evaluations, and after the last; 0 for never.
@@ -56,7 +56,7 @@ class ClientEvaluation:
 
     @property
     def keeps(self) -> bool:
-        """Whether the loop keeps the models that clients trained last."""
+        """Return whether the loop keeps the models that clients trained last."""
         return self.models == "trained" if self.keep_trained is None else self.keep_trained
 
 
@@ -112,12 +112,12 @@ class FederationConfig:
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """The aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
+        """Return the aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
         return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
     @property
     def text(self) -> str:
-        """The parts, and the other arguments that are not as they are by default."""
+        """Describe the strategies, and the other arguments that differ from their defaults."""
         default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
         names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
         given = {**self.strategies, **{name: getattr(self, name) for name in names}}
@@ -132,14 +132,14 @@ class FederationConfig:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave. Filters may be others, see ``UpdateFilter.may_change``."""
+        """Load what ``state_dict`` gave; filters may differ from the saved ones, see ``UpdateFilter.may_change``."""
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state["strategies"][role])
         for each in self.filters:
             if type(each).__name__ in state["filters"]:
                 each.load_state_dict(state["filters"][type(each).__name__])
 
-    def facts(
+    def federation_info(
         self,
         global_vector: Tensor,
         space: ParameterSpace,
@@ -147,7 +147,7 @@ class FederationConfig:
         seed: int,
         optimizers: Sequence[Optimizer],
         metrics: Mapping[str, Metric],
-    ) -> Federation:
+    ) -> FederationInfo:
         """Return what strategies are told before the first round."""
         clients = range(data.num_clients)
         sizes = {
@@ -156,21 +156,21 @@ class FederationConfig:
         }
         given = global_vector, space, data.num_clients, data.num_classes, sizes, seed, optimizers
         known = self.strategies, self.local_epochs, self.uploads
-        return Federation(*given, *known, data.client_names, metrics, self.filters)
+        return FederationInfo(*given, *known, data.client_names, metrics, self.filters)
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
-        """The upload for differential privacy, if any."""
+        """Return the upload for differential privacy, if any."""
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
     def parts(self) -> list[Any]:
-        """Strategies, metrics and uploads."""
+        """Return strategies, metrics and uploads."""
         return [*self.strategies.values(), *self.metrics.values(), *self.uploads]
 
     @property
     def head(self) -> str | None:
-        """The classifier head's name that a part gives; None if none does."""
+        """Return the classifier head's name that a part gives; None if none does."""
         return named_head(self.parts)
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
-from flsv.configuration.identity import chosen, settings
+from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.federation.learned import learned, starts
-from flsv.federation.run import FederationRun, Saver
+from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
@@ -30,7 +30,7 @@ from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
-from flsv.results.rows import Results, columns_of, overall
+from flsv.results.rows import RoundResults, column_names, overall
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.tensorboard import TensorBoard, Trackers
 from flsv.results.terminal import Terminal
@@ -47,7 +47,7 @@ class RunReports:
     Args:
         trainer: of the fit.
         federation: whose rounds are reported.
-        saver: knows the file that the run goes on writing, and what the run is.
+        run_state: knows the file that the run goes on writing, and what the run is.
         files: whether files are written.
         told: what else is to be told at the end, a line each.
 
@@ -61,25 +61,25 @@ class RunReports:
         self,
         trainer: L.Trainer,
         federation: FederationRun,
-        saver: Saver,
+        run_state: RunState,
         files: bool,
         told: Callable[[], list[str]],
     ) -> None:
         self._trainer, self._federation, self._told = trainer, federation, told
         self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
-        metrics, reporting = federation.board.metrics, self._config.reporting
+        metrics, reporting = federation.metrics.metrics, self._config.reporting
         names = self._data.client_names, self._data.class_names
         self._events = partial(events_of, self._config.filters, self._state)
-        self.results = Results(metrics, *names)
-        self._known = self.results.known(self._state.round_index, federation.board.contributions)
-        folder = federation.engine.ranks.from_rank(0, run_folder(trainer), "the run's folder")
-        described = settings(self._config, metrics, self._data, self._state.seed)
-        before, saver.csv = saver.csv, None
+        self.results = RoundResults(metrics, *names)
+        self._known = self.results.rows(self._state.round_index, federation.metrics.contributions)
+        folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
+        described = hyperparameters(self._config, metrics, self._data, self._state.seed)
+        before, run_state.csv = run_state.csv, None
         self.sinks: list[Sink] = []
         if files and trainer.is_global_zero:
             csv = self._csv(folder / CONTRIBUTIONS, before)
-            saver.csv = str(csv.path.resolve())
-            identity = saver.identity.plain()
+            run_state.csv = str(csv.path.resolve())
+            identity = run_state.identity.plain()
             self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
         if files:
             self.sinks.append(ClientPictures(federation.engine, folder / "clients"))
@@ -110,7 +110,7 @@ class RunReports:
         return csv
 
     def _record(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-        state, metrics = self._state, self._federation.board.metrics
+        state, metrics = self._state, self._federation.metrics.metrics
         roles = {**self._config.strategies, "privacy": self._config.privacy}
         about = identity, state.round_index, version("flsv"), self._events()
         content = record_of(self._trainer, self._data, metrics, roles, described, *about)
@@ -119,10 +119,10 @@ class RunReports:
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
         """Make the sinks of the trainer's loggers, which are told the settings."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
-        metrics, reporting = self._federation.board.metrics, self._config.reporting
+        metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
-        columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
+        cells = hparam_columns(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
         classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
         draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
         per_class = curves_of(metrics, reporting.per_class)
@@ -135,7 +135,7 @@ class RunReports:
             # In a fast_dev_run a logger's experiment is no writer.
             if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
                 board = TensorBoard(logger, trainer, metrics, *names, per_class, self._config.evaluation.every > 0)
-                board.begin(first, merged, columns, draw)
+                board.begin(first, merged, cells, draw)
                 sinks.append(board)
             else:
                 others.append(logger)
@@ -145,9 +145,9 @@ class RunReports:
         """Hand the result of a round that is over to the sinks."""
         state, federation = self._state, self._federation
         assert state.weights is not None
-        result = self.results.after(
+        result = self.results.round_result(
             state.round_index,
-            federation.board.contributions,
+            federation.metrics.contributions,
             state.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
             norms=federation.server.norms,
@@ -165,7 +165,7 @@ class RunReports:
         Args:
             found: round to the metrics' values after it, by name.
         """
-        board = self._federation.board
+        board = self._federation.metrics
         for index, values in sorted(found.items()):
             result = self.results.late(index, values, self._draws(index))
             for sink in self.sinks:
@@ -175,8 +175,8 @@ class RunReports:
     @property
     def _learning_is_told(self) -> bool:
         """Whether anybody is told what becomes of the model."""
-        reporting, metrics = self._config.reporting, self._federation.board.metrics
-        if self._federation.server.games is None and self._federation.board.game_metrics:
+        reporting, metrics = self._config.reporting, self._federation.metrics.metrics
+        if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
@@ -198,15 +198,15 @@ class RunReports:
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
         trainer, data, state = self._trainer, self._data, self._state
-        metrics, values = self._federation.board.metrics, self._federation.board.contributions
+        metrics, values = self._federation.metrics.metrics, self._federation.metrics.contributions
         index = max(state.round_index - 1, 0)
         logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
         of_clients = {"samples": data.num_samples, "rounds": state.participations, "weight": state.weights}
         return RunResult(
             index,
             state.round_index,
-            table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
-            columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
+            table=frame(self.results.rows(index, values, **of_clients, **state.client_scores)),
+            columns={name: "column" if column_names(metrics[name]) else "class" for name in metrics if name in values},
             to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
             learned={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
             logged={name: value for name, value in logged.items() if name not in self._monitored.names},
@@ -288,17 +288,19 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
     return found
 
 
-def table(board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None) -> pandas.DataFrame:
+def current_table(
+    board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
+) -> pandas.DataFrame:
     """Make the table between two rounds: the metrics' values, the last weights and accuracies.
 
     Args:
-        board: the metrics.
+        metrics: the loop's metrics.
         state: of the federation.
         client_names: of the fit; None: what the metrics were told.
     """
     last = {"weight": state.weights, **state.client_scores}
-    results = Results(board.metrics, client_names or _names(board, state))
-    return tidy(frame(results.known(max(0, state.round_index - 1), board.contributions, **last)))
+    results = RoundResults(board.metrics, client_names or _names(board, state))
+    return tidy(frame(results.rows(max(0, state.round_index - 1), board.contributions, **last)))
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
@@ -320,7 +322,7 @@ def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[E
     events = []
     for incident in state.incidents:
         client, what = incident["client"], incident["what"]
-        of = int(state.heard[client]) if what in (NOT_FINITE, LARGE) else None
+        of = int(state.updates_received[client]) if what in (NOT_FINITE, LARGE) else None
         others = [other for other in groups.get(client, ()) if other != client] if what == COPY else []
         events.append(Event(**incident, of=of, others=others))
     return events

@@ -19,7 +19,7 @@ from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
 from flsv.utilities.arguments import ReadOnlyArguments
-from flsv.utilities.declared import Count, Declared
+from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plots import shows
@@ -33,7 +33,7 @@ def latest(stretches: Tensor) -> Tensor:
     return latest
 
 
-class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
+class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """Base class of contribution metrics.
 
     ``compute()`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. A subclass
@@ -249,7 +249,7 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "plot" in vars(cls):
-            cls.plot = shows(cls.plot)  # type: ignore[method-assign]
+            cls.plot = shows(cls.plot)  # type: ignore[method-assign]  # wrapped on purpose
 
     def guide(self) -> Guide:
         """Return a guide to reading the values: their unit, sign, needs and cost."""

@@ -1,4 +1,4 @@
-"""Shares of a budget by what a run has measured: the one place where amounts are worked out."""
+"""Shares of a budget by what a run has measured: amounts are computed here and nowhere else."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class Budget:
 
     @property
     def unit(self) -> float:
-        """The smallest amount."""
+        """Return the smallest amount."""
         return float(f"1e-{self.decimals}")
 
     def text(self, amount: float) -> str:
-        """An amount as it is read."""
+        """Format an amount with its currency."""
         return f"{amount:,.{self.decimals}f} {self.currency}".rstrip()
 
 
@@ -115,7 +115,7 @@ class Basis:
 
 
 def basis_of(run: Run, by: str | None = None) -> Basis:
-    """The values by which a budget is shared out.
+    """Return the values by which a budget is shared out.
 
     Raises:
         ConfigurationError: nothing was measured, ``by`` names nothing that was, or it has to be said.
@@ -135,7 +135,7 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], fit: Sequence[str]) -> Basis:
-    """Of the ``known`` values those that are named, else the only ones that are ``fit``."""
+    """Return the basis that ``by`` names among the ``known`` values, else the only one that is ``fit``."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
@@ -153,7 +153,7 @@ def _chosen(run: Run, by: str | None, known: Sequence[str], fit: Sequence[str]) 
 
 
 def _measured(run: Run, metric: str) -> Basis:
-    """A metric's values; of a run of ``flsv repeat`` the means over all seeds."""
+    """Return a metric's values; of a run of ``flsv repeat`` the means over all seeds."""
     run = over_seeds(run)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
     about, ends = run.about(metric), run.ends(metric)
@@ -177,12 +177,12 @@ def _retrained(run: Run) -> Basis:
 
 
 def by_partners(by: str) -> bool:
-    """Whether values by this performance rest on what the partners have judged."""
+    """Return whether values by this performance rest on what the partners have judged."""
     return by.startswith(CLIENTS)
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
-    """What values by retraining come from: coalitions, seeds, rounds, and what was changed.
+    """Say what values by retraining come from: coalitions, seeds, rounds, and what was changed.
 
     Args:
         row: of ``retrained.csv``.
@@ -204,7 +204,7 @@ def _seeds(seeds: Sequence[str]) -> str:
 
 
 def _rounds(rounds: Sequence[float], planned: int | None) -> str:
-    """How many there were, of how many there should be."""
+    """Say how many rounds there were, of how many there should be."""
     of = f" of {planned}" if planned and planned > 0 else ""
     had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
     return f"{had}{of} rounds"
@@ -216,7 +216,7 @@ def _day(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Shares:
-    """What each client's part of a budget is.
+    """The part of a budget that each client has.
 
     Args:
         budget: which.
@@ -233,11 +233,11 @@ class Shares:
 
     @property
     def title(self) -> str:
-        """The budget, as it is read."""
+        """Return the budget as it is read."""
         return self.budget.text(self.budget.amount)
 
     def cells(self, client: int) -> list[str]:
-        """A client's share and amount with their intervals, in :data:`SHARE_HEAD`'s order."""
+        """Format a client's share and amount with their intervals, in :data:`SHARE_HEAD`'s order."""
         if client in self.missing:
             return [NONE, NONE]
         row = self.table.loc[client]
@@ -250,7 +250,7 @@ class Shares:
 
     @property
     def missing(self) -> list[int]:
-        """Clients without a value."""
+        """List the clients without a value."""
         return self.table.index[self.table["share"].isna()].tolist()
 
 
@@ -281,7 +281,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
 
 
 def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
-    """A client's share were its value this one."""
+    """Compute a client's share were ``end`` its value."""
     if not math.isfinite(end) or values[client].isnan():
         return NAN
     moved = values.clone()
@@ -293,7 +293,7 @@ def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) ->
 
 
 def found_in(run: Run) -> list[str]:
-    """``[n]``: copies and outliers, in words; "" where nothing was found."""
+    """Say which copies and outliers were found ``[n]``; "" where nothing was found."""
     found: list[list[str]] = [[] for _ in range(run.num_clients)]
     for group in run.copies:
         for client in group:

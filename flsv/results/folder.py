@@ -1,4 +1,4 @@
-"""What a run writes and where, what its files are called, and that one run at a time does."""
+"""The folder of a run: where results are written, what files are called, and the lock that keeps it to one run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PICTURES = 10
 @checked
 @dataclass(frozen=True)
 class Reporting:
-    """What a run shows and writes; none of it changes a number.
+    """The choice of what a run shows and writes; none of it changes a number.
 
     Args:
         per_class: log per-class contributions to the loggers too (the CSV always has them).

@@ -1,4 +1,4 @@
-"""What is known after a round and at a run's end, and Sink: whatever writes it down."""
+"""The results of a round and of a run, and Sink, the base of what writes them down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """What has happened at a client, or to its updates, once or several times.
+    """An incident at a client, or a fault of its updates, in one round or in several.
 
     Args:
         client: its number.
@@ -34,8 +34,8 @@ class Event:
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """Group the clients who were found to send one another's updates; who sent the server's last step back is a group
-    of its own.
+    """Group the clients who were found to send one another's updates; a client that sent the server's last step back is
+    a group of its own.
 
     Example:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """Rows of the run's table after a round, and the numbers that belong to no single client.
+    """The rows of the run's table after a round, and the numbers that belong to no single client.
 
     Args:
         round_index: from 0.
@@ -105,7 +105,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What is known when a run has come to its end.
+    """The result of a run that has come to its end.
 
     Args:
         round_index: of the last round.
@@ -130,7 +130,7 @@ class RunResult:
 
 
 class Sink:
-    """Where results go; none knows another. A sink overrides what it needs.
+    """Base class of what takes results; none knows another. A sink overrides what it needs.
 
     Example:
         >>> class Lines(Sink):

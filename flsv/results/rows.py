@@ -11,9 +11,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
-from flsv.models.imbalance import OWN_SCORES
 from flsv.results.round_result import Event, RoundResult, Row
-from flsv.results.run_table import Numbers, changes, rows_of
+from flsv.results.run_table import Numbers, changes, round_rows
 from flsv.utilities.charts import label_text
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def overall(metric: Metric, value: Tensor) -> Tensor:
     return value.mean(-1) if value.ndim == 2 else value
 
 
-def columns_of(metric: Metric) -> list[str] | None:
+def column_names(metric: Metric) -> list[str] | None:
     """Return the names of the columns of a metric's values where they are no classes."""
     return metric.columns() if isinstance(metric, ContributionMetric) else None
 
@@ -59,7 +58,7 @@ def numbers_of(
 
 def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | None) -> dict[str, str]:
     """Map the keys of a value's columns to their names; empty where there are none, or one class, which is all."""
-    own = columns_of(metric)
+    own = column_names(metric)
     if value.ndim < 2 or not (own or value.shape[1] > 1):
         return {}
     keys = own or [str(j) for j in range(value.shape[1])]
@@ -89,7 +88,7 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
         if len(known):
             # NaN where somebody has no score: it is a mean of all.
             values = {"mean": score.mean(), "min": known.min(), "std": known.std(correction=0)}
-            found |= {f"{tag_of(name)}/{what}": value.item() for what, value in values.items()}
+            found |= {f"client_{name}/{what}": value.item() for what, value in values.items()}
     return found
 
 
@@ -103,8 +102,8 @@ def _plain(value: Tensor) -> Tensor:
     return value.detach().cpu().double()
 
 
-class Results:
-    """Makes each round's result, once for all sinks.
+class RoundResults:
+    """Maker of each round's result, once for all sinks.
 
     Args:
         metrics: by name.
@@ -119,7 +118,7 @@ class Results:
         self._before: Sequence[Row] = ()
         self._late: Sequence[Row] = ()
 
-    def known(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
+    def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
         """Make the rows of all that is known between two rounds.
 
         Args:
@@ -129,13 +128,13 @@ class Results:
         """
         others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
         measured = numbers_of(self._metrics, values, self._class_names)
-        return rows_of(index, [*measured, *others], self._client_names)
+        return round_rows(index, [*measured, *others], self._client_names)
 
     def resume(self, known: Sequence[Row]) -> None:
         """Count as changes only what differs from these rows, which are written already."""
         self._before = known
 
-    def after(
+    def round_result(
         self,
         index: int,
         values: Mapping[str, Tensor],
@@ -160,12 +159,12 @@ class Results:
             events: of the run so far.
             drawn: whether pictures are wanted.
         """
-        measured = self.known(index, values)
+        measured = self.rows(index, values)
         numbers = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
         numbers += [Numbers(name, score.cpu()) for name, score in scores.items()]
-        own = rows_of(index, numbers, self._client_names)
+        own = round_rows(index, numbers, self._client_names)
         now = [row for row in own if evaluated or row.metric not in scores]
-        trained = rows_of(index, [Numbers("train_loss", [*losses.values()], clients=[*losses])], self._client_names)
+        trained = round_rows(index, [Numbers("train_loss", [*losses.values()], clients=[*losses])], self._client_names)
         new, self._before = changes(measured, self._before), measured
         shared, scored = shared_numbers(self._metrics, values), spread(scores)
         return RoundResult(
@@ -184,22 +183,17 @@ class Results:
         return {name: partial(draw_metric, self._metrics[name], name, value, index) for name, value in values.items()}
 
     def late(self, index: int, values: Mapping[str, Tensor], drawn: bool) -> RoundResult:
-        """Make the rows of an earlier round from what is known by now; see :meth:`after`.
+        """Make the rows of an earlier round from what is known by now; see :meth:`round_result`.
 
         Args:
             index: of the round.
             values: the metrics' values after it, by name; rounds are told in their order.
             drawn: whether pictures are wanted.
         """
-        rows = self.known(index, values)
+        rows = self.rows(index, values)
         new, self._late = changes(rows, self._late), rows
         shared = shared_numbers({name: self._metrics[name] for name in values}, values)
         return RoundResult(index, rows, new, shared, shared, pictures=self.pictures(index, values), drawn=drawn)
-
-
-def tag_of(metric: str) -> str:
-    """Name a metric in a tag: the scores of clients' own models begin with ``client_``."""
-    return f"client_{metric}" if metric in OWN_SCORES else metric
 
 
 def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:

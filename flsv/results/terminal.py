@@ -27,8 +27,8 @@ from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part
 from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, own_title, ranking, value_columns
-from flsv.utilities import progress as counting
-from flsv.utilities.charts import client_labels, shortened
+from flsv.utilities import progress
+from flsv.utilities.charts import client_labels, shortened_name
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
 MOST = 20
@@ -47,7 +47,7 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
     table, count = result.table, len(client_names)
     shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by or result.columns)}
     first = next(iter(shown), None)
-    rows = chosen(last(table, first, count) if first else None, count)
+    rows = shown_clients(last(table, first, count) if first else None, count)
     title = "Contributions" if first else "Clients"
     if len(rows) < count:
         by = f", by {first}" if first else ""
@@ -124,7 +124,7 @@ def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list
     return {head: numbers(last(table, metric, clients, key), 2) for head, key in zip(heads, keys)}
 
 
-def chosen(values: Iterable[float] | None, clients: int) -> list[int]:
+def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
     """Choose which clients are shown: few in the order of their numbers; of many the ten with the highest values and
     the ten with the lowest, of those that have one.
 
@@ -155,7 +155,7 @@ def print_table(
         corner: header of the names.
     """
     cells = {head: [*column] for head, column in columns.items()}
-    frame = DataFrame(cells, index=[shortened(name) for name in names], dtype=object)
+    frame = DataFrame(cells, index=[shortened_name(name) for name in names], dtype=object)
     frame.columns.name = corner
     if rows is not None:
         frame = frame.iloc[list(rows)]
@@ -177,11 +177,11 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns
 
 
-def undecided(record: Mapping[str, Any]) -> list[str]:
+def inconclusive(record: Mapping[str, Any]) -> list[str]:
     """Write a sentence for each metric whose sampled values tell no pair of clients apart.
 
     Example:
-        >>> undecided({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
+        >>> inconclusive({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
         'about 10,000 would tell one apart, in half of all cases'
     """
     sentences = []
@@ -211,7 +211,7 @@ prediction
         line = line[0].upper() + line[1:] if "_" not in line.split()[0] else line
         line += f"; {metric} sums to {whole}" if metric else ""
         lines.append(line + (": not told apart from a constant prediction" if game["told_apart"] is False else ""))
-    lines += undecided(record)
+    lines += inconclusive(record)
     lines += record.get("coalitions", [])
     if "not_known" in record:
         lines.append(f"Whether the model has learned anything is not known: {record['not_known']}")
@@ -228,9 +228,9 @@ PAUSE = 0.1
 
 
 class Terminal(Sink):
-    """Shows the round and the client on the trainer's progress bar, whichever bar it is: Rich's and TQDM's have ``round
-    3/20`` in the place of ``Epoch 2/19``, and while coalitions are evaluated their number. Rich's stays on one line.
-    Prints the clients' table after the bar has left.
+    """The sink that shows the round and the client on the trainer's progress bar, whichever bar it is: Rich's and
+    TQDM's have ``round 3/20`` in the place of ``Epoch 2/19``, and while coalitions are evaluated their number. Rich's
+    stays on one line. It prints the clients' table after the bar has left.
 
     Installed for the length of one fit; ``text`` is what the bar shows.
 
@@ -250,7 +250,7 @@ class Terminal(Sink):
         self._since = self._drawn = 0.0
         if self._bar is None:
             return
-        counting.attach(self)
+        progress.attach(self)
         get_metrics = self._bar.get_metrics
 
         def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
@@ -337,7 +337,7 @@ class Terminal(Sink):
 
     def close(self, failed: bool = False) -> None:
         """Give the bar its own text back; after an error nothing is printed."""
-        counting.detach(self)
+        progress.detach(self)
         for name in _REPLACED if self._bar is not None else ():
             self._bar.__dict__.pop(name, None)
         if failed:

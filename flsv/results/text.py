@@ -1,4 +1,4 @@
-"""How numbers, names and tables are written: on the page, in the terminal and in Markdown."""
+"""Formatting of numbers, names and tables for the page, the terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def value_columns(
 
 
 def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
-    """Return all of few; of many the first and the last ten."""
+    """Return all places if there are few; of many, the first and the last ten."""
     return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
 
 
@@ -205,11 +205,11 @@ def gain(by: str, value: float, whole: float = math.nan) -> str:
     return f"{verbs[value < 0]} {WORDS['titles'].get(by, by)} by {amount}"
 
 
-def mean(values: Iterable[float]) -> float:
+def known_mean(values: Iterable[float]) -> float:
     """Compute the mean of the values that are not NaN; NaN if there are none.
 
     Example:
-        >>> mean([0.5, 1.0, float("nan")])
+        >>> known_mean([0.5, 1.0, float("nan")])
         0.75
     """
     known = [value for value in values if value == value]

@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import ClientEvaluation
 from flsv.core import Ranks
-from flsv.core.ranks import longest_first
+from flsv.core.ranks import balance_load
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.coalition_training import GlobalModelScoring, train_alone
@@ -37,12 +37,12 @@ from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
-from flsv.sampling import FixedCohort
+from flsv.sampling import FixedCohort, FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.atomic_files import whole_lines
-from flsv.utilities.csv_files import Cell, read_csv, whole
-from flsv.utilities.result_file import Kept, members_text, read_members
+from flsv.utilities.csv_files import Cell, parse_int, read_rows
+from flsv.utilities.result_file import ResultFile, members_text, read_members
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: In a run's folder, what its coalitions' fits came to.
@@ -69,7 +69,7 @@ def _numbers(cell: str) -> list[float]:
     return [float(number) for number in cell.split()]
 
 
-COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": whole, "by": str, "utility": _numbers}
+COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": parse_int, "by": str, "utility": _numbers}
 #: By measure, round after round: ``[R]``, or ``[R, M]``.
 Curves = Mapping[str, Tensor]
 
@@ -100,6 +100,18 @@ def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
     return loop.replace(sampler=cohort, seed=seed, metrics=metrics, reporting=silent, evaluation=ClientEvaluation())
 
 
+def all_take_part(loop: Any) -> str | None:
+    """Say that coalitions train without the federation's sampler; None: it has none that leaves clients out.
+
+    Args:
+        loop: a :class:`flsv.FederatedLoop`, the whole federation's.
+    """
+    sampler = loop.config.sampler
+    if isinstance(sampler, FullParticipation):
+        return None
+    return f"all members of a coalition train in every round, and the run drew its cohorts by {sampler!r}: another game"
+
+
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
     """Read what a run's coalitions came to that were trained when it had ended, by members: a number by each measure.
 
@@ -114,7 +126,7 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
     if len(lines) < 2 or json.loads(lines[0].removeprefix("# ")).get("seed") != str(seed):
         return {}
     found: dict[Members, dict[str, float]] = {}
-    for _, row in read_csv(path, COLUMNS, skip=1):
+    for _, row in read_rows(path, COLUMNS, skip=1):
         if row["round"] + 1 == rounds:
             found.setdefault(row["coalition"], {})[row["by"]] = row["utility"][0]
     return {members: [values[name] for name in by] for members, values in found.items() if values.keys() >= set(by)}
@@ -191,25 +203,25 @@ class WholeFits:
     ) -> None:
         self._spare, self._data, self._seed, self._initial = spare, data, seed, initial
         self._measures, self._rounds, self._ranks = dict(measures), list(rounds), ranks
-        self._kept: Kept | None = None
+        self._kept: ResultFile | None = None
         if path is not None and ranks.rank == 0:
             if not resumed:
                 path.unlink(missing_ok=True)  # of an earlier run, whose module may have been another
-            self._kept = Kept(path, COLUMNS, settings or {}, key=1, anew=True)
+            self._kept = ResultFile(path, COLUMNS, settings or {}, key=1, anew=True)
 
     def __call__(self, masks: Tensor) -> list[Curves]:
         """The curves of each coalition of bool ``[K, n]``."""
         coalitions = members_of(masks)
-        known = self._ranks.from_rank(0, self._known(), "the trainings that are kept")
+        known = self._ranks.broadcast(0, self._known(), "the trainings that are kept")
         missing = [members for members in coalitions if members not in known]
         samples = self._data.num_samples
-        owners = longest_first([float(samples[list(members)].sum()) for members in missing], self._ranks.size)
+        owners = balance_load([float(samples[list(members)].sum()) for members in missing], self._ranks.size)
         start, said = time.monotonic(), 0.0
         turns = [[m for m, owner in zip(missing, owners) if owner == rank] for rank in range(self._ranks.size)]
         for turn in range(max(map(len, turns), default=0)):
             mine = turns[self._ranks.rank][turn : turn + 1]
             found = {members: self._tried(members) for members in mine}
-            for part in self._ranks.everybody(found, "coalitions' trainings"):
+            for part in self._ranks.all_gather(found, "coalitions' trainings"):
                 if errors := [f"{each}" for each in part.values() if isinstance(each, CoalitionFailed)]:
                     raise CoalitionFailed(errors[0])  # on all ranks
                 known |= part

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from flsv.benchmark.scores import Results, Values, auroc, pearson, share_error, shares, spearman
+from flsv.benchmark.scores import BenchResults, Values, auroc, pearson, share_error, shares, spearman
 from flsv.benchmark.summary import Known, covered
 from flsv.benchmark.truth import exact_truth
 from flsv.functional.shapley.enumeration import all_coalitions
@@ -55,9 +55,9 @@ def known() -> Known:
     return {"small": (small_federation(), exact_truth((1, 2), utilities.contiguous()))}
 
 
-def told(values: list[float], low: list[float], high: list[float]) -> Results:
+def told(values: list[float], low: list[float], high: list[float]) -> BenchResults:
     """One run's values and the ends of their intervals."""
-    results = Results(None)
+    results = BenchResults(None)
     ends = torch.tensor(low), torch.tensor(high)
     results.add("small", 0, Values({"m": torch.tensor(values)}, intervals={"m": ends}))
     return results

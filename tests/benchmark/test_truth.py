@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
-from flsv.benchmark.truth import FOLDER, SEEDS, arcs, exact_truth, sampled_truth, settings, values_by_circles
+from flsv.benchmark.truth import FOLDER, SEEDS, arcs, exact_truth, sampled_truth, truth_settings, values_by_circles
 from flsv.functional import exact_shapley
 from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
 from flsv.functional.shapley.memoized_game import MemoizedGame
@@ -39,7 +39,7 @@ def test_truth_made_in_parts_equals_truth_made_at_once(tmp_path: Path) -> None:
         torch.testing.assert_close(truth_table(mine, tmp_path).utilities, whole, atol=0.05, rtol=0)
     other = replace(mine, rounds=3)
     elsewhere = replace(mine, title="another", root="/somewhere")
-    assert settings(other, FOLDER) != settings(mine, FOLDER) == settings(elsewhere, FOLDER)
+    assert truth_settings(other, FOLDER) != truth_settings(mine, FOLDER) == truth_settings(elsewhere, FOLDER)
     for function in (truth_table, make_truth):
         with pytest.raises(ConfigurationError, match="small.csv holds results of others: settings is"):
             function(other, tmp_path)
@@ -108,7 +108,7 @@ def test_truth_by_circles_made_in_parts_continues_where_it_stopped(tmp_path: Pat
     assert make_truth(mine, tmp_path, seeds=[1, 2]) == 16
     # Another circle needs what is not there yet, and no coalition twice.
     more = replace(mine, circles=2)
-    assert settings(more, tmp_path) == settings(mine, tmp_path)
+    assert truth_settings(more, tmp_path) == truth_settings(mine, tmp_path)
     with pytest.raises(ConfigurationError, match="are missing"):
         truth_table(more, tmp_path)
     assert 0 < make_truth(more, tmp_path, seeds=[1, 2]) <= 2 * (32 - 22)

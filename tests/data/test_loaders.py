@@ -95,7 +95,7 @@ def test_preloaded_batches_lie_on_the_given_device(val):
     """Batches are gathered where the tensors lie; ``tests/cuda`` has fits on one."""
     data = toy_data() if val else FederatedDataModule(toy_sets()[0], SizePartitioner([1, 2]))
     data.setup("fit")
-    vars(data)["_dealt"] = data._data.near(torch.device("meta"))
+    vars(data)["_dealt"] = data._data.to_device(torch.device("meta"))
     loaders = [data.client_loader(0), data.client_loader(1, shuffle=False), data.val_dataloader()]
     assert {tensor.device.type for loader in loaders for batch in loader for tensor in batch} == {"meta"}
 

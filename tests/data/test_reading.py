@@ -9,7 +9,7 @@ import pytest
 
 from flsv.data.groups import check_spelling
 from flsv.data.sources.doubts import codes_in
-from flsv.data.sources.table import read_table
+from flsv.data.sources.table import read_table_file
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 
@@ -145,7 +145,7 @@ def test_a_file_with_semicolons_and_decimal_commas(tmp_path):
     assert cards["crp"].values.tolist() == [x for seed in range(3) for x in hospital(seed)["crp"]]
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigurationError, match="save this one with ';'"):
-        read_table(tmp_path / "other.csv", ";")
+        read_table_file(tmp_path / "other.csv", ";")
 
 
 def test_two_decimal_marks_are_told_and_no_measurement_becomes_categories(tmp_path):
@@ -186,12 +186,12 @@ def test_abbreviations_are_named_with_their_tables(tmp_path):
         return frame.assign(sex=frame["sex"].map({"f": "Female", "m": "M"}))
 
     _, said, _ = told(in_files(tmp_path, words), exclude=["came", "left"])
-    alike = [line for line in said.splitlines() if "which are one to a person" in line]
+    alike = [line for line in said.splitlines() if "which look like one name" in line]
     assert "'Female' (" in alike[0]
     assert "Lyon.csv), 'f' (" in alike[0]
     assert len(alike) == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_spelling(["A", "AB", "B", "0", "no", "normal", "never"], "blood", refuse=False)
-    with pytest.warns(UserWarning, match="'negative', 'neg', which are one"):
+    with pytest.warns(UserWarning, match="'negative', 'neg', which look like one"):
         check_spelling(["neg", "negative", "positive"], "The classes")

@@ -26,7 +26,7 @@ from flsv.aggregation import (
 )
 from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling
 from flsv.filters import NormCap, OutlierFilter, SampleCap
-from flsv.functional import exact_shapley
+from flsv.functional import exact_shapley, few_coalitions
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -211,6 +211,15 @@ def test_values_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:
     assert int(whole.metrics["shadow"].evaluations) == 3 * 8
 
 
+@pytest.mark.parametrize(("of", "rounds"), [({}, 12), ({"performance": "val_loss", "mode": "min"}, 4)])
+def test_what_the_module_logs_is_valued_five_times_at_most(of: dict[str, Any], rounds: int) -> None:
+    metric = ShadowShapley(num_clients=2, **of)
+    metric.check_rounds(12)
+    for index in range(12):
+        metric.update(torch.arange(2), few_coalitions(2), lambda masks: masks.sum(1).double(), index)
+    assert int(metric.evaluations) == 4 * rounds
+
+
 class Twice(Plain):
     """Steps by something that batched training does not know."""
 
@@ -339,6 +348,29 @@ def test_rows_that_turn_out_to_be_others_are_given_up(
         trained = fit(federation, tmp_path, module, data(), ROUNDS)
     torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
     assert torch.equal(vector(trained), vector(without))
+
+
+class Calls(Plain):
+    """Trains by a function that holds the module, as a loss with a log may."""
+
+    def __init__(self, net: torch.nn.Module, reads: bool) -> None:
+        super().__init__(net)
+        self.reads = reads
+        self.step = lambda batch: Plain.training_step(self, batch, 0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.step(batch)
+        return loss if not self.reads or float(loss) < 1e9 else 0 * loss
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_functions_that_hold_the_module_train_the_coalitions(tmp_path: Path, reads: bool) -> None:
+    """By rows, and by fits."""
+    net = network(batch_norm=False)
+    expected = values_by_retraining(tmp_path, Plain(copy.deepcopy(net)), 2)
+    federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+    fit(federation, tmp_path, Calls(net, reads), data(), rounds=2)
+    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_given_up_resumes_to_the_bit(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from personalization.judged import SPACE, Judged, begun, closeness, exact_values, nan, play, random_models
 from torch import nn
 
-from flsv.core import FederationState, Instruction, at
+from flsv.core import FederationState, Instruction, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.metrics import CommunicationCost, DomainRelevance
@@ -130,7 +130,7 @@ def test_pfedsv_sends_start_points_by_mode() -> None:
         for there, expected in ((False, back), (True, [-1] * 7)):
             method._uploads, method._cohort = {1: own}, [1] if there else [0]
             assert method.start(1, state) is None
-            with at(local):
+            with opened(local):
                 local.state[OWN_MODEL] = own
                 assert (
                     method.receive(local, Instruction(4, 1, 0, None, method.send(1, None, state))).tolist() == expected

@@ -14,7 +14,7 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.report import open_run
 from flsv.results.record import write_record
-from flsv.results.run_table import read_table
+from flsv.results.run_table import read_contributions
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -90,10 +90,10 @@ def test_what_no_run_writes_is_said_with_its_line(tmp_path: Path, line: str, wor
 def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path) -> None:
     folder = make_run(tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False)
     path = folder / "contributions.csv"
-    whole, table = path.read_bytes(), read_table(path)
+    whole, table = path.read_bytes(), read_contributions(path)
     for end in range(whole.index(b"\n") + 1, len(whole)):
         path.write_bytes(whole[:end])
-        assert read_table(path).equals(table[: whole[:end].count(b"\n") - 1])
+        assert read_contributions(path).equals(table[: whole[:end].count(b"\n") - 1])
 
 
 def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
 from flsv.results.round_result import RoundResult
-from flsv.results.run_table import Numbers, rows_of
+from flsv.results.run_table import Numbers, round_rows
 from flsv.results.tensorboard import TensorBoard
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -200,7 +200,7 @@ def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None
         board = TensorBoard(own, trainer, {"cssv": ClassSpecificShapley()}, ["Boston"], ["0"], ["cssv"])
         board.begin(first, {}, {}, Figure)
         for index in rounds:
-            rows = rows_of(index, [Numbers("cssv", [[value + index]], {"0": "0"})], ["Boston"])
+            rows = round_rows(index, [Numbers("cssv", [[value + index]], {"0": "0"})], ["Boston"])
             shared = {"all": value + index}
             board.write(RoundResult(index, rows, rows, shared, shared))
         board.flush()

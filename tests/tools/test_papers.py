@@ -11,7 +11,7 @@ from personalization.judged import Judged
 from studies import invert, likeness, rank_likeness
 from torch import Tensor, nn
 
-from flsv.core.local_data import at
+from flsv.core.local_data import opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.personalization.base import OWN_MODEL
 
@@ -54,8 +54,8 @@ def test_figure_4_of_pfedsv(weights: str, expected: list[float]) -> None:
     others = [torch.tensor([1.0, 0, 0, 9]), torch.tensor([0.0, 0, 3, 9])]
     losses = {tuple(v.tolist()): loss for v, loss in zip([start, own, *others], (4.0, 2.0, 0.0, 8.0))}
     client = Judged(0, lambda vector: -losses[tuple(vector.tolist())])
-    client.data.visit(start, own)
-    with at(client.data):
+    client.data.set_models(start, own)
+    with opened(client.data):
         found = one_by_one(client.data, others, None, weights=weights, num_parameters=3, generator=torch.Generator())
         torch.testing.assert_close(found.float(), torch.tensor(expected))
         mixed = torch.tensor([expected[1], 0, 3 * expected[2], 9 * (expected[1] + expected[2])])

@@ -139,7 +139,7 @@ SLOW = {"cssv", "local heads", "privacy", "compression with memory", "own models
 def test_sites_give_what_one_process_gives(tmp_path: Path, case: str) -> None:
     make, options = CASES[case]
     remote, _ = both(tmp_path, make, **options)
-    assert all(value.isfinite().any() for value in remote.board.contributions.values())
+    assert all(value.isfinite().any() for value in remote.contribution_metrics.contributions.values())
     (record,) = (tmp_path / "b").rglob("run.json")
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 144}
 
