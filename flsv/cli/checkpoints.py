@@ -165,7 +165,7 @@ class WritePredictions(BasePredictionWriter):
                 torch.save(list(predictions), file)
             self.where = f"{shown(path)} ({len(predictions)} batches, for torch.load)"
             return
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         frame = _predicted(torch.cat([batch.detach().cpu() for batch in predictions]), data)
         sets: list[Any] = [getattr(trainer.predict_dataloaders, "dataset", None), data.test_set]
         names: dict[str, Sequence[str]] = next((each.row_names for each in sets if hasattr(each, "row_names")), {})

@@ -91,7 +91,7 @@ class OwnModels(L.Callback):
             raise ConfigurationError("OwnModels needs FederatedLoop(evaluation=ClientEvaluation(keep_trained=True)).")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         empty = [client for client in range(data.num_clients) if not len(data.client_indices(client, "test"))]
         if self.tests == "own" and empty:
             raise ConfigurationError(
@@ -100,7 +100,7 @@ class OwnModels(L.Callback):
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         try_forward(trainer, self._batches(data), data.num_classes, f'tests="{self.tests}"')
 
     def _batches(self, data: FederatedDataModule) -> Iterable[Any]:
@@ -109,7 +109,7 @@ class OwnModels(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start = time.perf_counter()
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         server, received = self.loop.space.read(pl_module), self.loop.received()
         trained = {**received, **self.loop.trained}
         models: Mapping[str, Mapping[int, Tensor]] = {"received": received, "trained": trained, "global": {}}
@@ -144,7 +144,7 @@ class OwnModels(L.Callback):
 class _AUROC(ClassScores):
     """The AUROC alone of the scores of a classifier."""
 
-    def compute(self) -> Tensor:  # type: ignore[override]
+    def compute(self) -> Tensor:  # type: ignore[override]  # one of its scores, not all
         return super().compute()["auroc"]
 
 

@@ -34,6 +34,7 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
     """Count each client's samples in every split, and the share of them that is of each class: a row per client."""
     frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client"))
     for split, title in (("val", "own validation"), ("test", "own test")):
+        # mypy: both are splits
         counts = [len(data.client_indices(client, split)) for client in range(data.num_clients)]  # type: ignore[arg-type]
         if any(counts):
             frame[title] = counts

@@ -258,7 +258,7 @@ class Terminal(Sink):
             text = {k: v for k, v in self.text.items() if k != "round" or not self._has_round}
             return {**(text if trainer.training else {}), **self._counts, **shown}
 
-        self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]
+        self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]  # replaced on this bar alone
         self._has_round = self._count_rounds()
 
     def _count_rounds(self) -> bool:
@@ -333,7 +333,7 @@ class Terminal(Sink):
             stop(*hook, **named)
             show()
 
-        bar.teardown = teardown  # type: ignore[method-assign]
+        bar.teardown = teardown  # type: ignore[method-assign]  # replaced on this bar alone
 
     def close(self, failed: bool = False) -> None:
         """Give the bar its own text back; after an error nothing is printed."""

@@ -52,8 +52,10 @@ def check_checkpoint(
                 "another, or start a new run without ckpt_path."
             )
         check(checkpoint["callbacks"][key], trainer.max_epochs)
+    # mypy: set by Lightning's connectors
     elif trainer.state.fn == "validate" and isinstance(trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]
         state = checkpoint.get("callbacks", {}).get(key, {})
+        # mypy: set by Lightning's connectors
         if "identity" in state and state["identity"]["samples"] != sample_hashes(trainer.datamodule):  # type: ignore[attr-defined]
             warnings.warn(
                 f"the data are dealt out otherwise than when {path} was trained: it may have been trained on some of "

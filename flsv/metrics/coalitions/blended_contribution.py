@@ -89,7 +89,7 @@ class BlendedContribution(
         super().init_states(num_clients, num_classes)
         self.add_state("cosine", torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(  # type: ignore[override]
+    def update(  # type: ignore[override]  # torchmetrics' update takes anything
         self,
         client_ids: Tensor,
         utility: Utility,

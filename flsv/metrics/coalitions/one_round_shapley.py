@@ -137,7 +137,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
                 stacklevel=3,
             )
 
-    def update(  # type: ignore[override]
+    def update(  # type: ignore[override]  # torchmetrics' update takes anything
         self,
         client_ids: Tensor,
         round_index: int,
