@@ -60,7 +60,7 @@ class BestCheckpoint(ModelCheckpoint):
             super().load_state_dict({**state_dict, "dirpath": self.dirpath})
             self.current_score = state_dict["current_score"]  # Lightning saves it, and does not load it
         elif best:
-            warnings.warn(f"{best} is gone: the best checkpoint is the best from here on.", stacklevel=2)
+            warnings.warn(f"{best} no longer exists: best.ckpt is the best from here on.", stacklevel=2)
 
 
 def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:

@@ -251,7 +251,7 @@ def compare(
         if dealt not in (None, identity.samples):
             raise ConfigurationError(
                 f"{config} deals the data out to the clients otherwise than {configs[0]}, so there is nothing to "
-                "compare. Say the data once, in a --base, and only the federation in each --config."
+                "compare. Give the data once, in a --base, and only the federation in each --config."
             )
         dealt = identity.samples
         beside = {"seed_everything": os.environ.get("PL_GLOBAL_SEED"), STANDALONE: alone, "tests": tests}

@@ -53,7 +53,7 @@ def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
                     )
                 if direction == "reports" and name in VOCABULARY:
                     raise ConfigurationError(
-                        f"{role} {strategy!r} declares reports = {name!r}, which is a round's own word. Rename it."
+                        f"{role} {strategy!r} declares reports = {name!r}, which is a name in every round. Rename it."
                     )
                 taken[name] = f"{role} {strategy!r}"
     for role, strategy in strategies.items():

@@ -101,7 +101,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
         )
     if max_epochs not in (None, -1) and rounds > max_epochs:
         raise ConfigurationError(
-            f"the checkpoint has {rounds} rounds behind it, and max_epochs={max_epochs}. max_epochs counts them too: "
+            f"the checkpoint is of round {rounds}, and max_epochs={max_epochs} counts these rounds, too: "
             f"say more than {rounds}."
         )
     if rounds == max_epochs:

@@ -37,7 +37,7 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
     text = str(given)
     named = [number for number, name in enumerate(names) if name == text]
     if len(named) > 1:
-        raise ConfigurationError(f"{option}={given!r}: clients {named} have this name. Say the number.")
+        raise ConfigurationError(f"{option}={given!r}: clients {named} have this name. Give the number.")
     if named or (text.isdigit() and int(text) < len(names)):
         return named[0] if named else int(text)
     raise ConfigurationError(f"{option}={given!r}: the run has no such client. It has {listed(names, 10)}.")

@@ -43,7 +43,7 @@ class ResultFile:
         >>> ResultFile(path, columns, {"rounds": 6})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: .../values.csv holds results of others: rounds is 6 and was 5. ...
+        flsv.utilities.errors.ConfigurationError: ...holds results of other settings: rounds is 6 and was 5. ...
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class ResultFile:
             return
         if differ:
             raise ConfigurationError(
-                f"{path} holds results of others: {listed(differ)}. Go on with those, move the file away, or name "
-                "another folder."
+                f"{path} holds results of other settings: {listed(differ)}. Go on with those, move the file away, or "
+                "name another folder."
             )
         if len(lines) < heads:
             return

@@ -41,7 +41,7 @@ def test_made_in_parts_is_made_whole(tmp_path: Path) -> None:
     elsewhere = replace(mine, title="another", root="/somewhere")
     assert settings(other, FOLDER) != settings(mine, FOLDER) == settings(elsewhere, FOLDER)
     for function in (truth_table, make_truth):
-        with pytest.raises(ConfigurationError, match="small.csv holds results of others: settings is"):
+        with pytest.raises(ConfigurationError, match="small.csv holds results of other settings: settings is"):
             function(other, tmp_path)
 
 
