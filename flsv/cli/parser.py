@@ -211,9 +211,7 @@ class FederatedCLI(LightningCLI):
             if not self.quiet:
                 print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
         elif config.ckpt_path is None and self.subcommand != "fit":
-            warnings.warn(
-                f"flsv {self.subcommand} without --ckpt_path: the network has its initial weights.", stacklevel=2
-            )
+            warnings.warn(f"flsv {self.subcommand} without --ckpt_path: the weights are initial ones.", stacklevel=2)
         elif config.ckpt_path is not None and ":" not in config.ckpt_path and not Path(config.ckpt_path).exists():
             raise ConfigurationError(
                 f"there is no checkpoint {config.ckpt_path}. Name one that is there, or leave ckpt_path out."
