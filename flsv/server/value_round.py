@@ -186,7 +186,7 @@ def _own_module(module: nn.Module) -> nn.Module:
     if L.LightningModule not in kinds and any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
         raise ConfigurationError(
             f"value_round(module={type(module).__name__}(...)) is a LightningModule of the package pytorch_lightning, "
-            "whose classes are not lightning's. Write `import lightning as L` instead of `import pytorch_lightning as pl`."
+            "not of lightning. Write `import lightning as L` instead of `import pytorch_lightning as pl`."
         )
     return module
 
