@@ -27,7 +27,7 @@ class LoggedValues:
     the reductions that the metric declares for its states, as torchmetrics does between processes.
 
     Args:
-        trainer: of this process.
+        trainer: the trainer of this process.
         place: gives the place in the order of what is logged now.
         exchange: gives everybody's value of a value.
         idle: whether what was logged in this epoch does not count.

@@ -78,8 +78,8 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
 
     Args:
         word: ``"last"`` or ``"best"``.
-        trainer: of the command.
-        weights_only: as of ``torch.load``.
+        trainer: the command's trainer.
+        weights_only: as in ``torch.load``.
 
     Raises:
         ConfigurationError: there is none; the newest cannot be read, which says what was the best.

@@ -76,7 +76,7 @@ class OwnModels(L.Callback):
     Attributes:
         scores: after the fit, ``"received"`` and ``"trained"`` to measure to ``[n]``, and ``"global"`` to measure to
             ``[1]``, with own tests the mean over the clients; measures are :data:`flsv.models.imbalance.OWN_SCORES`.
-        seconds: that the evaluation took.
+        seconds: duration of the evaluation.
 
     Raises:
         ConfigurationError: before training, ``tests="own"`` and a client without test samples; a module whose
@@ -164,12 +164,12 @@ class Outcome:
     """The result of one algorithm.
 
     Args:
-        name: of the algorithm.
+        name: name of the algorithm.
         table: a row per kind of model (as :attr:`OwnModels.scores`) and client, by :data:`COLUMNS`; the global model is
             nobody's. ``seconds`` are of the whole fit, without the evaluation of the models, ``evaluations`` the
             coalitions that were evaluated for the algorithm's metrics; one that two of them asked for is one.
         tests: what the models were tested on, see :class:`OwnModels`.
-        names: of the clients.
+        names: the clients' names.
     """
 
     name: str
@@ -231,7 +231,7 @@ def compare(
         arguments: further arguments of ``flsv fit``, which override the files.
         out: what the runs write goes below, a folder each.
         tests: what models are tested on, see :class:`OwnModels`.
-        say: is told which run begins.
+        say: called with a line that says which run begins.
 
     Raises:
         ConfigurationError: the configurations do not deal out the same data to the same clients; own tests of clients

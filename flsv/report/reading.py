@@ -32,7 +32,7 @@ class Run:
     Args:
         folder: where.
         record: ``run.json``.
-        table: of ``contributions.csv``, in its order.
+        table: the rows of ``contributions.csv``, in their order.
     """
 
     folder: Path

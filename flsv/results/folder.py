@@ -55,7 +55,7 @@ class Reporting:
 
         Args:
             round_index: from 0.
-            rounds: of the run; None or -1: nobody knows.
+            rounds: number of rounds of the run; None or -1 where that is open.
 
         Example:
             >>> [index for index in range(25) if Reporting().draws(index, 25)]

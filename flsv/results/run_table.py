@@ -171,7 +171,7 @@ class CSV(Sink):
 
     Args:
         path: the file.
-        client_names: of the clients.
+        client_names: names of the clients.
     """
 
     def __init__(self, path: Path, client_names: Sequence[str]) -> None:

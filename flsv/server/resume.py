@@ -32,7 +32,7 @@ def check_checkpoint(
         trainer: that is to use it.
         key: under which the federation's state is among the callbacks'.
         check: checks that state against the present fit and its ``max_epochs``.
-        checkpoint: what was read.
+        checkpoint: the checkpoint that was read.
         path: from where.
 
     Raises:
@@ -71,11 +71,11 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
     """Check the loop's saved state against what it is now.
 
     Args:
-        state: of :meth:`FederatedLoop.state_dict`.
-        version: of flsv.
-        identity: of this fit.
+        state: a result of :meth:`FederatedLoop.state_dict`.
+        version: the version of flsv.
+        identity: the identity of this fit.
         seed: given for this fit, or None.
-        max_epochs: of the trainer; -1 or None for no end.
+        max_epochs: the trainer's number of rounds; -1 or None for no end.
 
     Raises:
         ConfigurationError: another version of flsv, federation or seed, or fewer rounds than there have been.

@@ -54,7 +54,7 @@ class RoundValues:
         per_class: of the metrics that have them, values per class ``[n, M]``, or of whatever their columns are.
         diagnostics: metric to what else it says, by name.
         evaluations: models that were evaluated in this round's games.
-        names: of the clients.
+        names: the clients' names.
         table: the same as rows of a run's table.
     """
 

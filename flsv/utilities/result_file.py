@@ -20,15 +20,15 @@ class ResultFile:
     """A CSV file of results to which rows are added.
 
     Args:
-        path: of the file; its folder is made with the first row.
+        path: the file; its folder is made with the first row.
         columns: their names, and how cells are read.
-        settings: what all of its rows hang on, by name. None: nothing is said of that.
-        key: so many columns, the first ones, name a result of several rows: of one that a kill cut short no row is
-            left. 0: a row is a result.
-        anew: begin anew where the file is of other settings.
+        settings: the settings, by name, that all rows are of; None: the file does not name any.
+        key: number of leading columns that name a result of several rows; a result that a kill cut short is dropped
+            as a whole. 0: every row is a result.
+        anew: whether to begin anew where the file is of other settings.
 
     Attributes:
-        rows: those that are there, by column.
+        rows: the rows that are there, as mappings by column.
 
     Raises:
         ConfigurationError: the file is one of other settings, which are named, or none of this kind.
