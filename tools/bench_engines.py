@@ -101,7 +101,7 @@ def run(engine: str, case: str, rounds: int, out: Path) -> None:
         timer, ranks = RoundTimer(), {"strategy": "federated", "devices": 2} if engine == "ranks" else {}
         quiet_trainer(str(out.parent), rounds, [loop, timer], **ranks).fit(module, data)
         found |= {"rounds": list(zip(timer.wall, timer.processor))}
-        found |= {"vector": loop.state.model(), "cssv": loop.board.contributions["cssv"]}
+        found |= {"vector": loop.state.model(), "cssv": loop.contribution_metrics.contributions["cssv"]}
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         torch.save({**found, "memory": memory}, out)

@@ -136,7 +136,7 @@ def fit(where: Federation, names: Sequence[str], seed: int, guard: str, attacks:
     named = sorted(client for group in copies.groups for client in group)
     found = {}
     for name, key in zip(entries, metrics):
-        values = metrics[key].per_client(loop.board.contributions[key]).detach().cpu().double()
+        values = metrics[key].per_client(loop.contribution_metrics.contributions[key]).detach().cpu().double()
         values[named] = float("nan")
         found[name] = shares(values).tolist()
     return Run(found, named, float(judged[0]["val_accuracy"]))

@@ -2,308 +2,49 @@
 
     python tools/fresh_payments.py train [NAME...] [--truths 6] [--folder runs/fresh_payments]
     python tools/fresh_payments.py cost [NAME...]
-    python tools/fresh_payments.py table
+    python tools/fresh_payments.py table [NAME...] [--folder runs/fresh_payments]
 
 `train` fits each federation as a user does, by a FederatedLoop with ShadowShapley, keeps what its coalitions came to,
-and goes on where it was stopped; `table` is arithmetic on that, and is looked at once. Three seeds are runs, and
-together `flsv retrain`; the others are the truth: all coalitions of up to ten clients, of more those along circles of
-the clients (`flsv.benchmark.truth`). `cost` measures ShadowShapley in fits without metrics, on one thread.
+and goes on where it was stopped; `table` is arithmetic on that. Three seeds are runs, and together `flsv retrain`; the
+others are the truth: all coalitions of up to ten clients, of more those along circles of the clients
+(`flsv.benchmark.truth`). Beside each value stands that of 1.0.0, by its coalitions, its estimator and its seeds, of the
+same trainings. `cost` measures both in fits without metrics: processor time of one thread, the least of two.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import be_quiet
-from torch import Tensor, nn
+from common import be_quiet, grid
+from fresh_federations import Fresh, catalogue
+from torch import Tensor
 
+import flsv
 from flsv import FederatedLoop, Reporting
-from flsv.aggregation import FedAdam, FedAvgM, ShapFedWA
 from flsv.benchmark import Federation
 from flsv.benchmark.federation import quiet
-from flsv.benchmark.truth import arcs
-from flsv.functional import few_coalitions
-from flsv.functional.shapley.game import all_coalitions
-from flsv.metrics import ClassSpecificShapley, ShadowShapley
-from flsv.sampling import UniformSampler
-from flsv.seeding import isolated_rngs
+from flsv.benchmark.scores import NAN, mean, share_error, spearman
+from flsv.benchmark.truth import arcs, sampled_truth
+from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.confidence import t_quantile
+from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.functional.shapley.few_coalitions import CURVE_FROM, MOST_FOR_ALL, Which, retrained_shapley
+from flsv.functional.shapley.one_seed import one_seed_stderr
+from flsv.functional.shapley.size_effects import size_effects_shapley
+from flsv.games.members import members_of
+from flsv.metrics import ShadowShapley
+from flsv.utilities.seeding import isolated_rngs
 
-RUNS, TRUTH, MOST = (0, 1, 2), 100, 10
-#: The default's coalitions of more than seven clients in 1.0.0 and now.
-BEFORE, NOW = "pairs+leave-one-out", "pairs+leave-one-out"
+RUNS, TRUTH, MOST, LEVEL = (0, 1, 2), 100, 10, 0.9
 SIZES = {9: "4 to 9", 12: "10 to 12", 99: "20"}
-
-
-class Pooled(nn.Sequential):
-    """A small network of images of 28 x 28 pixels, which a fit of it in seconds allows."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        drop = [nn.Dropout(dropout)] if dropout else []
-        super().__init__(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(196, 24), nn.ReLU(), *drop, nn.Linear(24, 10))
-
-
-class NormedCNN(nn.Sequential):
-    """A convolution with BatchNorm."""
-
-    def __init__(self) -> None:
-        convolution = nn.Conv2d(1, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)
-        super().__init__(nn.AvgPool2d(2), *convolution, nn.Flatten(), nn.Linear(216, 10))
-
-
-class NormedMLP(nn.Sequential):
-    """An MLP of scikit-learn's digits with BatchNorm."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """A federation, and the arguments of its loop."""
-
-    federation: Federation
-    loop: Callable[[], dict[str, Any]] = field(default=dict)
-
-
-def classifier(network: str | type[nn.Module], optimizer: str, lr: float, **more: Any) -> dict[str, Any]:
-    named = {"network": "mlp", "network_args": {"hidden": [16]}} if network == "mlp" else {"network": network}
-    sgd = {"class_path": f"torch.optim.{optimizer}", "init_args": {"lr": lr, **more}}
-    return {"class_path": "flsv.ClassifierClient", "init_args": {**named, "optimizer": sgd}}
-
-
-def own(network: str, **arguments: Any) -> Any:
-    return {"class_path": network, "init_args": arguments}
-
-
-def dealt(how: str, clients: int, seed: int, **arguments: Any) -> dict[str, Any]:
-    if how == "Dirichlet":
-        arguments |= {"num_clients": clients, "min_samples": 16}
-    return {"class_path": f"flsv.data.{how}Partitioner", "init_args": {**arguments, "seed": seed}}
-
-
-def spoilt(kind: str, clients: list[int], **arguments: Any) -> dict[str, Any]:
-    return {"class_path": f"flsv.data.{kind}", "init_args": {**arguments, "clients": clients}}
-
-
-def images(source: str, clients: int, each: int, partitioner: Any, corruptions: Sequence[Any] = ()) -> dict[str, Any]:
-    splits = {"max_samples": each * clients + 400, "server_val": 400 / (each * clients + 400), "seed": 7}
-    return {
-        "source": source,
-        "splits": splits,
-        "partitioner": partitioner,
-        "corruptions": list(corruptions),
-        "batch_size": 16,
-        "loader": {"class_path": "flsv.data.Loader", "init_args": {"drop_last": True}},
-    }
-
-
-def made(name: str, title: str, rounds: int, data: Any, model: Any, **more: Any) -> Federation:
-    files = {"mnist": ["MNIST/raw"], "fashion_mnist": ["FashionMNIST/raw"]}
-    needs = more.pop("needs", files.get(data["source"] if isinstance(data["source"], str) else "", []))
-    return Federation(name, title, "fresh", rounds, data, model, needs=needs, **more)
-
-
-TABLE = {
-    "source": {
-        "class_path": "flsv.data.TableData",
-        "init_args": {
-            "path": "tables/contraception.csv",
-            "target": "use",
-            "val_fraction": 0.4,
-            "columns": {"exclude": ["woman", "district"], "categorical": ["livch"]},
-        },
-    },
-    "splits": {"max_samples": 1000, "seed": 7},
-    "partitioner": dealt("Size", 8, 71, proportions=[1, 1, 2, 2, 3, 3, 5, 8]),
-    "corruptions": [spoilt("ClosedSetLabelNoise", [4, 5], rate=0.4)],
-    "batch_size": 16,
-}
-PATIENTS = {
-    "source": {
-        "class_path": "flsv.benchmark.built_in.BuiltInData",
-        "init_args": {"name": "diabetes", "val_fraction": 0.4},
-    },
-    "splits": {"seed": 7},
-    "partitioner": dealt("Size", 5, 72, proportions=[2, 1, 3, 5, 2]),
-    "corruptions": [spoilt("GaussianNoise", [3], std=1.5)],
-    "batch_size": 10,
-}
-REGRESSION = {
-    "class_path": "flsv.models.RegressorClient",
-    "init_args": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.005}}},
-}
-
-
-def catalogue() -> dict[str, Fresh]:
-    here = "fresh_payments"
-    sizes = [1, 2, 2, 1, 3, 4, 1, 2, 1, 3]
-    found = [
-        Fresh(
-            made(
-                "gru_4",
-                "digits read row by row, GRU, Adam",
-                12,
-                images("digits", 4, 100, dealt("Dirichlet", 4, 73, alpha=0.5)),
-                classifier(own("bench_fits.Recurrent"), "Adam", 0.01),
-            )
-        ),
-        Fresh(
-            made(
-                "batch_norm_5",
-                "Fashion-MNIST, convolution and BatchNorm, FedAdam",
-                10,
-                images(
-                    "fashion_mnist",
-                    5,
-                    100,
-                    dealt("Dirichlet", 5, 74, alpha=0.3),
-                    [spoilt("ClosedSetLabelNoise", [2], rate=0.6)],
-                ),
-                classifier(own(f"{here}.NormedCNN"), "SGD", 0.05),
-            ),
-            lambda: {"aggregator": FedAdam(lr=0.03)},
-        ),
-        Fresh(
-            made(
-                "regression_5",
-                "diabetes, linear regression, noise, FedAvgM",
-                12,
-                PATIENTS,
-                REGRESSION,
-                performance="val_loss",
-                mode="min",
-            ),
-            lambda: {"aggregator": FedAvgM(lr=1.0, momentum=0.5)},
-        ),
-        Fresh(
-            made(
-                "dropout_6",
-                "MNIST, dropout, ShapFed-WA",
-                10,
-                images("mnist", 6, 100, dealt("Dirichlet", 6, 75, alpha=0.5), [spoilt("GaussianNoise", [1], std=1.5)]),
-                classifier(own(f"{here}.Pooled", dropout=0.3), "SGD", 0.1),
-            ),
-            lambda: {"aggregator": ShapFedWA(metric="cssv"), "metrics": {"cssv": ClassSpecificShapley()}},
-        ),
-        Fresh(
-            made(
-                "partial_7",
-                "digits, four of seven clients a round",
-                12,
-                images(
-                    "digits",
-                    7,
-                    100,
-                    dealt("Size", 7, 76, proportions=[1, 1, 2, 2, 3, 3, 4]),
-                    [spoilt("ClosedSetLabelNoise", [5], rate=0.5)],
-                ),
-                classifier("mlp", "SGD", 0.05, momentum=0.9),
-            ),
-            lambda: {"sampler": UniformSampler(4)},
-        ),
-        Fresh(
-            made(
-                "auroc_8",
-                "contraception in Bangladesh, area under the ROC curve, wrong labels",
-                15,
-                TABLE,
-                classifier("mlp", "SGD", 0.05, momentum=0.9),
-                performance="auroc",
-                needs=["tables/contraception.csv"],
-            )
-        ),
-        Fresh(
-            made(
-                "momentum_9",
-                "Fashion-MNIST, FedAvgM, wrong labels",
-                10,
-                images(
-                    "fashion_mnist",
-                    9,
-                    80,
-                    dealt("Dirichlet", 9, 77, alpha=0.4),
-                    [spoilt("ClosedSetLabelNoise", [3, 6], rate=0.6)],
-                ),
-                classifier(own(f"{here}.Pooled"), "SGD", 0.1),
-            ),
-            lambda: {"aggregator": FedAvgM(lr=1.0, momentum=0.5)},
-        ),
-        Fresh(
-            made(
-                "dropout_10",
-                "MNIST, dropout, 1 to 4 parts, noise",
-                10,
-                images(
-                    "mnist",
-                    10,
-                    80,
-                    dealt("Size", 10, 78, proportions=sizes),
-                    [spoilt("GaussianNoise", [4, 9], std=1.5)],
-                ),
-                classifier(own(f"{here}.Pooled", dropout=0.3), "SGD", 0.1),
-            )
-        ),
-        Fresh(
-            made(
-                "adam_11",
-                "Fashion-MNIST, FedAdam, few classes a client",
-                10,
-                images("fashion_mnist", 11, 80, dealt("Dirichlet", 11, 79, alpha=0.2)),
-                classifier(own(f"{here}.Pooled"), "SGD", 0.1),
-                circles=6,
-            ),
-            lambda: {"aggregator": FedAdam(lr=0.03)},
-        ),
-        Fresh(
-            made(
-                "batch_norm_12",
-                "digits, BatchNorm, wrong labels",
-                10,
-                images(
-                    "digits",
-                    12,
-                    80,
-                    dealt("Dirichlet", 12, 80, alpha=0.5),
-                    [spoilt("ClosedSetLabelNoise", [0, 8], rate=0.6)],
-                ),
-                classifier(own(f"{here}.NormedMLP"), "SGD", 0.05),
-                circles=6,
-            )
-        ),
-        Fresh(
-            made(
-                "adam_20",
-                "MNIST, Adam, few classes a client",
-                8,
-                images("mnist", 20, 60, dealt("Dirichlet", 20, 81, alpha=0.3)),
-                classifier(own(f"{here}.Pooled"), "Adam", 0.005),
-                circles=2,
-            )
-        ),
-        Fresh(
-            made(
-                "sizes_20",
-                "digits, 1 to 4 parts, wrong labels",
-                12,
-                images(
-                    "digits",
-                    20,
-                    60,
-                    dealt("Size", 20, 82, proportions=sizes * 2),
-                    [spoilt("ClosedSetLabelNoise", [2, 7, 15], rate=0.6)],
-                ),
-                classifier("mlp", "SGD", 0.05, momentum=0.9),
-                circles=2,
-            )
-        ),
-    ]
-    return {each.federation.name: each for each in found}
+#: What rows cannot train: 1.0.0 and this version train the same few coalitions, once.
+BY_FITS = ("gru_4",)
 
 
 class Game(ShadowShapley):
@@ -313,12 +54,18 @@ class Game(ShadowShapley):
         self.game = masks, utilities.double().cpu().flatten()
 
 
-def fit(each: Fresh, seed: int, metrics: dict[str, Any], **changes: Any) -> None:
+def parts(each: Fresh, seed: int, metrics: Mapping[str, Any], **changes: Any) -> tuple[Any, Any, Any]:
+    """A trainer, a module and the data."""
     arguments = {**each.loop(), **changes}
     arguments["metrics"] = {**arguments.get("metrics", {}), **metrics}
+    loop = FederatedLoop(seed=seed, reporting=Reporting(table=False, figures=0, files=False), **arguments)
+    return each.federation.trainer(loop), each.federation.module, each.federation.datamodule()
+
+
+def fit(each: Fresh, seed: int, metrics: Mapping[str, Any], **changes: Any) -> None:
     with isolated_rngs(seed, "fresh"), quiet():
-        loop = FederatedLoop(seed=seed, reporting=Reporting(table=False, figures=0, files=False), **arguments)
-        each.federation.trainer(loop).fit(each.federation.module(), each.federation.datamodule())
+        trainer, module, data = parts(each, seed, metrics, **changes)
+        trainer.fit(module(), data)
 
 
 def play(each: Fresh, seed: int, masks: Tensor, **changes: Any) -> dict[str, Tensor]:
@@ -342,15 +89,135 @@ def train(wanted: Sequence[Fresh], folder: Path, truths: int) -> None:
     """All federations' coalitions, seed after seed."""
     for seed in (*RUNS, *range(TRUTH, TRUTH + truths)):
         for each in wanted:
-            everybody = (
-                {"all": {"sampler": None}} if "sampler" in each.loop() and seed in RUNS else {}
-            )  # flsv retrain's
-            for kind, changes in {"run": {}, **everybody}.items():
+            kinds: dict[str, dict[str, Any]] = {"run": {}}
+            if "sampler" in each.loop() and seed in RUNS:
+                kinds["all"] = {"sampler": None}  # as flsv retrain has it
+            for kind, changes in kinds.items():
                 path, began = folder / each.federation.name / f"{kind}_{seed}.pt", time.process_time()
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not path.exists():
                     torch.save(play(each, seed, coalitions_of(each.federation, seed), **changes), path)
                     print(f"{path.parent.name}: {path.stem}, {time.process_time() - began:.0f} s", flush=True)
+
+
+def cost(wanted: Sequence[Fresh]) -> str:
+    """Fits without metrics that ShadowShapley and flsv.retrain take by default."""
+    lines = [["federation", "clients", "a fit, s", "ShadowShapley", "valued once", "flsv.retrain"]]
+    for each in wanted:
+        of = each.federation
+        measure: dict[str, Any] = {"performance": of.performance, "mode": of.mode}
+        ways = {
+            "plain": partial(fit, each, 0, {}),
+            "shadow": lambda: fit(each, 0, {"value": ShadowShapley(**measure)}),  # noqa: B023
+            "once": lambda: fit(each, 0, {"value": ShadowShapley(every=of.rounds, **measure)}),  # noqa: B023
+            "retrain": partial(retrained, each),
+        }
+        taken: dict[str, float] = {}
+        for _ in range(2):
+            for name, way in ways.items():
+                began = time.process_time()
+                way()
+                taken[name] = min(taken.get(name, float("inf")), time.process_time() - began)
+        fits = [f"{taken[name] / taken['plain']:.1f}" for name in ("shadow", "once", "retrain")]
+        lines.append([of.name, str(len(of.num_samples)), f"{taken['plain']:.2f}", *fits])
+        print(grid(lines), flush=True)
+    return ""
+
+
+def retrained(each: Fresh) -> None:
+    with isolated_rngs(0, "fresh"), quiet():
+        trainer, module, data = parts(each, 0, {})
+        flsv.retrain(trainer, module, data, metric=each.federation.performance, mode=each.federation.mode)
+
+
+def some_of(kept: Mapping[str, Tensor], which: Which) -> tuple[Tensor, Tensor]:
+    places = {tuple(mask): place for place, mask in enumerate(kept["masks"].tolist())}
+    masks = few_coalitions(kept["masks"].shape[1], which)
+    return masks, kept["utilities"][[places[tuple(mask)] for mask in masks.tolist()]]
+
+
+def as_before(kept: Mapping[str, Tensor], which: Which) -> tuple[Tensor, Tensor]:
+    """Values and half their intervals as of 1.0.0, of one seed: the Gaussian process alone, and its standard error."""
+    masks, utilities = some_of(kept, which)
+    found, n = few_coalitions_shapley(masks, utilities), masks.shape[1]
+    curve = size_effects_shapley(masks, utilities[:, None]) if n >= CURVE_FROM and len(masks) < 2**n else None
+    values = found.values if curve is None else 2 * found.values - curve[:, 0]
+    return values, t_quantile(LEVEL) * found.stderr
+
+
+def estimates(
+    name: str, runs: Sequence[Mapping[str, Tensor]], retrained: Sequence[Mapping[str, Tensor]]
+) -> dict[str, list[tuple[Tensor, Tensor | None]]]:
+    """Values and half their intervals by each way, of 1.0.0 and now; of one run three times."""
+    n = runs[0]["masks"].shape[1]
+    before: Which = "all" if n <= MOST_FOR_ALL else "pairs+leave-one-out"
+    found: dict[str, list[tuple[Tensor, Tensor | None]]] = {
+        "ShadowShapley, 1.0.0": [(as_before(run, before)[0], None) for run in runs],
+        "ShadowShapley": [],
+    }
+    for run in runs:
+        fitted = few_coalitions_shapley(*some_of(run, "auto"))
+        half = t_quantile(LEVEL) * one_seed_stderr(fitted.values, fitted.stderr)
+        found["ShadowShapley"].append((fitted.values, half))
+    if name in BY_FITS:
+        games = [some_of(run, "both") for run in retrained]
+        found["flsv retrain, 1.0.0"] = [as_before(run, "both") for run in retrained]
+        found["flsv retrain"] = [retrained_shapley(masks, utilities[None]) for masks, utilities in games]
+        return found
+    masks = some_of(retrained[0], "auto")[0]
+    now = retrained_shapley(masks, torch.stack([some_of(run, "auto")[1] for run in retrained]))
+    found["flsv retrain, 1.0.0"] = [now] if n <= MOST_FOR_ALL else [as_before(run, before) for run in retrained]
+    found["flsv retrain"] = [now]
+    return found
+
+
+def truth_of(each: Federation, kept: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Each seed's values, ``[seeds, n]``."""
+    found = []
+    for seed, of in enumerate(kept, TRUTH):
+        masks, utilities = of["masks"], of["utilities"]
+        if each.circles:
+            known = {seed: dict(zip(members_of(masks), utilities.tolist()))}
+            found.append(sampled_truth(known, masks.shape[1], each.circles).mean)
+        else:
+            found.append(few_coalitions_shapley(masks, utilities).values)
+    return torch.stack(found)
+
+
+def score(found: Sequence[tuple[Tensor, Tensor | None]], truth: Tensor) -> tuple[float, float, float]:
+    """Percent misallocated, rank correlation, and the share of the truth in the intervals, means over runs."""
+    inside = [NAN if half is None else float(((v - truth).abs() <= half).double().mean()) for v, half in found]
+    wrong = mean(100 * share_error(values, truth) for values, _ in found)
+    return wrong, mean(spearman(values, truth) for values, _ in found), sum(inside) / len(inside)
+
+
+def table(wanted: Sequence[Fresh], folder: Path) -> str:
+    """A table of federations, and one of means over those of so many clients."""
+    rows: dict[str, dict[str, list[tuple[float, float, float]]]] = {size: {} for size in (*SIZES.values(), "all")}
+    lines = [["federation", "way", "misallocated, %", "rank", "in the interval"]]
+    for each in wanted:
+        name, of = each.federation.name, each.federation
+        truths = truth_of(of, [torch.load(path) for path in sorted((folder / name).glob("run_1??.pt"))])
+        runs, alone = ([torch.load(p) for p in sorted((folder / name).glob(f"{k}_?.pt"))] for k in ("run", "all"))
+        size = next(title for most, title in SIZES.items() if truths.shape[1] <= most)
+        scores = {way: score(found, truths.mean(0)) for way, found in estimates(name, runs, alone or runs).items()}
+        scores["half of the truth's seeds"] = score([(truths[::2].mean(0), None)], truths[1::2].mean(0))
+        for way, found in scores.items():
+            rows[size].setdefault(way, []).append(found)
+            rows["all"].setdefault(way, []).append(found)
+            lines.append([name, way, f"{found[0]:.1f}", f"{found[1]:.3f}", f"{found[2]:.2f}"])
+    head = "clients", "way", "misallocated, %", "worst", "less than 1.0.0's", "rank", "worst", "in the interval", "of"
+    means = [[*head]]
+    for size, ways in rows.items():
+        for way, of_way in ways.items():
+            errors, ranks, inside = map(torch.tensor, zip(*of_way))
+            before, less = ways.get(f"{way}, 1.0.0"), ""
+            if before is not None and len(errors) > 1:
+                gain = torch.tensor([first for first, *_ in before]) - errors
+                less = f"{gain.mean():+.1f} ± {t_quantile(LEVEL, len(gain) - 1) * gain.std() / len(gain) ** 0.5:.1f}"
+            cells = f"{errors.mean():.1f}", f"{errors.max():.1f}", less, f"{ranks.mean():.3f}", f"{ranks.min():.2f}"
+            means.append([size, way, *cells, f"{inside.mean():.2f}", str(len(errors))])
+    return grid(lines) + "\n\n" + grid(means)
 
 
 def main() -> None:
@@ -365,6 +232,8 @@ def main() -> None:
     wanted = [known[name] for name in options.names or known]
     if options.what == "train":
         train(wanted, options.folder, options.truths)
+    else:
+        print(cost(wanted) if options.what == "cost" else table(wanted, options.folder))
 
 
 if __name__ == "__main__":

@@ -146,7 +146,8 @@ def ran(
     with tempfile.TemporaryDirectory() as folder:
         quiet_trainer(folder, 2, [loop], device, limit_val_batches=1.0, **(trainer or {})).fit(module, data)
     vector = space.read(module).cpu().float()
-    values = {name: value.cpu().float() for name, value in loop.board.contributions.items() if value is not None}
+    known = loop.contribution_metrics.contributions
+    values = {name: value.cpu().float() for name, value in known.items() if value is not None}
     return Ran(vector, float((vector - start).norm()), values)
 
 

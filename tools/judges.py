@@ -187,11 +187,19 @@ def lies_table(lies: pd.DataFrame) -> str:
     return grid(rows)
 
 
+def by_federation(lies: pd.DataFrame) -> pd.DataFrame:
+    """Of each federation and lie: the mean gain and the largest, and the share of the liars that an event names."""
+    found = lies.assign(lie=lies["lie"].replace("", "none")).groupby(["federation", "lie"])
+    return found.agg(gain=("gain", "mean"), most=("gain", "max"), named=("named", "mean"), cases=("gain", "count"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", metavar="NAME", help="a federation of flsv bench, a set, drawn_FIRST_COUNT")
     parser.add_argument("--seeds", type=int, default=1, help="runs of every federation")
-    parser.add_argument("--out", type=Path, default=Path("runs/judges"), help="folder of judges.csv and lies.csv")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/judges"), help="folder of judges.csv and judges_lies.csv"
+    )
     options = parser.parse_args()
     be_quiet()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -207,7 +215,7 @@ def main() -> None:
             lies += found[1]
             print(where.name, {row["by"]: round(row["rank"], 2) for row in found[0]}, flush=True)
             pd.DataFrame(scores).round(4).to_csv(options.out / "judges.csv", index=False)
-            pd.DataFrame(lies).round(3).to_csv(options.out / "lies.csv", index=False)
+            by_federation(pd.DataFrame(lies)).round(2).to_csv(options.out / "judges_lies.csv")
     print(f"\n{table(pd.DataFrame(scores))}\n\n{lies_table(pd.DataFrame(lies))}")
 
 

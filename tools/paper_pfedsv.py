@@ -48,7 +48,7 @@ class Record(L.Callback):
         self.received: list[Tensor] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        known = self.loop.board.contributions
+        known = self.loop.contribution_metrics.contributions
         if "relevance" in known:
             self.relevance.append(known["relevance"].cpu().clone())
         if "communication" in known:

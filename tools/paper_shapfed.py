@@ -64,7 +64,7 @@ def tested(cell: Cell, root: str) -> Measured:
         cli.trainer.callbacks.append(tests)  # type: ignore[attr-defined]
         L.seed_everything(cell.seed, verbose=False)  # all rows start from the same weights
         cli.trainer.fit(cli.model, cli.datamodule)
-    cssv = loop.board.contributions.get("cssv")
+    cssv = loop.contribution_metrics.contributions.get("cssv")
     return {
         **list(tests.curve.values())[-1],
         "cssv": None if cssv is None else cssv.tolist(),
@@ -78,7 +78,7 @@ def values(cell: Cell, root: str) -> Measured:
         loop = federated_loop(cli.trainer)
         L.seed_everything(cell.seed, verbose=False)
         cli.trainer.fit(cli.model, cli.datamodule)
-    found = {name: loop.board.contributions[name] for name in loop.metrics}
+    found = {name: loop.contribution_metrics.contributions[name] for name in loop.metrics}
     if cell.column == "figure 5":
         found = {name: loop.metrics[name].per_client(value) for name, value in found.items()}
     return {name: value.tolist() for name, value in found.items()}

@@ -57,7 +57,7 @@ def measured(cell: Cell, root: str) -> Measured:
     if "ssv" in loop.contributions and 0 < len(malicious) < clients:
         bad = torch.zeros(clients)
         bad[malicious] = 1
-        auroc = float(roc_auc_score(bad, -loop.board.with_priors()["ssv"]))
+        auroc = float(roc_auc_score(bad, -loop.contribution_metrics.with_priors()["ssv"]))
     return {**accuracies, "auroc": auroc}
 
 

@@ -126,7 +126,8 @@ def watched(cell: Cell, root: str) -> Measured:
         module = cli.model.eval()
         with torch.no_grad():
             hits = torch.cat([module(x).argmax(1) == y for x, y in cli.datamodule.val_dataloader()])
-    values = {name: loop.metrics[name].per_client(loop.board.contributions[name]).tolist() for name in NAMES}  # type: ignore[operator]
+    known = loop.contribution_metrics.contributions
+    values = {name: loop.metrics[name].per_client(known[name]).tolist() for name in NAMES}  # type: ignore[operator]
     samples = cli.datamodule.num_samples.tolist()
     return {"values": values, "samples": samples, "accuracy": 100 * hits.float().mean().item()}
 

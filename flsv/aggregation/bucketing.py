@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.utilities.declared import Count
 
 
@@ -54,13 +54,13 @@ class Bucketing(Aggregator):
         self.aggregator = aggregator
         self.size = size
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.aggregator.begin(self._of_buckets(federation))
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         self.aggregator.resume(self._of_buckets(federation))
 
-    def _of_buckets(self, federation: Federation) -> Federation:
+    def _of_buckets(self, federation: FederationInfo) -> FederationInfo:
         return replace(federation, num_clients=-(-federation.num_clients // self.size))
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:

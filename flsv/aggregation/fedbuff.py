@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.personalization import Personalizer
 from flsv.personalization.base import Starts
 from flsv.utilities.declared import NonNegative, Positive
@@ -51,11 +51,11 @@ class FedBuff(Aggregator):
         self.exponent = exponent
         self._versions: dict[int, int] = {}
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
         self._versions = {}
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         if not isinstance(federation.strategies.get("personalizer"), StaleStarts):
             raise ConfigurationError(
                 f"{self!r}: clients would start from the current model, and not from the one that they downloaded when "

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -45,10 +45,10 @@ class FedNova(Aggregator):
     momentum = 0.0
     of_clients = True
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
         sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
         if not sgd or any(g["nesterov"] or g["dampening"] for g in groups) or len({g["momentum"] for g in groups}) > 1:

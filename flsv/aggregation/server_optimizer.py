@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from flsv.aggregation.fedavg import FedAvg
 from flsv.core import ClientMatrix, Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -60,7 +60,7 @@ class ServerOptimizer(FedAvg):
         self._moments: dict[Any, Any] = {}
         self._next: dict[Any, Any] = {}
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self._moments = {}
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:

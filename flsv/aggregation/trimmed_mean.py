@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.utilities.arguments import rounded_up
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
@@ -46,7 +46,7 @@ class TrimmedMean(Aggregator):
         super().__init__(server_lr=server_lr)
         self.trim = trim
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         clients = federation.num_clients
         if self.trim > 0 and not self._cut(clients):
             way = f"The least trim that does is {rounded_up(1 / clients)}" if clients > 2 else "It takes 3 clients"

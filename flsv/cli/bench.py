@@ -25,11 +25,11 @@ from jsonargparse.typing import PositiveInt
 from pandas import DataFrame
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
-from flsv.benchmark.federation import SETS, federations
+from flsv.benchmark.federation import SETS, available_federations
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import bench
-from flsv.benchmark.scores import Results
-from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two
+from flsv.benchmark.scores import BenchResults
+from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two_digits
 from flsv.benchmark.truth import SEEDS
 from flsv.cli.command import command_parser, printer, shown
 from flsv.results.folder import FolderLock
@@ -100,7 +100,7 @@ def _entries(names: Iterable[str]) -> dict[str, Entry]:
 
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
     """Return the federations that are asked for and their truths; one's own are checked before any is trained."""
-    asked = federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
+    asked = available_federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
     for each in asked:
         if each.name not in names():
             each.check()
@@ -119,7 +119,7 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
     return truth_table(each, folder)
 
 
-def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
+def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
     """Print each metric's error once, and why a metric has no value anywhere; return the exit status."""
     valued = {metric for _, _, metric in results.values}
     refused = {key: why for key, why in results.refused.items() if key[2] not in valued}
@@ -133,7 +133,7 @@ def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
 
 
 def _report(
-    out: Path, suffix: str, results: Results, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
+    out: Path, suffix: str, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
 ) -> DataFrame:
     """Write the tables of the federations of few clients, or of those of many."""
     summary = summarize(results, known, entries)
@@ -170,7 +170,7 @@ def _show(summary: DataFrame, known: Known) -> None:
     title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}{many}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
     sets = [which for which in SETS if any(each.set == which for each, _ in known.values())]
-    columns: dict[str, list[str]] = {which.replace("_", " "): ["", *summary[which].map(two)] for which in sets}
-    columns["all"] = [two(ceiling), *summary["all"].map(two)]
-    columns["worst"] = ["", *(f"{two(row['worst'])} {row['where']}" for _, row in summary.iterrows())]
+    columns: dict[str, list[str]] = {which.replace("_", " "): ["", *summary[which].map(two_digits)] for which in sets}
+    columns["all"] = [two_digits(ceiling), *summary["all"].map(two_digits)]
+    columns["worst"] = ["", *(f"{two_digits(row['worst'])} {row['where']}" for _, row in summary.iterrows())]
     print_table(title, ["the truth, one other seed", *summary.index], columns, corner="metric")

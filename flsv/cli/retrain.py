@@ -49,7 +49,7 @@ from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import NONE, joined, percent, shares_in
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.retraining.whole_fits import OF_THE_RUN, called, coalition_loop, trained_in
+from flsv.retraining.whole_fits import OF_THE_RUN, all_take_part, called, coalition_loop, trained_in
 from flsv.sampling import FixedCohort
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
@@ -127,6 +127,8 @@ def retrain(
                 mode=mode,  # type: ignore[arg-type]
                 ranks=ranks,
             )
+            if not utilities and (line := all_take_part(loop_of(cli.trainer))):
+                say(line)
             identity = cli.identity()
             check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": joined(names), "mode": mode}

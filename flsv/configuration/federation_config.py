@@ -17,7 +17,7 @@ from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks.collusion import check_collusion
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Share, check_share
-from flsv.core.strategy import Federation, Strategy
+from flsv.core.strategy import FederationInfo, Strategy
 from flsv.data import FederatedDataModule
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.personalization import Personalizer
@@ -139,7 +139,7 @@ class FederationConfig:
             if type(each).__name__ in state["filters"]:
                 each.load_state_dict(state["filters"][type(each).__name__])
 
-    def facts(
+    def federation_info(
         self,
         global_vector: Tensor,
         space: ParameterSpace,
@@ -147,7 +147,7 @@ class FederationConfig:
         seed: int,
         optimizers: Sequence[Optimizer],
         metrics: Mapping[str, Metric],
-    ) -> Federation:
+    ) -> FederationInfo:
         """Return what strategies are told before the first round."""
         clients = range(data.num_clients)
         sizes = {
@@ -156,7 +156,7 @@ class FederationConfig:
         }
         given = global_vector, space, data.num_clients, data.num_classes, sizes, seed, optimizers
         known = self.strategies, self.local_epochs, self.uploads
-        return Federation(*given, *known, data.client_names, metrics, self.filters)
+        return FederationInfo(*given, *known, data.client_names, metrics, self.filters)
 
     @property
     def privacy(self) -> GaussianPrivacy | None:

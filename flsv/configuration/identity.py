@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, SumMetric
 
 from flsv.configuration.federation_config import ROLES, FederationConfig
-from flsv.core.strategy import Strategy, own_parts
+from flsv.core.strategy import Strategy, without_wrappers
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import listed
 from flsv.utilities.seeding import seed_or_default
@@ -313,7 +313,7 @@ def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
         >>> algorithm_name({"client_algorithm": ShadowTraining()})
         'FedAvg'
     """
-    names = {role: type(strategy).__name__ for role, strategy in own_parts(strategies).items()}
+    names = {role: type(strategy).__name__ for role, strategy in without_wrappers(strategies).items()}
     parts = [names[role] for role in ("personalizer", "client_algorithm") if role in names]
     if names.get("aggregator", "FedAvg") != "FedAvg" or not parts:
         parts.append(names.get("aggregator", "FedAvg"))

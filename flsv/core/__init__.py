@@ -1,11 +1,11 @@
-"""What every room speaks of: rounds and their messages, clients and their data, strategies, the parameter space."""
+"""Types that all rooms share: rounds and their messages, clients and their data, strategies, the parameter space."""
 
-from flsv.core.client import Channel, Client, Message, NoAnswer, Traffic, run_protocol
+from flsv.core.client import Channel, Client, Message, NoAnswer, Traffic, map_clients
 from flsv.core.fields import STAGES, Stage, TrainedCoalitions, after, stage_of
-from flsv.core.local_data import LocalData, Split, State, at, no_model
+from flsv.core.local_data import LocalData, Split, State, no_model, opened
 from flsv.core.matrix import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
-from flsv.core.ranks import ALONE, Owners, Ranks
+from flsv.core.ranks import ALONE, ClientPlacement, Ranks
 from flsv.core.round import HEAD_FIELDS, VOCABULARY, Round, Start, asked_starts, started_from
 from flsv.core.state import ClientUpdate, FederationState, Instruction
 from flsv.core.strategy import Strategy
@@ -18,13 +18,13 @@ __all__ = [
     "Channel",
     "Client",
     "ClientMatrix",
+    "ClientPlacement",
     "ClientUpdate",
     "FederationState",
     "Instruction",
     "LocalData",
     "Message",
     "NoAnswer",
-    "Owners",
     "ParameterSpace",
     "Ranks",
     "Round",
@@ -37,9 +37,9 @@ __all__ = [
     "TrainedCoalitions",
     "after",
     "asked_starts",
-    "at",
+    "map_clients",
     "no_model",
-    "run_protocol",
+    "opened",
     "stage_of",
     "started_from",
 ]

@@ -1,7 +1,7 @@
 """Pictures and tables that a client makes of its own data, which never reach the server.
 
-A simulation writes them below ``clients/<name>/`` in the run's folder, where everybody who can read that finds them,
-and a TensorBoard that serves the folder shows them; see ``docs/trust.md``.
+A simulation writes these files below ``clients/<name>/`` in the run's folder: everybody who can read that folder can
+open them, and a TensorBoard that serves the folder shows them; see ``docs/trust.md``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _KEY = "artifacts"
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
-    """A folder name for each client: its own name, as far as file systems allow. All are different.
+    """Make a folder name for each client: the client's name as far as file systems allow, each name different.
 
     Args:
-        names: of the clients, by number; any text.
+        names: the clients' names, by number; any text.
 
     Example:
         >>> client_folders(["0", "1"]), client_folders(["St. Mary's", "a/b", "A:B", ".."])
@@ -48,23 +48,23 @@ def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str])
     """Keep a picture or a table at the client, in place of an earlier one of this name.
 
     Args:
-        local: the client's own data; this is called inside a question.
-        name: of the file, without an ending; a plain one, see :func:`flsv.utilities.arguments.plain_name`.
-        draw: draws it, when it is asked for; or writes a table, the text of a ``.csv`` file.
+        local: the client's own data; call this inside a question to the client.
+        name: the file's name without an ending, plain in the sense of :func:`flsv.utilities.arguments.plain_name`.
+        draw: called when the file is written; returns a figure, or the text of a ``.csv`` file.
 
     Raises:
-        ConfigurationError: a name that is no plain file name; it could lead out of the client's folder.
+        ConfigurationError: ``name`` is not a plain file name, so it could lead out of the client's folder.
     """
     local.memory.setdefault(_KEY, {})[plain_name(name, "picture")] = draw
 
 
 def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
-    """A question to a client: write your pictures into your own folder. Nothing crosses.
+    """Write the client's pictures and tables into its folder: a question whose answer is empty, so nothing crosses.
 
     Args:
         local: the client's own data.
-        folder: the client's own; made if it is not there.
-        step: a round, to write TensorBoard events beside the ``.png`` files; None: no events.
+        folder: the client's folder; created if it does not exist.
+        step: the round, to write TensorBoard events beside the ``.png`` files too; None: no events.
 
     Example:
         >>> import tempfile, torch

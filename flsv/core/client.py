@@ -1,4 +1,4 @@
-"""Client: a participant as the server sees it; Channel: counts everything that crosses between them, by name."""
+"""Client, a participant as the server sees it, and Channel, the count of all that crosses between the two, by name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from flsv.core.local_data import LocalData, at
-from flsv.core.ranks import Owners
+from flsv.core.local_data import LocalData, opened
+from flsv.core.ranks import ClientPlacement
 
 Direction = Literal["up", "down"]
 
@@ -38,10 +38,10 @@ class Message:
 
 
 class Channel:
-    """Counts what crosses within a round.
+    """Count of the messages that cross between server and clients within a round.
 
-    Tensors count, with all their entries; a message's few plain numbers (ids, sizes, a loss) do not. What crosses is an
-    instruction or an update, or a question or its answer (:meth:`flsv.core.Client.ask`).
+    Only tensors are counted, with all their entries; a message's few plain numbers (ids, sizes, a loss) are not. A
+    message is an instruction, an update, or a question or its answer (:meth:`flsv.core.Client.ask`).
 
     Example:
         >>> channel = Channel()
@@ -56,36 +56,38 @@ class Channel:
         self._muted = False
 
     def send(self, client: int, direction: Direction, name: str, content: Any, traffic: Traffic | None = None) -> None:
-        """Count what crosses.
+        """Count a message.
 
         Args:
-            client: to whom, or from whom.
+            client: the client's number.
             direction: ``"down"`` to the client or ``"up"`` to the server.
-            name: of what crosses.
-            content: a tensor, or whatever holds tensors.
-            traffic: how large it is on its way, where that is not the size of its tensors.
+            name: the message's name.
+            content: a tensor, or nested mappings, sequences and dataclasses of tensors.
+            traffic: the message's size on its way, where it is not the size of the tensors (compression).
         """
         traffic = measured(content) if traffic is None else traffic
         if traffic.numbers and not self._muted:
             self.messages.append(Message(client, direction, name, traffic))
 
     def begin_round(self) -> None:
-        """Forget what has crossed so far."""
+        """Forget the messages counted so far."""
         self.messages = []
 
-    def taken_out(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
-        """The messages from a place on, as plain values, which count elsewhere: see :meth:`put_first`."""
+    def pop_since(self, first: int) -> list[tuple[int, Direction, str, int, float]]:
+        """Remove the messages from index ``first`` on, and return them as plain values for :meth:`prepend`."""
         plain = [(each.client, each.direction, each.name, *each.traffic) for each in self.messages[first:]]
         del self.messages[first:]
         return plain
 
-    def put_first(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
-        """Messages that have crossed before those of this round, and count to it."""
+    def prepend(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
+        """Insert messages from :meth:`pop_since` before those of this round, which they then count to."""
         self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
+
+    taken_out, put_first = pop_since, prepend  # the names before 1.1
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Within it nothing counts: for what a simulation looks at, and no federation would."""
+        """Count nothing within this context, for questions that only a simulation asks and a deployment would not."""
         self._muted = True
         try:
             yield
@@ -93,17 +95,17 @@ class Channel:
             self._muted = False
 
     def numbers(self, clients: Sequence[int], direction: Direction) -> Tensor:
-        """int64 ``[k]``: entries of tensors that crossed between the server and each of these clients."""
+        """Return how many tensor entries crossed in a direction for each of k clients, int64 ``[k]``."""
         totals = self._totals(direction)
         return torch.tensor([totals.get(client, Traffic()).numbers for client in clients], dtype=torch.long)
 
     def bytes(self, clients: Sequence[int], direction: Direction) -> Tensor:
-        """float64 ``[k]``: the same in bytes."""
+        """Return how many bytes of tensors crossed in a direction for each of k clients, float64 ``[k]``."""
         totals = self._totals(direction)
         return torch.tensor([totals.get(client, Traffic()).bytes for client in clients], dtype=torch.float64)
 
     def names(self) -> set[tuple[Direction, str]]:
-        """The names of all that has crossed in this round."""
+        """Return direction and name of every kind of message in this round."""
         return {(message.direction, message.name) for message in self.messages}
 
     def _totals(self, direction: Direction) -> dict[int, Traffic]:
@@ -115,7 +117,7 @@ class Channel:
 
 
 def measured(content: Any) -> Traffic:
-    """The tensors in something, as they are."""
+    """Return the size of all tensors in ``content``, uncompressed."""
     total = Traffic()
     for tensor in _tensors(content):
         total += Traffic(tensor.numel(), float(tensor.numel() * tensor.element_size()))
@@ -145,13 +147,13 @@ class NoAnswer(RuntimeError):
 
 
 class Client:
-    """A client's number, and a way to ask it questions.
+    """A participant as the server sees it: a number, and a way to ask questions.
 
     Args:
         id: the client's number.
-        data: what it holds.
-        channel: counts what crosses; None: nobody counts.
-        owners: which of several processes the client is in; None: there is one.
+        data: the client's own data, which only a question to this client can read.
+        channel: counts the questions and answers; None: they are not counted.
+        owners: the process (rank) of every client; None: all clients are in this process.
 
     Example:
         >>> import torch
@@ -165,38 +167,48 @@ class Client:
         PermissionError: the data of client 3 were asked for outside of it: ...
     """
 
-    def __init__(self, id: int, data: LocalData, channel: Channel | None = None, owners: Owners | None = None) -> None:
+    def __init__(
+        self, id: int, data: LocalData, channel: Channel | None = None, owners: ClientPlacement | None = None
+    ) -> None:
         self.id, self._channel, self._owners, self.__data = id, channel, owners, data
 
     def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``question(local_data, *args, **kwargs)`` at the client and return its answer; from any thread.
 
-        The tensors in the arguments go down, those in the answer go up. What both sides know anyway, such as settings,
-        is bound to the question beforehand (``functools.partial``). With clients in several processes the question is
-        answered in the client's, and all of them get the answer: then all of them ask, on one thread, or within
-        :func:`run_protocol`.
+        Tensors in the arguments are counted as sent down, those in the answer as sent up. Bind settings that both sides
+        know to the question beforehand (``functools.partial``): they are not counted. With clients in several processes
+        the client's process answers and all processes get the answer; therefore all of them must ask, on one thread, or
+        within :func:`map_clients`.
+
+        Args:
+            question: called with the client's :class:`flsv.core.LocalData` and the arguments.
+            *args: sent to the client.
+            **kwargs: sent to the client.
+
+        Returns:
+            The question's result.
 
         Raises:
-            NoAnswer: a client at a site of its own was asked, and is away.
+            NoAnswer: the client is at a site of its own, which is away, late, or failed.
         """
         owners, answer = self._owners, None
         if owners is None or owners.has(self.id):
-            with at(self.__data):
+            with opened(self.__data):
                 answer = question(self.__data, *args, **kwargs)
         elif owners.conversing:
             raise RuntimeError(f"client {self.id} was asked {_name(question)!r} within a conversation with another.")
         if owners is not None and not owners.conversing:
-            answer = owners.ranks.from_rank(
+            answer = owners.ranks.broadcast(
                 owners[self.id], answer, f"client {self.id}'s answer to {_name(question)!r}"
             )
         self._count(question, (args, kwargs), answer)
-        return answer  # type: ignore[return-value]
+        return answer  # type: ignore[return-value]  # None only before the broadcast
 
     def take_back(self) -> None:
         """Undo what the last question changed in the client's state, because its answer is discarded.
 
-        For a client at a site of its own, which may have answered what never came. In one process there is nothing that
-        comes late, and nothing happens.
+        This matters for a client at a remote site, whose answer may be lost after the site has changed its state. In
+        one process no answer can be lost, and the method does nothing.
         """
 
     def _count(self, question: Callable[..., Any], arguments: Any, answer: Any) -> None:
@@ -213,27 +225,31 @@ def _name(question: Callable[..., Any]) -> str:
     return getattr(getattr(question, "func", question), "__name__", type(question).__name__)
 
 
-def run_protocol(
+def map_clients(
     clients: Sequence[Client],
     conversation: Callable[[Client], T],
     map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] = map,
 ) -> list[T]:
-    """``[conversation(client) for client in clients]``: what the server finds out of clients, one by one.
+    """Call a function of the server for every client and return the results, in the order of the clients.
 
-    With clients in several processes, each of these has the conversations with its own clients and tells the others
-    what has come of them, so that they cost as much time as the longest share.
+    With clients in several processes, each process calls the function for its own clients and sends the results to the
+    others, so the calls of different processes run at the same time.
 
     Args:
-        clients: all of one federation.
-        conversation: asks the client that it is given, and no other; it changes nothing at the server, and its result
-            can be pickled.
-        map: how the conversations are had; a thread pool's will do. Default: one after the other.
+        clients: clients of one federation.
+        conversation: called with one client; may ask this client, but no other, must not change anything at the server,
+            and returns something that can be pickled.
+        map: applies ``conversation`` to the clients of this process, such as a thread pool's ``map``. Default: one
+            client after the other.
+
+    Returns:
+        ``[conversation(client) for client in clients]``.
 
     Example:
         >>> import torch
         >>> count = torch.tensor([2, 5])
         >>> clients = [Client(i, LocalData(f"client {i}", lambda split: [], count + i, count)) for i in range(2)]
-        >>> run_protocol(clients, lambda client: client.ask(lambda local: int(local.class_counts.sum())))
+        >>> map_clients(clients, lambda client: client.ask(lambda local: int(local.class_counts.sum())))
         [7, 9]
     """
     if not clients:
@@ -243,7 +259,7 @@ def run_protocol(
     place = {client.id: i for i, client in enumerate(clients)}
 
     def counted(messages: Iterable[Message]) -> list[Message]:
-        """In the order of the clients, however their conversations went on beside each other."""
+        """Sort messages by client: on a thread pool they come in any order."""
         return sorted(messages, key=lambda message: place[message.client])
 
     if owners is None or owners.conversing:
@@ -260,7 +276,7 @@ def run_protocol(
     own = [] if channel is None else channel.messages[before:]
     results: dict[int, T] = {}
     messages = []
-    for part, crossed in owners.ranks.everybody((found, own), "conversations"):
+    for part, crossed in owners.ranks.all_gather((found, own), "conversations"):
         results |= part
         messages += crossed
     if channel is not None:

@@ -1,4 +1,4 @@
-"""When what metrics ask of a round is known, and coalitions that are trained beside it."""
+"""The stage of a round at which each of its fields is known, and the models of coalitions trained beside the round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 from torch import Tensor
 
 Stage = Literal["training", "aggregation", "personalization", "exchange"]
-#: In their order; ``"training"``, before aggregation, goes without saying.
+#: The stages in their order. Fields without a mark are known after ``"training"``, before aggregation.
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 _KNOWN_AFTER: dict[str, Stage] = {}
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def after(stage: Stage) -> Callable[[F], F]:
-    """Mark a property that a round has only after a stage. Put it below ``@cached_property``.
+    """Mark a property of a round as known only after a stage. Put the decorator below ``@cached_property``.
 
     Example:
         >>> @after("aggregation")
@@ -35,27 +35,27 @@ def after(stage: Stage) -> Callable[[F], F]:
 
 
 def known_after(names: Iterable[str], stage: Stage) -> None:
-    """The same for plain fields."""
+    """Mark plain fields of a round as known only after a stage."""
     _KNOWN_AFTER.update(dict.fromkeys(names, stage))
 
 
 def stage_of(names: Iterable[Any]) -> Stage:
-    """When a metric that asks for these is updated: when the last of them is known."""
+    """Return the stage after which a metric that asks for these fields is updated: when the last of them is known."""
     stages = [_KNOWN_AFTER.get(name, "training") for name in names if isinstance(name, str)]
     return max(stages, key=STAGES.index, default="training")
 
 
 def derived(cls: type) -> set[str]:
-    """Names of what a class derives when it is first asked for."""
+    """Return the names of a class's cached properties."""
     return {name for name, value in vars(cls).items() if isinstance(value, cached_property)}
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedCoalitions:
-    """Coalitions of clients, and the model that each has come to by the end of a round.
+    """Coalitions of clients, and the model of each at the end of a round.
 
     Args:
-        masks: bool ``[K, n]``, distinct; nobody and everybody are among them.
+        masks: bool ``[K, n]``, one row per coalition, distinct; the empty and the full coalition are among them.
         build: ``build(i, out)`` writes the i-th coalition's model into ``out [P]``.
     """
 
@@ -63,7 +63,16 @@ class TrainedCoalitions:
     build: Callable[[int, Tensor], None]
 
     def play(self, games: Any, metric: Any, masks: Tensor) -> Tensor:
-        """The utilities ``[K']`` (or ``[K', M]``) of the models of some of these coalitions, bool ``[K', n]``."""
+        """Evaluate the models of some of these coalitions.
+
+        Args:
+            games: the round's :class:`flsv.games.CoalitionGames`.
+            metric: the performance to evaluate.
+            masks: bool ``[K', n]``, rows of :attr:`masks`.
+
+        Returns:
+            The utilities ``[K']``, or ``[K', M]`` per class.
+        """
         places = {tuple(mask): place for place, mask in enumerate(self.masks.tolist())}
-        asked = [places[tuple(mask)] for mask in masks.tolist()]
-        return games.utility_of_models(lambda index, out: self.build(asked[index], out), len(asked), metric)
+        rows = [places[tuple(mask)] for mask in masks.tolist()]
+        return games.utility_of_models(lambda index, out: self.build(rows[index], out), len(rows), metric)

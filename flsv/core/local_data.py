@@ -1,10 +1,10 @@
-"""LocalData: one participant's data, readable only inside a question to it; and what it keeps between rounds.
+"""LocalData: one participant's data and the state it keeps between rounds, readable only inside a question to it.
 
 The simulation runs in one process. A :class:`LocalData` opens only while its client answers a question
-(:meth:`Client.ask`), and what the answer holds is exactly what crosses. That guards against mistakes: code of the
-server that touches a client's samples in passing fails. It does not guard against malice: a client answers any
-question, also ``client.ask(lambda local: local.samples())``, and within one process Python hides nothing. A boundary
-that is enforced is one between processes. What a simulation shows that a deployment would not: ``docs/trust.md``.
+(:meth:`Client.ask`), and exactly the answer crosses to the server. That guards against mistakes: server code that reads
+a client's samples by accident raises an error. It does not guard against malice: a client answers any question, also
+``client.ask(lambda local: local.samples())``, and within one process Python hides nothing. Only a boundary between
+processes is enforced. ``docs/trust.md`` lists what a simulation shows that a deployment would not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ State = MutableMapping[str, Tensor]
 
 
 class Prefixed(MutableMapping[str, Tensor]):
-    """The entries of a state whose names begin with a prefix, without it.
+    """The entries of a state whose names begin with a prefix, under their names without the prefix.
 
     Example:
         >>> import torch
@@ -61,23 +61,23 @@ class ModelScores(Protocol):
 
 
 Evaluator = Callable[[Tensor], ModelScores]
-"""Models ``[K, P]`` to their scores, see :class:`flsv.games.ModelEvaluator`."""
+"""Function from models ``[K, P]`` to their scores, see :class:`flsv.games.ModelEvaluator`."""
 
 Tell = Callable[[str, float], float]
-"""A number's name and the number to what a client says it is."""
+"""Function from a number's name and true value to the value that a client reports."""
 
 _answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
 def no_model(_: Any) -> Any:
-    """In place of an evaluator or a module where nothing is trained."""
+    """Raise ConfigurationError, in place of an evaluator or a module, where nothing is trained."""
     raise ConfigurationError(
         "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
     )
 
 
 def no_task(split: Split, performance: Any) -> Any:
-    """In place of an evaluator for any task where there is none."""
+    """Raise ConfigurationError, in place of an evaluator for any task, outside of a fit."""
     raise ConfigurationError(f"models are not measured by {performance!r} here: only a client of a fit knows it.")
 
 
@@ -86,16 +86,18 @@ class LocalData:
     mistakes, not against malice.
 
     Args:
-        name: of the participant, for messages.
-        batches: gives the batches ``(x, y)`` of a split, in a fixed order, on the device of the module.
-        class_counts: int64 ``[M]``, training samples of each class.
-        population: int64 ``[M]``, those of the whole federation, as secure aggregation would tell every client.
-        evaluator: gives an evaluator of models on batches.
-        module: gives a copy of the module with a vector ``[P]`` in it.
-        state: gives what it keeps between rounds; by default its own dictionary.
-        guarded: False for the server's own validation set.
-        any_task: gives an evaluator of models on a split by what is no classifier's score.
-        training: gives a pass over the training batches, as ``training_step`` gets them, shuffled by a generator.
+        name: the participant's name, for messages.
+        batches: function from a split to its batches ``(x, y)``, in a fixed order, on the module's device.
+        class_counts: int64 ``[M]``, the participant's training samples of each class.
+        population: int64 ``[M]``, the whole federation's training samples of each class, as secure aggregation would
+            tell every client.
+        evaluator: function from batches to an evaluator of models.
+        module: function from a vector ``[P]`` to a copy of the module that holds it.
+        state: returns the tensors that the participant keeps between rounds; by default a dictionary of its own.
+        guarded: whether reading outside of a question is refused; False for the server's own validation set.
+        any_task: function from a split and a :class:`flsv.games.ModelScore` to an evaluator of models.
+        training: function from a generator to a pass over the shuffled training batches, as ``training_step`` gets
+            them.
     """
 
     def __init__(
@@ -126,53 +128,53 @@ class LocalData:
 
     @property
     def num_classes(self) -> int:
-        """M."""
+        """Return M, the number of classes."""
         return len(self._population)
 
     @property
     def class_counts(self) -> Tensor:
-        """int64 ``[M]``, this participant's training samples of each class, by its own labels."""
+        """Return the participant's number of training samples of each class, by its own labels, int64 ``[M]``."""
         self._check()
         return self._class_counts
 
     @property
     def population(self) -> Tensor:
-        """int64 ``[M]``, the whole federation's training samples of each class."""
+        """Return the whole federation's number of training samples of each class, int64 ``[M]``."""
         return self._population
 
     @property
     def start(self) -> Tensor | None:
-        """``[P]``, what this client started the current round from; None where it takes no part in it."""
+        """Return the model ``[P]`` from which this client started the current round; None if it does not take part."""
         self._check()
         return self._start
 
     @property
     def model(self) -> Tensor | None:
-        """``[P]``, the model that this client has just trained, before uploads change it; None before training."""
+        """Return the model ``[P]`` that this client has trained, before uploads change it; None before training."""
         self._check()
         return self._model
 
     @property
     def sent(self) -> Tensor | None:
-        """``[P]``, the model that it has sent: after attacks, noise and compression; None before."""
+        """Return the model ``[P]`` that this client has sent, after attacks, noise and compression; None before."""
         self._check()
         return self._sent
 
     @property
     def state(self) -> State:
-        """What this client keeps between rounds, tensors by name: saved with the run, and seen by nobody else.
+        """Return the tensors that this client keeps between rounds, by name: saved with the run, never sent.
 
-        What is written in a round that is interrupted is forgotten with it.
+        Changes made in a round that is interrupted are undone.
         """
         self._check()
         return self._state()
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """What this client keeps for itself between questions: features, per-sample values, pictures.
+        """Return the objects that this client keeps between questions: features, per-sample values, pictures.
 
-        The server may send a key to keep something under. It is not saved with the run: what cannot be worked out again
-        belongs into :attr:`state`.
+        The server may send a key to keep something under. The memory is not saved with the run: put what cannot be
+        computed again into :attr:`state`.
 
         Example:
             >>> from flsv.core import Client
@@ -187,32 +189,40 @@ class LocalData:
 
     @property
     def private(self) -> State:
-        """Of its state the module's own entries that it does not share, by their names in the module."""
+        """Return the part of :attr:`state` that holds the module's unshared entries, by their names in the module."""
         return Prefixed(self.state, "module.")
 
-    def visit(
+    def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
-        """Said by the client's own training: what it started this round from, what it has made of it, what it has sent
-        where that is something else, and what it says instead of numbers that it has found out."""
+        """Set this round's models, called by the client's own training.
+
+        Args:
+            start: ``[P]``, the model that the client started from; None: the client takes no part.
+            model: ``[P]``, the model that it has trained; None before training.
+            sent: ``[P]``, the model that it has sent; None: ``model``.
+            tell: falsifies the numbers that the client reports; None: it reports the true ones.
+        """
         self._start, self._model, self._sent = start, model, model if sent is None else sent
         self._tell = tell
 
+    visit = set_models  # the name before 1.1
+
     @property
     def tell(self) -> Tell | None:
-        """How this client falsifies numbers that it reports in this round; None if it does not."""
+        """Return the function with which this client falsifies its reports in this round; None if it is honest."""
         return self._tell
 
     def told(self, name: str, value: Tensor) -> Tensor:
-        """The number that this client reports for the true ``value []``."""
+        """Return what this client reports for the true ``value []`` of this name, a tensor ``[]``."""
         self._check()
         return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
-        """All samples of a split in a fixed order, x ``[m, ...]`` and y ``[m]``, with the client's own labels.
+        """Return all samples of a split in a fixed order, x ``[m, ...]`` and y ``[m]``, with the client's own labels.
 
         Raises:
-            ConfigurationError: the split is empty, or its batches are no pairs of tensors.
+            ConfigurationError: the split is empty, or its batches are not pairs of tensors.
         """
         self._check()
         batches = list(self._batches(split))
@@ -223,24 +233,27 @@ class LocalData:
         return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
 
     def batches(self, generator: torch.Generator) -> Iterable[Any]:
-        """A pass over its training batches, as ``training_step`` gets them, shuffled by the generator."""
+        """Iterate over the client's training batches, as ``training_step`` gets them, shuffled by the generator."""
         self._check()
         return self._training(generator)
 
     def evaluate(self, vectors: Tensor, split: Split = "val") -> ModelScores:
-        """The scores of the models ``[K, P]`` on this participant's samples; ``.value("accuracy")`` is ``[K]``."""
+        """Compute the scores of models ``[K, P]`` on this participant's samples; ``.value("accuracy")`` is ``[K]``."""
         self._check()
         if (split, None) not in self._evaluators:
             self._evaluators[split, None] = self._evaluator(self._batches(split))
         return self._evaluators[split, None](vectors)
 
     def utility(self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val") -> Tensor:
-        """The utilities of the models ``[K, P]`` on this participant's samples, float64 ``[K]``; more is better.
+        """Compute the utilities of models on this participant's samples; more is better.
 
         Args:
-            vectors: the models.
-            performance: a score of classifiers, or a :class:`flsv.games.ModelScore`.
-            split: of this participant's samples.
+            vectors: ``[K, P]``, the models.
+            performance: the name of a classifier's score, or a :class:`flsv.games.ModelScore`.
+            split: which of this participant's samples to use.
+
+        Returns:
+            float64 ``[K]``.
         """
         if isinstance(performance, str):
             return self.evaluate(vectors, split).value(performance)
@@ -251,7 +264,7 @@ class LocalData:
         return performance.utility(self._evaluators[key](vectors).value(performance.name))
 
     def module(self, vector: Tensor) -> nn.Module:
-        """A copy of the module with this vector ``[P]`` in it, in evaluation mode; valid until the next call."""
+        """Return a copy of the module that holds the vector ``[P]``, in evaluation mode; valid until the next call."""
         self._check()
         return self._module(vector)
 
@@ -267,8 +280,8 @@ class LocalData:
 
 
 @contextmanager
-def at(data: LocalData) -> Iterator[LocalData]:
-    """For the client's own code: its data are open."""
+def opened(data: LocalData) -> Iterator[LocalData]:
+    """Open a client's data within this context, for the client's own code."""
     token = _answering.set(data)
     try:
         yield data

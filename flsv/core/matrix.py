@@ -1,7 +1,7 @@
-"""ClientMatrix: a cohort's models, and what is worked out from them without a second matrix.
+"""ClientMatrix: a cohort's models; norms, products and weighted sums of their updates without a second matrix.
 
-A cohort of k models of P entries is the largest thing that the server holds. Whatever needs the clients' *updates*
-d_i = x_i - (client i's start) walks over the matrix in blocks of columns of a fixed size.
+A cohort of k models of P entries is the largest tensor that the server holds. Computations on the clients' *updates*
+d_i = x_i - (client i's start) therefore walk over the matrix in blocks of columns of a fixed size.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from torch import Tensor
 
 from flsv.functional.distances import distances
 
-#: Bytes of a block, of which some exist at a time. On a CPU blocks stay in its cache: larger ones are memory that the
-#: system hands out anew, up to six times as slow. On a GPU a block is a launch of a kernel.
+#: Bytes of a block, of which a few exist at a time. On a CPU blocks should fit its cache: larger ones are allocated
+#: anew by the system, up to six times as slow. On a GPU each block costs a kernel launch.
 BLOCK_BYTES, CPU_BLOCK_BYTES = 2**24, 2**20
-#: The part of the machine's memory from which on a matrix lies in a file.
+#: A matrix that would take more than this share of the machine's memory lies in a file.
 LARGE = 0.25
-#: A container's limit, under Linux.
+#: File with the memory limit of a container, under Linux.
 GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-#: Entries of one client's update that are worked out at a time, where every client has a start of its own.
+#: Entries of one client's update to compute at a time, where every client has a start of its own.
 LEAST_PIECE = 2**12
 
 
 def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
-    """``[count, P]``, unwritten, for as many models like ``like [P]``.
+    """Allocate ``[count, P]``, uninitialized, for ``count`` models.
 
-    On a CPU under Linux, rows that would take more than a quarter of the machine's memory lie in a mapped file, which
-    has no name and is gone when they are, however the process ends. The system keeps of it in memory what there is
-    room for; numbers are the same to the bit.
+    On a CPU under Linux, rows that would take more than a quarter of the machine's memory lie in a mapped file without
+    a name, which the system deletes with the tensor, however the process ends. The system keeps as much of the file in
+    memory as there is room for; results are the same to the bit.
 
     Args:
-        count: of the rows.
-        like: of their length, type and device.
-        folder: of the file, on a disk; one that is not there (or is on another machine): the system's temporary one.
+        count: number of rows.
+        like: ``[P]``, a tensor of the rows' length, type and device.
+        folder: folder for the file, on a disk; where it does not exist (or is on another machine), the system's
+            temporary folder.
 
     Raises:
-        OSError: the disk has no room for it.
+        OSError: the disk is too full for the file.
 
     Example:
         >>> empty_rows(3, torch.zeros(2)).shape
@@ -50,13 +51,13 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
     if like.device.type != "cpu" or not hasattr(os, "posix_fallocate") or size <= LARGE * memory_bytes():
         return like.new_empty(count, like.numel())
     with tempfile.NamedTemporaryFile(dir=folder if os.path.isdir(folder) else None, prefix=".flsv-cohort-") as file:
-        # Of a file with holes a full disk is found out by a signal that kills the process.
+        # Allocate all blocks now: writing into a sparse file on a full disk would kill the process by a signal.
         os.posix_fallocate(file.fileno(), 0, size)
         return torch.from_file(file.name, shared=True, size=count * like.numel(), dtype=like.dtype).view(count, -1)
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """A copy of these rows (integers) of a matrix, or of all of them; in a file where it lies in one."""
+    """Copy rows of a matrix, by their indices, or all of them; the copy lies in a file where the matrix does."""
     rows = torch.arange(len(matrix)) if rows is None else rows
     place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
     if place is None:
@@ -68,7 +69,7 @@ def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def memory_bytes() -> int:
-    """What this process may use: the machine's memory, or what its control group leaves it of that."""
+    """Return how much memory this process may use: the machine's, or the limit of its control group if that is less."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if GROUP_LIMIT.is_file() and (said := GROUP_LIMIT.read_text().strip()).isdecimal():
         limits.append(int(said))
@@ -79,10 +80,10 @@ class ClientMatrix:
     """The models ``[k, P]`` of a cohort and their start points.
 
     Args:
-        rows: ``[k, P]``.
-        starts: of every client the vector ``[P]`` that it started from; one and the same for those that started from
-            the global model.
-        block_bytes: of the blocks; None: what suits the device.
+        rows: ``[k, P]``, the models.
+        starts: for every client the vector ``[P]`` that it started from; the same object for all that started from the
+            global model.
+        block_bytes: size of the blocks of columns; None: a size that suits the device.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -104,7 +105,7 @@ class ClientMatrix:
         self._block_bytes = block_bytes
 
     def until(self, end: int) -> ClientMatrix:
-        """The first ``end`` columns, such as the parameters without the buffers: a view."""
+        """Return a view of the first ``end`` columns, such as the parameters without the buffers."""
         part = ClientMatrix(self.rows[:, :end], [start[:end] for start in self.starts], self._block_bytes)
         part._common = None if self._common is None else self._common[:end]
         return part
@@ -113,23 +114,23 @@ class ClientMatrix:
         return len(self.rows)
 
     def blocks(self, end: int | None = None) -> Iterator[slice]:
-        """Slices of columns, up to ``end``, of a fixed number of bytes."""
+        """Return slices of a fixed number of bytes that cover the columns up to ``end``."""
         end = self.rows.shape[1] if end is None else end
         width = max(1, self._block_bytes // max(1, len(self) * self.rows.element_size()))
         return (slice(begin, min(begin + width, end)) for begin in range(0, end, width))
 
     def updates(self, columns: slice) -> Tensor:
-        """``[k, width]``: the clients' updates in these columns, a new tensor."""
+        """Compute the clients' updates in these columns, a new tensor ``[k, width]``."""
         if self._common is not None:
             return self.rows[:, columns] - self._common[columns]
         return torch.stack([row[columns] - start[columns] for row, start in zip(self.rows, self.starts)])
 
     def update(self, client: int) -> Tensor:
-        """``[P]``: the update in one row, a new tensor."""
+        """Compute the update of one row, a new tensor ``[P]``."""
         return self.rows[client] - self.starts[client]
 
     def combine(self, weights: Tensor, end: int | None = None) -> Tensor:
-        """``[end]``: the updates' weighted sum, sum_i weights_i d_i."""
+        """Compute the weighted sum of the updates over the first ``end`` columns, sum_i weights_i d_i, ``[end]``."""
         end = self.rows.shape[1] if end is None else end
         result = self.rows.new_empty(end)
         for block in self.blocks(end):
@@ -137,20 +138,20 @@ class ClientMatrix:
         return result
 
     def dot(self, vector: Tensor) -> Tensor:
-        """float64 ``[k]``: every update's product with a vector ``[end]``."""
+        """Compute every update's inner product with a vector ``[end]``, float64 ``[k]``."""
         result = torch.zeros(len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(len(vector)):
             result += self.updates(block).double() @ vector[block].double()
         return result
 
     def norms(self, end: int | None = None) -> Tensor:
-        """float64 ``[k]``: Euclidean norms of the updates, over the first ``end`` entries. They cannot overflow."""
+        """Compute the Euclidean norms of the updates over the first ``end`` columns, float64 ``[k]``, overflow-free."""
         if self._common is not None:
             return distances(self.rows[:, :end], self._common[:end])
         return torch.cat([distances(row[None, :end], start[:end]) for row, start in zip(self.rows, self.starts)])
 
     def gram(self, end: int | None = None) -> Tensor:
-        """float64 ``[k, k]``: products of the updates with each other."""
+        """Compute the inner products of the updates with each other, float64 ``[k, k]``."""
         result = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(end):
             part = self.updates(block).double()

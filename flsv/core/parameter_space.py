@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """The head's rows, weights and bias concatenated: ``[..., P]`` to ``[..., num_classes, D (+1)]``."""
+        """Return the head's rows of vectors ``[..., P]``, weights and bias concatenated, ``[..., M, D (+1)]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -48,24 +49,24 @@ class ParameterSpace:
         module: a module of the structure to map. Tied parameters appear once.
         head: the name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()``
             where a submodule has one, else the last ``nn.Linear``.
-        private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that are not part of the
-            vector.
-        kept: names of further parameters and persistent buffers, integer ones too, that are not.
-        constant: names of parameters that are not, and never change.
+        private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that each client keeps to
+            itself; the vector does not hold them.
+        kept: names of further parameters and persistent buffers, integer ones too, that each client keeps to itself.
+        constant: names of parameters that never change; the vector does not hold them.
 
     Attributes:
         size: P, the length of the vector.
-        names: of what the vector holds, in its order.
-        private_names: of the state that it leaves out and that is each client's own.
-        constant_names: of the parameters that it leaves out and that are the same at all clients.
-        left_names: of other buffers and frozen parameters with entries that are not finite, such as attention masks of
-            -inf. Their averages would be NaN: the vector leaves them out, and they must stay as they are.
-        num_parameters: the length of its first part, the parameters; the rest are buffers.
-        head: the :class:`Head`, or None where there is no linear layer, or the vector does not hold its weights.
-        apart_head: the head's name, where the vector does not hold its weights.
+        names: names of the entries that the vector holds, in its order.
+        private_names: names of the entries that each client keeps to itself.
+        constant_names: names of the parameters that are not in the vector and are the same at all clients.
+        non_finite_names: names of other buffers and frozen parameters with entries that are not finite, such as
+            attention masks of -inf. Their averages would be NaN: they are not in the vector, and must stay as they are.
+        num_parameters: the length of the vector's first part, the parameters; the rest are buffers.
+        head: the :class:`Head`; None where there is no linear layer, or the vector does not hold the head's weights.
+        unshared_head: the head's name, where the vector does not hold the head's weights; else None.
 
     Raises:
-        ConfigurationError: the head's name is unknown, or names a layer without a weight matrix; complex parameters.
+        ConfigurationError: ``head`` is unknown or names a layer without a weight matrix; parameters are complex.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -98,10 +99,10 @@ class ParameterSpace:
         self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
         apart = self._private | self._constant
         rest = {n: t for n, t in everything.items() if n not in apart}
-        self.left_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
-        self._apart = self._private.union(self._constant, self.left_names)
-        tensors = {name: tensor for name, tensor in rest.items() if name not in self.left_names}
-        if self._apart and not tensors:
+        self.non_finite_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
+        self._excluded = self._private.union(self._constant, self.non_finite_names)
+        tensors = {name: tensor for name, tensor in rest.items() if name not in self.non_finite_names}
+        if self._excluded and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
         _check_real(tensors)
         self.names = tuple(tensors)
@@ -112,11 +113,14 @@ class ParameterSpace:
         self.num_parameters = sum(self._sizes[: self._num_parameter_tensors])
         # Averages of half-precision models are taken in float32.
         self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
-        self.apart_head: str | None = None
+        self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
 
+    apart_head = property(attrgetter("unshared_head"), doc="Alias of ``unshared_head``, its name before 1.1.")
+    left_names = property(attrgetter("non_finite_names"), doc="Alias of ``non_finite_names``, their name before 1.1.")
+
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
-        """The module's state as a vector ``[P]``, a copy; into ``out`` where it is given."""
+        """Copy the module's state into a vector ``[P]``, ``out`` where it is given."""
         tensors = self._shared(module)
         if out is None:
             out = torch.empty(self.size, dtype=self.dtype, device=tensors[0].device if tensors else None)
@@ -134,7 +138,7 @@ class ParameterSpace:
         """Check that the module still has the entries from which the space was made.
 
         Raises:
-            ConfigurationError: naming what has come or gone.
+            ConfigurationError: entries have come or gone; the message names them.
         """
         now = dict(_float_state(module))
         known = self._floating
@@ -147,27 +151,27 @@ class ParameterSpace:
             )
 
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
-        """Copies of the module's private state, by name."""
+        """Copy the entries that the client keeps to itself, by name."""
         if not self.private_names:
             return {}
         return {n: tensor.detach().clone() for n, tensor in named_state(module) if n in self._private}
 
     @torch.no_grad()
     def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """Copy private state into the module; names that are not given stay as they are."""
+        """Write a client's own entries into the module; entries that are not given stay as they are."""
         if tensors:
             for name, tensor in named_state(module):
                 if name in tensors:
                     tensor.copy_(tensors[name])
 
     def constants(self, module: nn.Module) -> dict[str, Tensor]:
-        """The module's own parameters that are taken to be constant, by name."""
+        """Return the module's parameters that are taken to be constant, by name."""
         if not self._constant:
             return {}
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
-        """Which entries are shared, which are each client's own and which are constant, as numbers and hashes."""
+        """Describe which entries are shared, private and constant: for each part the number and a hash of its names."""
         parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
         return {
             part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
@@ -175,19 +179,19 @@ class ParameterSpace:
         }
 
     def _shared(self, module: nn.Module) -> list[Tensor]:
-        found = [tensor for name, tensor in _float_state(module) if name not in self._apart]
+        found = [tensor for name, tensor in _float_state(module) if name not in self._excluded]
         if len(found) != len(self.names):  # by a callback, after the round's own check
             self.check(module)
         return found
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Named tensors ``[..., *shape]`` of vectors ``[..., P]``, or ``[..., num_parameters]``: views, not copies."""
+        """Split vectors ``[..., P]`` or ``[..., num_parameters]`` into named tensors ``[..., *shape]``, all views."""
         sizes = self._sizes if vector.shape[-1] == self.size else self._sizes[: self._num_parameter_tensors]
         parts = vector.split(sizes, dim=-1)
         return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of :meth:`unflatten` for one set of named tensors: a new vector ``[P]``."""
+        """Concatenate named tensors into a new vector ``[P]``, the inverse of :meth:`unflatten`."""
         return torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
 
     def _views(self, vector: Tensor) -> Iterator[Tensor]:
@@ -200,8 +204,8 @@ class ParameterSpace:
             return None
         known = {id(tensor): tensor_name for tensor_name, tensor in _float_state(module)}
         weight, bias = (known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias"))
-        if weight in self._apart:
-            self.apart_head = name
+        if weight in self._excluded:
+            self.unshared_head = name
             return None
         shapes = dict(zip(self.names, self.shapes))
         if weight is None or len(shapes[weight]) < 2:
@@ -217,19 +221,19 @@ class ParameterSpace:
 
 
 def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, persistent floating-point buffers, then other persistent buffers (counters), each tensor once."""
+    """Yield parameters, persistent floating-point buffers, then other persistent buffers (counters), each once."""
     yield from _float_state(module)
     yield from _buffers(module, floating=False)
 
 
 def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then persistent floating-point buffers, each tensor once."""
+    """Yield parameters, then persistent floating-point buffers, each tensor once."""
     yield from module.named_parameters()
     yield from _buffers(module, floating=True)
 
 
 def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
-    """The persistent ones, floating-point (or complex) or not."""
+    """Yield the persistent buffers that are floating-point (or complex), or those that are neither."""
     seen = set()
     for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
@@ -241,7 +245,7 @@ def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
-    """Refuse what has no numbers yet, or none that training could start from."""
+    """Refuse parameters without a shape (lazy layers), and parameters that hold NaN or infinite values."""
     lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
     if lazy:
         raise ConfigurationError(

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-#: Attributes of every LightningModule, which are no state.
+#: Attributes that every LightningModule has: they are not a model's state.
 LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """The tensors that a module keeps as plain attributes: name, layer, the attribute's name, tensor.
+    """Yield the tensors that a module keeps as plain attributes: name, layer, the attribute's name, tensor.
 
-    Not among them: tensors with a gradient (outputs), those that share their memory with a parameter or buffer, and the
-    states of torchmetrics.
+    Tensors with a gradient (outputs), tensors that share their memory with a parameter or buffer, and the states of
+    torchmetrics are left out.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -30,8 +30,8 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tens
 
 
 def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """:func:`plain_tensors`, tuples of such tensors (an LSTM's state) and of such tuples, and None: a tensor may take
-    its place."""
+    """Yield plain attributes as :func:`plain_tensors` does, and also (nested) tuples of tensors (an LSTM's state) and
+    None, which a tensor may replace later."""
     found = list(_plain_attributes(module))
     own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
     known = {_memory(tensor) for tensor in own_tensors}
@@ -41,7 +41,7 @@ def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
 
 
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
-    """Of every layer but torchmetrics' and what is in these: attributes without a gradient, and their tensors."""
+    """Yield every layer's attributes without a gradient, and their tensors; skip torchmetrics and their parts."""
     skipped: set[int] = set()
     for prefix, layer in module.named_modules():
         if id(layer) in skipped or isinstance(layer, Metric):
@@ -54,7 +54,7 @@ def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, 
 
 
 def leaves(value: Any) -> list[Tensor] | None:
-    """The tensors of a tensor, of a tuple of tensors or of such tuples, or of None; None of anything else."""
+    """Return the tensors in a tensor, a (nested) tuple of tensors, or None; return None for any other value."""
     if value is None or isinstance(value, Tensor):
         return [] if value is None else [value]
     parts = [leaves(part) for part in value] if type(value) is tuple else []

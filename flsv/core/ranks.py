@@ -1,6 +1,6 @@
-"""Ranks: the processes of a federation, and the clients of each.
+"""Ranks, the processes of a federation, and ClientPlacement, the clients of each.
 
-Here is what a process alone needs, which is nothing; ``flsv.engines.ranks`` has the several.
+:class:`Ranks` is the communication of a single process, which does nothing; ``flsv.engines.ranks`` has several ranks.
 """
 
 from __future__ import annotations
@@ -12,59 +12,59 @@ from torch import Tensor
 
 
 class Ranks:
-    """A single process.
+    """Communication among the processes of a federation; this base class is a single process.
 
-    Every method that has something to exchange is called by all ranks, in the same order. ``about`` says what it is
-    about: ranks that say different things are out of step, which is an error.
+    All ranks must call the same methods in the same order. ``about`` names the exchange: ranks whose names differ are
+    out of step, which raises an error.
 
     Attributes:
         rank: this process's number, from 0.
-        size: how many there are.
-        given_up: whether this rank has told the others that it will not meet them again.
+        size: the number of processes.
+        aborted: whether this rank has told the others that it takes part in no further exchange.
 
     Example:
-        >>> ALONE.everybody(3, "a number"), ALONE.from_rank(0, 3, "a number")
+        >>> ALONE.all_gather(3, "a number"), ALONE.broadcast(0, 3, "a number")
         ([3], 3)
     """
 
     rank, size = 0, 1
-    given_up = False
+    aborted = False
 
-    def everybody(self, value: Any, about: str) -> list[Any]:
-        """Every rank's value, by rank; this rank's own is not copied."""
+    def all_gather(self, value: Any, about: str) -> list[Any]:
+        """Return every rank's value, in the order of the ranks; this rank's own value is not copied."""
         return [value]
 
-    def from_rank(self, source: int, value: Any, about: str) -> Any:
-        """The value of rank ``source``."""
+    def broadcast(self, source: int, value: Any, about: str) -> Any:
+        """Return the value of rank ``source``."""
         return value
 
-    def rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
-        """Row i of ``matrix [k, P]`` becomes rank ``owners[i]``'s, everywhere, in place."""
+    def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
+        """Overwrite row i of ``matrix [k, P]`` with rank ``owners[i]``'s row i, on all ranks, in place."""
 
-    def give_up(self, why: str) -> None:
-        """Tell the others that this rank will not meet them again."""
+    def abort(self, why: str) -> None:
+        """Tell the other ranks that this one takes part in no further exchange."""
 
 
 ALONE = Ranks()
 
 
-def longest_first(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
+def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
     """Assign pieces of work to workers: the longest first, each to the worker with the least work ("longest processing
     time"; Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17(2), 1969: at
     most 4/3 of the best).
 
     Args:
-        costs: of the pieces.
-        size: how many there are to do them.
-        fixed: pieces that are given away already, and to whom.
+        costs: the work of each piece.
+        size: the number of workers.
+        fixed: piece to worker, for pieces that are assigned already.
 
     Returns:
-        For every piece a number in ``range(size)``.
+        For every piece the number of its worker, in ``range(size)``.
 
     Example:
-        >>> longest_first([1, 5, 3, 3], 2)
+        >>> balance_load([1, 5, 3, 3], 2)
         [0, 0, 1, 1]
-        >>> longest_first([1, 5, 3, 3], 2, fixed={0: 0, 1: 1})
+        >>> balance_load([1, 5, 3, 3], 2, fixed={0: 0, 1: 1})
         [0, 1, 0, 0]
     """
     given, loads = dict(fixed or {}), [0.0] * size
@@ -77,28 +77,28 @@ def longest_first(costs: Sequence[float], size: int, fixed: Mapping[int, int] | 
     return [given[piece] for piece in range(len(costs))]
 
 
-class Owners:
-    """Which rank every client belongs to.
+class ClientPlacement:
+    """The assignment of clients to ranks.
 
-    A client that keeps something stays where it is; the others are dealt out anew for every cohort, so that all ranks
-    are done at about the same time.
+    A client that keeps state stays on its rank; the others are assigned anew for every cohort, so that all ranks finish
+    at about the same time.
 
     Args:
-        ranks: among whom.
-        costs: ``n``, how much work every client's training is.
+        ranks: the processes.
+        costs: ``n``, the work of every client's training.
 
     Attributes:
-        conversing: whether the server talks with this rank's clients only, and the others' ranks with theirs.
+        conversing: whether each rank asks its own clients only at present, see :func:`flsv.core.map_clients`.
 
     Example:
-        >>> owners = Owners(ALONE, [3.0, 1.0])
+        >>> owners = ClientPlacement(ALONE, [3.0, 1.0])
         >>> owners[1], owners.mine([0, 1])
         (0, [0, 1])
     """
 
     def __init__(self, ranks: Ranks, costs: Sequence[float]) -> None:
         self.ranks, self._costs = ranks, list(costs)
-        self._owners = longest_first(self._costs, ranks.size)
+        self._owners = balance_load(self._costs, ranks.size)
         self._bound: set[int] = set()
         self.conversing = False
 
@@ -106,25 +106,25 @@ class Owners:
         return self._owners[client]
 
     def has(self, client: int) -> bool:
-        """Whether this rank trains the client."""
+        """Return whether this rank trains the client."""
         return self._owners[client] == self.ranks.rank
 
     def mine(self, clients: Collection[int]) -> list[int]:
-        """Those of the clients that are this rank's."""
+        """Return those of the clients that this rank trains."""
         return [client for client in clients if self.has(client)]
 
     @property
     def bound(self) -> frozenset[int]:
-        """The clients that keep something."""
+        """Return the clients that stay on their rank because they keep state."""
         return frozenset(self._bound)
 
     def bind(self, clients: Collection[int]) -> None:
-        """These clients, and no others, keep something."""
+        """Set which clients stay on their rank because they keep state."""
         self._bound = set(clients)
 
     def deal(self, cohort: Sequence[int]) -> None:
-        """Share a round's cohort out."""
+        """Assign a round's cohort to the ranks."""
         fixed = {place: self[client] for place, client in enumerate(cohort) if client in self._bound}
-        owners = longest_first([self._costs[client] for client in cohort], self.ranks.size, fixed)
+        owners = balance_load([self._costs[client] for client in cohort], self.ranks.size, fixed)
         for client, owner in zip(cohort, owners):
             self._owners[client] = owner

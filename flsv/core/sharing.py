@@ -20,9 +20,10 @@ from flsv.utilities.classifier_head import head_name
 from flsv.utilities.errors import ConfigurationError, listed
 
 Share = str | list[str] | Callable[[str, Tensor], bool]
-"""``"all"``; ``"trainable"``; patterns; or a function of an entry's name and tensor that says whether it is shared."""
+"""``"all"``; ``"trainable"``; patterns; or a function of an entry's name and tensor that returns whether it is shared.
+"""
 
-#: Classes of layers that normalize, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
+#: Names of normalization layers' classes, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
 _NORMALISES = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
 
 _LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
@@ -32,8 +33,8 @@ class Sharing(NamedTuple):
     """The entries of a model that are not shared.
 
     Attributes:
-        kept: names of what stays at its client.
-        constant: names of parameters that nobody trains: they are the same everywhere, and stay nowhere in particular.
+        kept: names of the entries that stay at their client.
+        constant: names of parameters that no client trains: they are the same everywhere and are not sent.
     """
 
     kept: frozenset[str] = frozenset()
@@ -44,7 +45,7 @@ def check_share(share: Any) -> None:
     """Check the argument ``FederatedLoop(share=...)``.
 
     Raises:
-        ConfigurationError: it is neither words or patterns nor a function.
+        ConfigurationError: ``share`` is neither words or patterns nor a function.
     """
     words = [share] if isinstance(share, str) else share
     if not callable(share) and not (
@@ -56,28 +57,28 @@ def check_share(share: Any) -> None:
 
 
 def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
-    """The entries of a module that are not shared.
+    """Find the entries of a module that are not shared.
 
-    A list is read from left to right. An entry adds what it names, one that begins with ``!`` takes it away; a list
-    that begins with the latter begins with everything. An entry is a pattern (``fnmatch``) of names as in
-    ``module.named_parameters()`` and ``named_buffers()``, or one of these words:
+    A list is read from left to right: a pattern adds the entries that it matches, a pattern that begins with ``!``
+    removes them. A list whose first pattern begins with ``!`` starts from all entries. A pattern (``fnmatch``) matches
+    names as in ``module.named_parameters()`` and ``named_buffers()``, or is one of these words:
 
     - ``all``;
     - ``trainable``: the parameters that require a gradient now, and all buffers. BatchNorm's statistics change in
-      frozen layers, too, so that all of them travel, and training is the same as with ``all``;
+      frozen layers, too, so that all of them are sent, and training is the same as with ``all``;
     - ``norm``: parameters and buffers of the normalization layers;
-    - ``head``: the classifier head's.
+    - ``head``: those of the classifier head.
 
-    What does not travel stays at its client. Parameters that require no gradient stay there, too, if ``!`` names them
-    (a target network that follows another); else they are taken to be constant.
+    Entries that are not shared stay at their client. Unshared parameters that require no gradient stay there only if a
+    ``!`` pattern matches them (a target network that follows another); else they are taken to be constant.
 
     Args:
         share: see :data:`Share`.
-        module: whose names they are.
+        module: the module whose entries are selected.
         head: the classifier head's name, see :class:`flsv.core.parameter_space.ParameterSpace`.
 
     Raises:
-        ConfigurationError: an entry names nothing; nothing is left to share.
+        ConfigurationError: a pattern matches nothing; nothing is left to share.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
@@ -122,9 +123,9 @@ def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Modul
     """Warn of consequences of sharing only a part of the module.
 
     Args:
-        kept: names of what stays at the clients.
+        kept: names of the entries that stay at the clients.
         space: the map between the module and vectors.
-        module: as it is when a fit begins.
+        module: the module at the beginning of a fit.
         evaluated: whether the clients' own models are evaluated.
     """
     if kept:

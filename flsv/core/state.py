@@ -25,10 +25,10 @@ class Instruction:
 
     Args:
         round_index: the round, from 0.
-        client_id: whom it is for.
-        seed: the run's; what the client draws follows from it, the round and its number.
-        start: ``[P]``, the model to train from; None where the client goes on from what it has.
-        tensors: what strategies send beside it, by the names that they declare in ``Strategy.sends``.
+        client_id: the client that receives it.
+        seed: the run's seed; the client's random choices follow from it, the round and the client's number.
+        start: ``[P]``, the model to train from; None where the client continues from a model of its own.
+        tensors: further tensors that strategies send, by the names that they declare in ``Strategy.sends``.
     """
 
     round_index: int
@@ -43,14 +43,14 @@ class ClientUpdate:
     """A client's message to the server.
 
     Args:
-        client_id: whose it is.
-        num_samples: how many samples it trained on.
-        vector: ``[P]``, its model as it leaves the client.
-        loss: its mean training loss, NaN where the module's ``training_step`` gives none.
-        num_steps: optimizer steps that it took.
-        norm: how far the vector is from where the client started, over the parameters, in float64.
-        reports: what strategies let it report, by the names that they declare in ``Strategy.reports``.
-        traffic: how large the vector was on its way; None: as it is.
+        client_id: the client that sends it.
+        num_samples: the number of samples that the client trained on.
+        vector: ``[P]``, the client's model as it sends it.
+        loss: the client's mean training loss, NaN where the module's ``training_step`` returns none.
+        num_steps: the number of optimizer steps that the client took.
+        norm: Euclidean distance of the vector from the client's start point, over the parameters, in float64.
+        reports: the client's reports, by the names that strategies declare in ``Strategy.reports``.
+        traffic: the size of the vector on its way; None: its own size, uncompressed.
     """
 
     client_id: int
@@ -69,25 +69,26 @@ class FederationState:
 
     Args:
         num_clients: n.
-        seed: what every random choice derives from.
+        seed: the seed from which every random choice derives.
         round_index: the number of completed rounds, so the index of the current or next one.
         global_vector: ``[P]``, the global model; None before the first round begins.
         cohort: the clients of the current or next round.
-        starts: client id to the model ``[P]`` that the server will send it to start from, where that is not the global
-            one.
-        trained: client id to the model ``[P]`` that it trained last, where it is kept.
+        starts: client id to the model ``[P]`` that the server will send this client to start from, where it is not the
+            global model.
+        trained: client id to the model ``[P]`` that this client trained last, where it is kept.
         weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
         client_scores: the last evaluation of the clients' own models: ``"accuracy"``, ``"balanced_accuracy"`` and
-            ``"auroc"`` to ``[n]``, NaN where it cannot be told; empty before the first.
+            ``"auroc"`` to ``[n]``, NaN where the score is not defined; empty before the first evaluation.
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
-        heard: int64 ``[n]``, in how many rounds each client has sent an update, whatever became of it.
-        start: by metric what its game shares out, of the model before the first round, see
+        updates_received: int64 ``[n]``, the number of rounds in which each client has sent an update, also one that was
+            excluded.
+        start: metric name to the score, before the first round, whose growth the metric divides among the clients, see
             :mod:`flsv.federation.learned`.
-        run: the run's name, where the clients keep their states themselves: it is drawn when the run begins.
-        counted: likewise client id to the name of the last visit that has counted, from which the client goes on.
-        incidents: likewise what went wrong at the clients, see :meth:`note`.
-        crossed: what has crossed to draw the current or next cohort: client, direction, name, numbers and bytes of each
-            message.
+        run: the run's name, drawn when the run begins, where remote clients keep their states themselves.
+        counted: client id to the name of the last visit that counted, from which a remote client continues.
+        incidents: what went wrong at the clients, see :meth:`note`.
+        pending_traffic: the messages that were needed to draw the current or next cohort: client, direction, name,
+            numbers and bytes of each.
     """
 
     num_clients: int = 0
@@ -100,15 +101,15 @@ class FederationState:
     weights: Tensor | None = None
     client_scores: dict[str, Tensor] = field(default_factory=dict)
     participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    heard: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    updates_received: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     start: dict[str, float | None] = field(default_factory=dict)
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
-    crossed: list[tuple[int, Direction, str, int, float]] = field(default_factory=list)
+    pending_traffic: list[tuple[int, Direction, str, int, float]] = field(default_factory=list)
 
     def model(self) -> Tensor:
-        """The global model.
+        """Return the global model ``[P]``.
 
         Raises:
             RuntimeError: no round has begun.
@@ -118,22 +119,28 @@ class FederationState:
         return self.global_vector
 
     def complete(self, round: Round, senders: Sequence[int]) -> None:
-        """Take over what a round has come to.
+        """Take over the results of a round: the next global model, the weights and who took part.
 
         Args:
-            round: with its next global model.
-            senders: ids of the clients that have sent an update, whatever became of it.
+            round: the round after aggregation.
+            senders: ids of the clients that have sent an update, also of those whose update was excluded.
         """
         assert round.aggregation_weights is not None
         ids = round.client_ids.cpu()
         self.weights = torch.full((self.num_clients,), float("nan"))
         self.weights[ids] = round.aggregation_weights.detach().float().cpu()
         self.participations[ids] += 1
-        self.heard[list(senders)] += 1
+        self.updates_received[list(senders)] += 1
         self.global_vector = round.server_vector
 
     def note(self, client: int, what: str) -> None:
-        """Something went wrong at a client in this round: kept once, with the first and the last round and how often.
+        """Record that something went wrong at a client in this round.
+
+        Each kind of fault is one entry per client, with the first and the last round and the number of times.
+
+        Args:
+            client: the client's number.
+            what: the fault, in words.
 
         Example:
             >>> state = FederationState(round_index=3)
@@ -150,12 +157,12 @@ class FederationState:
         self.incidents.append({"client": client, "what": what, "first": index, "last": index, "times": 1})
 
     def to(self, device: torch.device) -> None:
-        """Move the models."""
+        """Move the clients' models to a device."""
         self.starts = {client: model.to(device) for client, model in self.starts.items()}
         self.trained = {client: model.to(device) for client, model in self.trained.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the global model, which is the module's, and what the fit says anyway."""
+        """Return all fields but the number of clients and the global model, which a checkpoint holds elsewhere."""
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -166,7 +173,7 @@ class FederationState:
 
 
 def _copied(value: Any) -> Any:
-    """Models by client are the same tensors: they are replaced, never changed."""
+    """Copy a field; the models in a dictionary stay the same tensors, since they are replaced, never changed."""
     if isinstance(value, Tensor):
         return value.clone()
     return dict(value) if isinstance(value, dict) else copy.deepcopy(value)

@@ -25,24 +25,26 @@ metric's ``prior`` where it has one. A metric that has not been updated yet has 
 
 
 @dataclass(frozen=True)
-class Federation:
-    """What is known before the first round: n = clients, M = classes, P = length of the parameter vector.
+class FederationInfo:
+    """Facts about a federation that are known before its first round, the argument of :meth:`Component.begin`.
+
+    n = clients, M = classes, P = length of the parameter vector.
 
     Args:
         global_vector: ``[P]``, the model that the first round starts from.
         space: the map between vectors and modules.
         num_clients: n.
         num_classes: M.
-        split_sizes: ``"train"``, ``"val"`` and ``"test"`` to int64 ``[n]``, how many samples every client has of each.
-        seed: of the run's random choices.
-        optimizers: the clients', as the module configures them.
-        strategies: all that take part, by their roles: ``"aggregator"``, ``"personalizer"``, ``"sampler"``,
+        split_sizes: ``"train"``, ``"val"`` and ``"test"`` to int64 ``[n]``, each client's samples in that split.
+        seed: the seed of the run's random choices.
+        optimizers: the clients' optimizers, as the module configures them.
+        strategies: the strategies that take part, by role: ``"aggregator"``, ``"personalizer"``, ``"sampler"``,
             ``"client_algorithm"``.
         local_epochs: passes over a client's data per round.
-        uploads: what happens to the clients' updates before they leave.
-        client_names: by number.
+        uploads: the attacks, noise and compression that clients apply to their updates.
+        client_names: the clients' names, by number.
         metrics: the contribution metrics, by name.
-        filters: what the server does to updates before they are averaged.
+        filters: the filters that the server applies to updates before it averages them.
     """
 
     global_vector: Tensor
@@ -63,61 +65,65 @@ class Federation:
 class Component(ValidatedArguments, ABC):
     """Base class of the parts of a federation: learns the federation's sizes, has a state, and describes itself."""
 
-    def begin(self, federation: Federation) -> None:
-        """Before the first round of a new fit: forget an earlier fit, check, prepare. For a resumed fit
-        ``load_state_dict`` is called instead, and then :meth:`resume`.
+    def begin(self, federation: FederationInfo) -> None:
+        """Prepare for a new fit: forget an earlier one, check the federation, create the state.
+
+        Called before the first round. For a resumed fit ``load_state_dict`` and then :meth:`resume` are called instead.
+
+        Args:
+            federation: the facts about the federation.
 
         Raises:
-            ConfigurationError: what is needed is not there.
+            ConfigurationError: the component cannot work in this federation.
         """
 
-    def resume(self, federation: Federation) -> None:
-        """After ``load_state_dict``, before the first round of a resumed fit. The global vector is that round's."""
+    def resume(self, federation: FederationInfo) -> None:
+        """Prepare for a resumed fit: called after ``load_state_dict``, with the global vector of the next round."""
 
-    #: Names of the attributes that the next round needs: tensors, numbers, lists and dicts of them. What is in them is
-    #: replaced, never changed in place.
+    #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Their values
+    #: must be replaced, never changed in place.
     saved: ClassVar[Sequence[str]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that the next round needs. By default what :attr:`saved` names."""
+        """Return the state that the next round needs, by default the attributes in :attr:`saved`."""
         return {name.lstrip("_"): _held(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` returned."""
         for name in self.saved:
             setattr(self, name, _held(state[name.lstrip("_")]))
 
 
 def _held(value: Any) -> Any:
-    """What a dictionary or list holds now, whatever is put into it later; tensors are the same."""
+    """Copy a dictionary or list, so that later changes to the original do not matter; tensors are not copied."""
     return value if isinstance(value, Tensor) else copy(value)
 
 
 class Strategy(Component):
-    """A small object with one decision to override.
+    """Base class of aggregators, personalizers, samplers and client algorithms, each with one decision to override.
 
-    It has two sides. What it does at the server may use its own attributes; what it does at a client
-    (:meth:`report`) may use its arguments and what is on the client, and nothing that the server has found out since.
-    What crosses between them it declares by name: such a name can then be asked for by metrics, and two strategies
-    cannot use the same one.
+    A strategy has a side at the server and one at the clients. Methods at the server may use the strategy's attributes;
+    methods at a client (:meth:`report`) may use their arguments and the client's data, and nothing that the server has
+    found out during the run. A strategy declares by name what crosses between the two: metrics can then ask for these
+    names, and two strategies cannot use the same one.
 
-    A strategy that reads a metric stores its name as ``self.metric``; the loop then checks, before training, that a
-    metric of that name is defined, and has the shape ``metric_shape`` if the class says one: ``("n",)``, a value per
-    client, ``("n", "M")``, per client and class, or ``("n", "n")``, per pair of clients. One that keeps state between
-    rounds names it in ``saved``, or returns it from ``state_dict``.
+    A strategy that reads a metric stores the metric's name as ``self.metric``. The loop then checks before training
+    that a metric of that name is defined, and that its value has the shape ``metric_shape`` if the class declares one:
+    ``("n",)``, a value per client, ``("n", "M")``, per client and class, or ``("n", "n")``, per pair of clients. A
+    strategy that keeps state between rounds names it in ``saved``, or returns it from ``state_dict``.
 
     Attributes:
-        sends: names of the tensors that :meth:`send` gives.
-        reports: names of what :meth:`report` gives.
-        needs_classes: whether it is of use only where the training samples have classes.
+        sends: names of the tensors that :meth:`send` returns.
+        reports: names of the values that :meth:`report` returns.
+        needs_classes: whether the strategy is of use only where the training samples have classes.
         private: patterns (``fnmatch``) of the names of parameters and buffers that stay at their client.
     """
 
     metric: str | None = None
-    #: Whether clients evaluate models for it: then it is tried before the first round whether the module can be copied.
+    #: Whether clients evaluate models for this strategy: if so, copying the module is tried before the first round.
     evaluates: ClassVar[bool] = False
     metric_shape: ClassVar[tuple[str, ...] | None] = None
-    #: Whether it reads what the metric says of the very round that it aggregates: then that must be known before.
+    #: Whether the strategy reads the metric's value of the round that it aggregates, which must be known by then.
     metric_of_round: ClassVar[bool] = False
     sends: Sequence[str] = ()
     reports: Sequence[str] = ()
@@ -126,29 +132,35 @@ class Strategy(Component):
 
     @property
     def needs_class_counts(self) -> bool:
-        """Whether clients work with how many samples of each class they, or all, have, which sites are not told; by
-        default where it needs classes."""
+        """Return whether clients use the class counts of their own or of all clients' data, which remote sites are not
+        told; by default as :attr:`needs_classes`."""
         return self.needs_classes
 
     def bind_evaluator(self, games: Any) -> None:
-        """Before the first instructions of a fit in which metrics evaluate models on the server's validation set: what
-        does, see :class:`flsv.games.CoalitionGames`."""
+        """Receive the evaluation of models on the server's validation set, before the first instructions of a fit.
+
+        Args:
+            games: a :class:`flsv.games.CoalitionGames`; the method is called only where metrics evaluate models.
+        """
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> Mapping[str, Tensor]:
-        """At the server: what goes down to a client of the cohort, beside its start point.
+        """Return the tensors to send to a client of the cohort beside its start point; called at the server.
 
         Args:
             client: the client's number.
-            start: ``[P]``, the model that it is sent to start from; None where it goes on from what it has.
+            start: ``[P]``, the model that the client starts from; None where it continues from a model of its own.
             state: the federation at the start of the round.
 
         Returns:
-            Tensors by names declared in ``sends``; not all need to be sent to everybody.
+            Tensors by names declared in ``sends``; each client can be sent other names of these.
         """
         return {}
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
-        """At a client, after its training: what it adds to its update, worked out from its own data.
+        """Compute what the client reports beside its update; called at the client, after its training.
+
+        Args:
+            local: the client's own data.
 
         Returns:
             Tensors or numbers by names declared in ``reports``. Nothing else of the data crosses to the server.
@@ -156,24 +168,25 @@ class Strategy(Component):
         return {}
 
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
-        """At the server, before filters look at what the cohort has sent.
+        """Look at the cohort's updates before the filters do; called at the server.
 
         Args:
-            updates: of those whose model is finite.
-            clients: all n.
+            updates: the updates whose model is finite.
+            clients: all n clients, to ask questions.
         """
 
     def end_round(self, round: Round) -> None:
-        """At the server, after aggregation and personalization: take what the next round needs from this one."""
+        """Take what the next round needs from this one; called at the server after aggregation and personalization."""
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
-        """At the server, after :meth:`end_round`: the models of coalitions of clients, where this strategy has them
-        trained beside the global one."""
+        """Return the models of coalitions of clients that this strategy has trained beside the global one, or None.
+
+        Called at the server after :meth:`end_round`."""
         return None
 
 
-def own_parts(strategies: Mapping[str, Any]) -> dict[str, Any]:
-    """Strategies by role, without the roles that nothing has. Where a metric trains beside the clients' algorithm
-    (``ShadowShapley``), this is the algorithm itself."""
+def without_wrappers(strategies: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the strategies by role without those that are None, and a wrapped client algorithm instead of its wrapper,
+    with which ``ShadowShapley`` trains coalitions beside the clients' own training."""
     parts = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}
     return {role: strategy for role, strategy in parts.items() if strategy is not None}

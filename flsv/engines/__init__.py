@@ -1,1 +1,1 @@
-"""Engines: where the clients of a federation run."""
+"""Engines, which run the clients of a federation: in one process, in batches, on several ranks or at remote sites."""

@@ -41,17 +41,17 @@ MESSAGE_TYPES = {"hello": "query", "ask": "query", "train": "train", "test": "ev
 
 
 def to_record(packet: Packet) -> RecordDict:
-    """A packet as what Flower carries."""
+    """Convert a packet into a Flower record."""
     tensors = {name: tensor.contiguous() for name, tensor in packet.tensors.items()}
     plain = ConfigRecord({"kind": packet.kind, "plain": json.dumps(packet.plain)})
     return RecordDict({"plain": plain, "tensors": ArrayRecord(torch_state_dict=tensors)})
 
 
 def from_record(record: RecordDict) -> Packet:
-    """A packet from a Flower record.
+    """Convert a Flower record into a packet.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the record is not a packet.
     """
     try:
         plain, tensors = record.config_records["plain"], record.array_records["tensors"]
@@ -61,22 +61,23 @@ def from_record(record: RecordDict) -> Packet:
 
 
 class GridTransport:
-    """Carries packets over a Flower Grid. A SuperNode answers one message after the other; what it has not fetched when
-    the time is over it no longer gets.
+    """Transport of packets over a Flower Grid.
+
+    A SuperNode answers one message after the other; messages that it has not fetched in time expire.
 
     Args:
-        grid: of the ServerApp.
+        grid: the ServerApp's grid.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def present(self) -> dict[int, str]:
-        """Nodes by the names of their registration: ``flwr supernode register KEY --name NAME``."""
+        """Return each connected node's name, as ``flwr supernode register KEY --name NAME`` sets it, by node id."""
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
     def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
-        """See :class:`flsv.engines.remote.Transport`."""
+        """Send packets and yield the replies that come in time, see :class:`flsv.engines.remote.Transport`."""
         deadline, messages = time.monotonic() + seconds, []
         for node, packet in packets.items():
             timed = Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors)
@@ -105,20 +106,23 @@ def client_app(
     trainer: Mapping[str, Any] | None = None,
     questions: Sequence[str] = (),
 ) -> ClientApp:
-    """A Flower ClientApp around a LightningModule and a data module.
+    """Make a Flower ClientApp from a LightningModule and a data module.
 
-    A SuperNode is started with ``--node-config 'folder="/data/boston"'``, where the site keeps what it needs between
-    rounds (default: ``flsv-site`` in its working folder); ``policy`` is the path of a file in which its owner says what
-    is allowed (:class:`flsv.engines.remote.SitePolicy`), which no app can set; whatever else is there is for
-    ``make_datamodule``. The site's name is that under which the SuperLink's operator has registered its key: ``flwr
-    supernode register KEY --name Boston``.
+    Start a SuperNode with ``--node-config 'folder="/data/boston"'``: ``folder`` is where the site keeps its state
+    between rounds (default: ``flsv-site`` in the working folder). ``policy`` in the node's configuration is the path of
+    a file in which the site's owner says what is allowed (:class:`flsv.engines.remote.SitePolicy`), which no app can
+    set. All other entries are for ``make_datamodule``. A site's name is the one under which the SuperLink's operator
+    has registered its key: ``flwr supernode register KEY --name Boston``.
 
     Args:
         make_module: makes the LightningModule, the same as the server's.
-        make_datamodule: makes the site's own data, from the node's configuration.
-        make_loop: makes the :class:`flsv.FederatedLoop` that says what happens at clients, the same as the server's.
-        trainer: arguments of the Trainer that trains here, such as ``{"accelerator": "gpu"}``.
-        questions: functions that the server may ask for beside flsv's own, as ``"package.module:function"``.
+        make_datamodule: makes the site's own data module from the node's configuration.
+        make_loop: makes the :class:`flsv.FederatedLoop` that defines the clients' training, the same as the server's.
+        trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
+        questions: functions that the server may ask beside flsv's own, as ``"package.module:function"``.
+
+    Returns:
+        The app.
 
     Example:
         >>> from flsv import ClassifierClient, FederatedLoop
@@ -131,7 +135,7 @@ def client_app(
 
     def answer(message: Message, context: Context) -> Packet:
         node = context.node_config
-        # At every message: its owner may have written another one while this process lives.
+        # Read at every message: the owner may change the file while this process lives.
         policy = SitePolicy.read(Path(str(node["policy"]))) if "policy" in node else SitePolicy()
         if "site" not in made:
             folder = Path(str(node.get("folder", FOLDER)))
@@ -143,7 +147,7 @@ def client_app(
     def reply(message: Message, context: Context) -> Message:
         try:
             packet = answer(message, context)
-        except Exception as error:  # Flower would send its text, which may be of the samples
+        except Exception as error:  # Flower would send the error's text, which may contain samples
             _log.exception("a message could not be answered")
             packet = failure_packet(error)
         return Message(content=to_record(packet), reply_to=message)
@@ -167,33 +171,37 @@ def server_app(
     timeout: float = 600.0,
     wait: float = 600.0,
 ) -> ServerApp:
-    """A Flower ServerApp that runs a :class:`flsv.FederatedLoop`'s rounds on sites.
+    """Make a Flower ServerApp that runs a :class:`flsv.FederatedLoop`'s rounds on remote sites.
 
-    Metrics, aggregation, personalization, TensorBoard, ``contributions.csv`` and checkpoints are the loop's, in
-    ``folder``. Where that holds a checkpoint, the run goes on from it: start a killed server again.
+    The loop computes metrics, aggregation and personalization, and writes TensorBoard logs, ``contributions.csv`` and
+    checkpoints into ``folder``. If the folder holds a checkpoint, the run continues from it: after a crash, start the
+    server again.
 
-    A site that is away, late, or sends garbage or a model that is not finite is named and left out of the round. Its
-    contributions stay what they were.
+    A site that is away, late, or sends garbage or a model that is not finite is named in the log and left out of the
+    round. Its contributions keep their values.
 
-    How a run stands, for which sites it waits, and at its end who has missed something, is in ``status.json`` of the
-    folder: ``flwr run`` ends with status 0 whatever becomes of the run.
+    ``status.json`` in the folder says how far the run is, for which sites it waits and, at the end, which sites missed
+    something: ``flwr run`` exits with status 0 even if the run failed.
 
     Args:
         make_module: makes the LightningModule.
         make_loop: makes the loop.
-        sites: the names of all sites, under which their keys are registered; the first is client 0.
-        rounds: how many.
+        sites: names of all sites, as their keys are registered; the first is client 0.
+        rounds: number of rounds.
         num_classes: M, for metrics per class; the server does not see labels.
-        class_names: their names.
-        datamodule: makes the server's own data: its validation loader is what coalition games are played on.
-        folder: where the run writes.
+        class_names: names of the classes.
+        datamodule: makes the server's own data module, on whose validation loader coalition games are evaluated.
+        folder: folder of the run.
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
         timeout: seconds that a site has for its work.
         wait: seconds to wait for all sites before the first round.
 
+    Returns:
+        The app.
+
     Raises:
-        ConfigurationError: before any site is asked, a metric or strategy that needs what a deployment does not give;
-            before the first round, a site with another version, module or settings.
+        ConfigurationError: before any site is asked, a metric or strategy needs something that a deployment does not
+            have; before the first round, a site has another version, module or settings.
     """
     if not RequirementCache(f"flwr<={TESTED}.99"):
         warnings.warn(f"flsv is tested with Flower up to {TESTED}, and this is a newer release.", stacklevel=2)
@@ -208,19 +216,19 @@ def server_app(
 
     def serve(transport: GridTransport, where: Path, say: Callable[[str | None], None]) -> None:
         module, loop = make_module(), make_loop()
-        check_deployment(loop.config, loop.board.fields, loop.board.evaluating)
+        check_deployment(loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating)
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
-            book.unlink(missing_ok=True)  # of another run
+            book.unlink(missing_ok=True)  # a leftover of another run
         directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait, say)
         directory.gather()
         own = None if datamodule is None else datamodule()
         data = RemoteData(sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own)
-        if own is None:  # Lightning would wonder, in every round
+        if own is None:  # Lightning would warn of it in every round
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
         saving = ModelCheckpoint(where / "checkpoints", save_last=True)
         loop = loop.replace(engine=partial(RemoteFederation, directory))
-        # One folder for all starts of a run, so that its logs go on, too.
+        # One folder for all starts of a run, so that its logs continue, too.
         options = {"logger": TensorBoardLogger(where, name="", version=""), **(trainer or {})}
         options["callbacks"] = [*options.get("callbacks", []), saving, loop]
         options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **options}

@@ -1,4 +1,4 @@
-"""Contributions: what each client adds to the rounds of a Flower app, whatever strategy it has."""
+"""Contributions: measures each client's contribution to the rounds of a Flower app, with any strategy."""
 
 from __future__ import annotations
 
@@ -35,37 +35,38 @@ _log = logging.getLogger("flwr")
 
 
 class Contributions(Strategy):
-    """Any strategy of Flower's message API, with each client's contribution to each round.
+    """Wrapper of a strategy of Flower's message API that measures each client's contribution to each round.
 
-    Everything is passed on to the strategy, and the model is the one that it trains without this, to the bit. Each
-    round's replies are valued before the strategy aggregates them (:func:`flsv.value_round`). Clients' values stand in
-    the round's MetricRecord, as ``"value/Boston"``, which Flower logs and keeps in ``Result.train_metrics_clientapp``:
-    each is the value of all rounds so far, and NaN in a round for which the client sent no model.
+    The wrapper passes all calls on to the strategy, and the trained model stays the same, to the bit. Before the
+    strategy aggregates a round's replies, :func:`flsv.value_round` values them. The values stand in the round's
+    MetricRecord, as ``"value/Boston"``, which Flower logs and keeps in ``Result.train_metrics_clientapp``: each is the
+    client's value over all rounds so far, and NaN in a round for which the client sent no model.
 
     A client's name is the one under which its SuperNode is registered, else the ``"partition-id"`` in its reply's
     MetricRecord, where the app puts one there, else its node's id.
 
-    These are metrics of rounds. The models of coalitions are averages of the replies, weighted by samples (the
-    strategy's ``weighted_by_key``; equally where replies have no such entry), also where the strategy aggregates in
-    another way, such as FedAdam or Krum. Nobody trains without anybody, so that nothing should be paid by these values.
+    All metrics are computed round by round. The models of coalitions are averages of the replies, weighted by samples
+    (the strategy's ``weighted_by_key``; equally where replies have no such entry), also where the strategy aggregates
+    in another way, such as FedAdam or Krum. No coalition is trained by itself, so do not pay by these values.
 
-    Where a round cannot be valued, training goes on: a warning says why, and the round's values are NaN.
+    If a round cannot be valued, training goes on: a warning says why, and the round's values are NaN.
 
     Args:
-        strategy: trains the model. Its ``configure_train`` and ``aggregate_train`` are replaced by those of this one.
-            Wrap it last: around wrappers of Flower's, not inside of them.
-        module: a network of the model's structure. It is read, not written.
+        strategy: the strategy that trains the model. Its ``configure_train`` and ``aggregate_train`` are replaced by
+            the wrapper's. Wrap it last: put this wrapper around Flower's own wrappers, not inside of them.
+        module: a network of the model's structure, which is only read.
         val_loader: the server's validation batches, for metrics that evaluate models.
-        metrics: contribution metrics, by names of your own.
-        folder: a folder of this run alone, for ``contributions.csv``, ``run.json`` and TensorBoard: ``flsv report`` and
-            :func:`flsv.read_run` read it. None: no files.
-        num_clients: n, of all clients that may ever take part. None: as many as are connected in the first round.
-        options: of :func:`flsv.value_round`: ``loss``, ``num_classes``, ``deltas``, ``seed``.
+        metrics: contribution metrics, by names of your choice.
+        folder: a folder for this run alone, for ``contributions.csv``, ``run.json`` and TensorBoard, which
+            ``flsv report`` and :func:`flsv.read_run` read. None: no files.
+        num_clients: n, the number of all clients that may ever take part. None: the number of those that are connected
+            in the first round.
+        options: further arguments of :func:`flsv.value_round`: ``loss``, ``num_classes``, ``deltas``, ``seed``.
 
     Raises:
-        ConfigurationError: before any client trains: whatever :func:`flsv.value_round` refuses, such as metrics that
-            ask the clients or train coalitions, arrays that do not fit the module, one client alone; a folder that
-            holds a run, or cannot be written.
+        ConfigurationError: before any client trains, :func:`flsv.value_round` refuses the arguments: metrics ask the
+            clients or train coalitions, arrays do not fit the module, there is one client only; or the folder holds a
+            run or cannot be written.
 
     Example:
         >>> from flwr.serverapp.strategy import FedAvg
@@ -90,10 +91,10 @@ class Contributions(Strategy):
         self._metrics = metrics_by_name(metrics)
         self._value_round = partial(value_round, module, val_loader=val_loader, **options)
         self._files = None if folder is None else _Files(Path(folder), strategy, module, self._metrics)
-        self._names: list[str] = []  # by number, of those who have sent a model
+        self._names: list[str] = []  # by number, the clients that have sent a model
         self._registered: dict[int, str] = {}
         self._start: Any = None
-        # In the strategy itself, whose own `start` then finds them, also where that is not Flower's.
+        # Set on the strategy, so that its own `start` calls them, also where that is not Flower's.
         self._configure, self._aggregate = strategy.configure_train, strategy.aggregate_train
         strategy.configure_train, strategy.aggregate_train = self.configure_train, self.aggregate_train
 
@@ -101,7 +102,7 @@ class Contributions(Strategy):
         return getattr(vars(self)["strategy"], name)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the strategy's rounds, see Flower's ``Strategy.start``."""
+        """Run the strategy's rounds and finish the files, see Flower's ``Strategy.start``."""
         result = self.strategy.start(*args, **kwargs)
         if self._files is not None:
             self._files.finish()
@@ -110,7 +111,9 @@ class Contributions(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Remember the model that clients start from; before the first round, value one in which nobody has trained."""
+        """Configure a round's training, and remember the model that clients start from.
+
+        Before the first round, a round without changes is valued, so that wrong arguments raise before training."""
         messages = list(self._configure(server_round, arrays, config, grid))
         nodes = list(grid.get_nodes())
         self._registered |= {node.node_id: node.name for node in nodes if node.name}
@@ -125,7 +128,7 @@ class Contributions(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Value the replies, and let the strategy aggregate them."""
+        """Value the replies, let the strategy aggregate them, and add the values to its record."""
         replies = list(replies)
         values = {}
         try:
@@ -142,19 +145,19 @@ class Contributions(Strategy):
         return arrays, record
 
     def configure_evaluate(self, *args: Any) -> Iterable[Message]:
-        """See Flower's ``Strategy``."""
+        """Configure a round's evaluation, see Flower's ``Strategy``."""
         return self.strategy.configure_evaluate(*args)
 
     def aggregate_evaluate(self, *args: Any) -> MetricRecord | None:
-        """See Flower's ``Strategy``."""
+        """Aggregate a round's evaluation, see Flower's ``Strategy``."""
         return self.strategy.aggregate_evaluate(*args)
 
     def summary(self) -> None:
-        """See Flower's ``Strategy``."""
+        """Log the strategy's settings, see Flower's ``Strategy``."""
         self.strategy.summary()
 
     def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
-        """Return each metric's value of each client that has sent a model, by the names of both."""
+        """Return the value of each client that has sent a model, by the names of the metric and the client."""
         told = {}
         for reply in replies:
             if not reply.has_error():
@@ -180,7 +183,7 @@ class Contributions(Strategy):
         return {(metric, name): found[metric][clients[name]].item() for metric in self._metrics for name in clients}
 
     def _numbered(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the clients' numbers, which they get in their first round, by name within one."""
+        """Return the clients' numbers by name; new clients get the next numbers, in the order of their names."""
         new = sorted({*names} - {*self._names}, key=lambda name: name.zfill(20) if name.isdigit() else name)
         if len(self._names) + len(new) > (self._num_clients or 0):
             raise ConfigurationError(
@@ -191,7 +194,7 @@ class Contributions(Strategy):
         return {name: self._names.index(name) for name in sorted(names, key=self._names.index)}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
-        """Return a model by name; of an app that sends arrays without names, in the order of the module's."""
+        """Return a model's tensors by name, or in the module's order where the app sends arrays without names."""
         entries = arrays.to_torch_state_dict()
         return entries if {*entries} & {*self._module.state_dict()} else list(entries.values())
 
@@ -203,13 +206,13 @@ def _only(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
 
 
 class _Files:
-    """A run's folder, as a :class:`flsv.FederatedLoop` leaves it.
+    """Writer of a run's folder, with the files that a :class:`flsv.FederatedLoop` writes.
 
     Args:
-        folder: made if it is not there.
-        strategy: that trains the model.
-        module: of the model's structure.
-        metrics: by name.
+        folder: the folder, created if it does not exist.
+        strategy: the strategy that trains the model.
+        module: a module of the model's structure.
+        metrics: the metrics by name.
 
     Raises:
         ConfigurationError: the folder holds a run, or cannot be written.
@@ -240,10 +243,10 @@ class _Files:
         """Write a round.
 
         Args:
-            index: from 0.
-            found: its values.
-            names: of the clients seen so far, by number.
-            samples: of the round's clients; None where they do not say.
+            index: the round, from 0.
+            found: the round's values.
+            names: names of the clients seen so far, by number.
+            samples: training samples of the round's clients; None where the reply has no such entry.
         """
         known = [*names, *(f"not seen ({client})" for client in range(len(names), len(found.names)))]
         if not self._names:
@@ -263,7 +266,7 @@ class _Files:
         write_record(self._folder, self._record)
 
     def _begin(self, names: Sequence[str]) -> TensorBoard:
-        """Return the writer of TensorBoard's runs, which are called by these names."""
+        """Make the TensorBoard writer for clients of these names."""
         self._names[:] = names
         if self._board is not None:
             self._board.close()
@@ -271,7 +274,7 @@ class _Files:
         return TensorBoard(self._logger, trainer, self._metrics, names, None, curves_of(self._metrics, True))
 
     def finish(self) -> None:
-        """Note that the run has come to its end, and say where it is."""
+        """Record that the run has ended, and log where its files are."""
         if self._board is not None:
             self._board.close()
             write_record(self._folder, self._record | {"ended": now(), "logged": {}})

@@ -1,4 +1,4 @@
-"""A site's process that lives on between messages. Flower starts a process for every message, which hands it over."""
+"""A resident process of a site for all messages: Flower starts a process per message, which hands the message over."""
 
 from __future__ import annotations
 
@@ -27,34 +27,38 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-# Neither torch nor Lightning nor the app itself may be imported from here: that is what a message need not wait for.
+# Neither torch nor Lightning nor the app may be imported here: their import is what messages must not wait for.
 
 __all__ = ["resident"]
 
-#: The site's own, where its SuperNode's configuration names none.
+#: The site's folder, where its SuperNode's configuration names none.
 FOLDER = "flsv-site"
-#: Seconds between two looks whether the process is still needed.
+#: Seconds between two checks whether the process is still needed.
 LOOK = 0.5
 _BROKEN = OSError, EOFError, AuthenticationError, pickle.UnpicklingError
 _log = logging.getLogger(__name__)
 
 
 def resident(app: str, *, idle: float = 300.0) -> ClientApp:
-    """A Flower ClientApp that hands every message to one process, which has imported the app at the first message.
+    """Make a Flower ClientApp that hands every message to one resident process, which imports the real app once.
 
     Flower starts a process for every message, in which the import of torch and Lightning takes most of the time. Put
-    this into a file of its own that imports nothing else, and name it as ``clientapp`` in ``pyproject.toml``.
+    the call into a file that imports nothing else, and name it as ``clientapp`` in ``pyproject.toml``.
 
-    A site has one such process, reached through a socket by a key in the site's folder, both its user's alone. It ends
-    with the SuperNode, with a message of another run, or when nothing has come for ``idle`` seconds. Where it has died
-    over a message, another one works on that once more. On Windows, or where Flower installs dependencies for each
-    message, each message is answered in its own process.
+    A site has one resident process, reached through a socket with a key in the site's folder; only the site's user can
+    read either. The process ends with the SuperNode, with a message of another run, or when no message has come for
+    ``idle`` seconds. If it dies over a message, another process tries that message once more. On Windows, or where
+    Flower installs dependencies for each message, each message is answered in a process of its own.
 
-    Its data module is made once: data that change within a run are seen after the next start of the SuperNode.
+    The data module is made once: data that change within a run are seen after the next start of the SuperNode.
 
     Args:
-        app: where the ClientApp is that :func:`flsv.engines.flower.client_app` has made, ``"package.module:name"``.
-        idle: seconds without a message after which the process ends. 0: every message in a process of its own.
+        app: where to import the ClientApp from that :func:`flsv.engines.flower.client_app` made, as
+            ``"package.module:name"``.
+        idle: seconds without a message after which the process ends. 0: every message has a process of its own.
+
+    Returns:
+        The app.
 
     Example:
         >>> app = resident("fedapp.federation:client")
@@ -62,13 +66,13 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         given = app, [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id], message, context
-        deleted = any("runtime-envs" in Path(each).parts for each in sys.path)  # by Flower, after this message
+        deleted = any("runtime-envs" in Path(each).parts for each in sys.path)  # Flower deletes it after this message
         live = idle and not deleted and os.name == "posix"
         reply, state, error = _handed_over(idle, *given) if live else _answered(*given)
         if error is not None:
             raise RuntimeError(error)
         context.state = state
-        return reply  # type: ignore[no-any-return]
+        return reply  # type: ignore[no-any-return]  # it came through a pickle
 
     made = ClientApp()
     for register in (made.train(), made.query(), made.evaluate()):
@@ -77,8 +81,12 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
 
 
 def _answered(app: str, identity: list[int], message: Message, context: Context) -> tuple[Any, Any, str | None]:
-    """The reply, what the app keeps in Flower's context, and of an error what Flower may tell the server: its text may
-    be of the samples."""
+    """Answer a message in this process.
+
+    Returns:
+        The reply, the state that the app keeps in Flower's context, and an error's class: its text, which may contain
+        samples, must not reach the server.
+    """
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = identity
     module, _, name = app.partition(":")
     try:
@@ -89,17 +97,17 @@ def _answered(app: str, identity: list[int], message: Message, context: Context)
 
 
 def _handed_over(idle: float, app: str, identity: list[int], message: Message, context: Context) -> Any:
-    """The reply of the site's process, likewise.
+    """Let the site's resident process answer a message, and return what :func:`_answered` returns there.
 
     Raises:
-        RuntimeError: it does not start, or has died twice over this message.
+        RuntimeError: the process does not start, or has died twice over this message.
     """
     folder = Path(str(context.node_config.get("folder", FOLDER))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     key = folder / "socket.key"
     with suppress(FileExistsError), open(key, "xb", opener=partial(os.open, mode=0o600)) as file:
         file.write(secrets.token_bytes(32))
-    # Not in the folder: the system allows a socket's path some 100 characters.
+    # Not in the folder: a socket's path may have some 100 characters only.
     place = f"{tempfile.gettempdir()}/flsv-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.sock"
     link = partial(Client, place, "AF_UNIX", authkey=key.read_bytes())
     terms = json.dumps([app, context.run_id, idle, os.getppid(), place, str(key), sys.path])
@@ -109,7 +117,7 @@ def _handed_over(idle: float, app: str, identity: list[int], message: Message, c
             with suppress(*_BROKEN), link() as there:
                 there.send((context.run_id, (app, identity, message, context)))
                 return there.recv()
-            # There is none, it is another run's, it does not listen yet, or it has died.
+            # There is no process, it belongs to another run, it does not listen yet, or it has died.
             if process is None or process.poll() is not None:
                 break
             time.sleep(0.05)
@@ -120,7 +128,7 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 
 def _live() -> None:
-    """Runs the app in the resident process."""
+    """Run the app in the resident process."""
     app, own_run, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the SuperNode
     import_module(app.partition(":")[0])
@@ -128,7 +136,7 @@ def _live() -> None:
     before = os.umask(0o177)
     listener = Listener(place, "AF_UNIX", authkey=Path(key).read_bytes())
     os.umask(before)
-    since = time.monotonic()  # when it had answered; inf while it works
+    since = time.monotonic()  # time of the last answer; inf while one is computed
 
     def watch() -> None:
         with suppress(OSError):  # the SuperNode has ended

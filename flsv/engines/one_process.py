@@ -1,5 +1,4 @@
-"""OneProcess: where the clients train. The Trainer's module is each client in turn, and the global model between
-rounds."""
+"""OneProcess: the engine that trains the clients one after the other in this process; other engines are subclasses."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.several_processes import IdleLoader, idle_patches
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, at
+from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, opened
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Sharing, sharing
@@ -31,7 +30,7 @@ from flsv.training.store import ClientStore
 from flsv.training.turn import Turn
 from flsv.utilities.errors import ConfigurationError
 
-#: The server's next instructions for some clients.
+#: Function from client ids to the server's next instructions for these clients.
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
@@ -43,21 +42,21 @@ def shared_space(module: nn.Module, config: FederationConfig) -> tuple[Parameter
 
 
 class OneProcess:
-    """The clients of a run, in this process. Other engines are its subclasses.
+    """The engine that runs the clients in this process, one after the other. Other engines are subclasses.
 
     Args:
-        trainer: with its module on its device and its optimizers set up.
-        data: dealt out.
-        state: what stands between two rounds; the run updates it.
-        store: what the clients keep between rounds.
-        config: what the federation is put together from.
-        steps: how many optimizer steps every client takes in the fit.
+        trainer: the trainer, with its module on its device and its optimizers set up.
+        data: the data module, with its samples assigned to clients.
+        state: the federation's state between rounds, which the run updates.
+        store: the state that clients keep between rounds.
+        config: the federation's parts.
+        steps: every client's number of optimizer steps in the fit.
 
     Attributes:
         space: the map between the module and vectors.
-        shared: what does not travel because of ``share``.
-        manager: the clients as holders of data.
-        options: what ``configure_optimizers`` gave.
+        shared: the entries that ``share`` excludes.
+        manager: the clients' data.
+        options: the options that ``configure_optimizers`` set.
         ranks: the processes; here one.
     """
 
@@ -66,7 +65,7 @@ class OneProcess:
     #: Whether the clients' data can be read in this process.
     clients_here = True
 
-    #: Whether the Trainer's own batches are idle ones: the cohort trains elsewhere, all within the one of a round.
+    #: Whether the Trainer gets one idle batch per round, within which the cohort trains elsewhere.
     idle = False
 
     def __init__(
@@ -90,7 +89,7 @@ class OneProcess:
 
     @property
     def cohort(self) -> CohortTraining:
-        """The client side.
+        """Return the training of the cohorts.
 
         Raises:
             RuntimeError: training has not started.
@@ -106,11 +105,11 @@ class OneProcess:
 
     @property
     def device(self) -> torch.device:
-        """The module's."""
+        """Return the module's device."""
         return self.trainer.lightning_module.device
 
     def patches(self) -> list[tuple[Any, str, Any]]:
-        """Attributes of the trainer and its module that are others for the length of the fit: owner, name, value."""
+        """Return the attributes to replace during the fit, as owner (the trainer or its module), name and value."""
         return []
 
     # ---- before the first round
@@ -119,17 +118,19 @@ class OneProcess:
         """Refuse metrics that this engine cannot measure.
 
         Args:
-            fields: of a round that each metric reads, by its arguments.
+            fields: the round's fields that each metric reads, by metric and argument.
             evaluating: the metrics for which clients evaluate models.
         """
 
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
-        """Make what the metrics' coalition games evaluate models with; None where no metric plays one. Every evaluation
-        of the run is tried.
+        """Make the evaluation of coalitions' models, and try every evaluation that the run will do.
 
         Args:
-            measures: what metrics measure coalitions' models by.
+            measures: metric name to the performance of coalitions' models that the metric reads.
             evaluating: the metrics for which clients evaluate models.
+
+        Returns:
+            The games; None where no metric evaluates coalitions.
         """
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
@@ -169,7 +170,7 @@ class OneProcess:
         """Start the client side, once the optimizers are set up.
 
         Args:
-            buffers: those that no vector holds, of a checkpoint.
+            buffers: counters and masks of a checkpoint, which vectors do not hold; None: the module's own.
         """
         turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
         if buffers is not None:
@@ -193,8 +194,8 @@ class OneProcess:
         """Tell the cohort what to do.
 
         Args:
-            instructions: by client id.
-            sent: to be called with those that have gone down.
+            instructions: the instructions by client id.
+            sent: called with the instructions that have been sent.
         """
         sent(instructions)
         self.cohort.begin_round(self._batches(), instructions, self.data.num_samples)
@@ -229,10 +230,13 @@ class OneProcess:
     # ---- between rounds
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        """Score the clients' own models on their own test splits: name to ``[n]``.
+        """Score the clients' own models on their own test splits.
 
         Args:
-            instruct: gives the server's next instruction for each of some clients.
+            instruct: returns the server's next instructions for some clients.
+
+        Returns:
+            Scores ``[n]`` by name.
         """
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
@@ -247,7 +251,7 @@ class OneProcess:
         """Write the pictures that clients of the round keep, each into its own folder below this one."""
         names = client_folders(self.data.client_names)
         for client in set(self._mine()).intersection(cohort):
-            with at(self.manager.locals[client]) as local:
+            with opened(self.manager.locals[client]) as local:
                 write_artifacts(local, folder / names[client], round_index)
 
     def kept(self) -> dict[int, Any]:
@@ -260,7 +264,7 @@ class OneProcess:
         """Take note that the fit has failed with this exception."""
 
     def close(self) -> None:
-        """Leave the trainer as it was found."""
+        """Restore the trainer as it was before the fit."""
         if self._cohort is not None:
             self._cohort.turn.remove()
 
@@ -295,7 +299,7 @@ class OneProcess:
 
 
 class IdleProcess(OneProcess):
-    """An engine whose cohort trains elsewhere than in the Trainer's own batches."""
+    """Base class of engines whose cohort trains elsewhere, within the Trainer's one idle batch per round."""
 
     idle = True
 

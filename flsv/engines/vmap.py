@@ -1,4 +1,4 @@
-"""VmapProcess: a federation in one process that trains many clients at once, as one batched model."""
+"""VmapProcess: the engine that trains many clients at once in this process, as one batched model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flsv.training.turn import Turn
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
-#: Clients at once.
+#: Clients that are trained at once.
 ON_CPU, ON_GPU = 50, 256
 
 
@@ -36,19 +36,19 @@ class _Begun(NamedTuple):
 
 
 class VmapCohort(CohortTraining):
-    """Trains the clients of a round in chunks, all within its idle batch.
+    """The training of a cohort in chunks of clients, all within the round's idle batch.
 
-    Every client begins and ends as ever, in its place of the cohort, with the module in its state; in between it is a
-    row of the batched model.
+    Every client's turn begins and ends as in one process, in the order of the cohort, with the client's model in the
+    module; in between the client is a row of the batched model.
 
     Args:
-        turn: of each client: how it begins and ends.
-        manager: the clients as holders of data.
-        seed: of the run.
-        chunk: clients at once; None: 50 on a CPU, 256 on a GPU.
+        turn: the turns of the clients.
+        manager: the clients' data.
+        seed: the run's seed.
+        chunk: number of clients trained at once; None: 50 on a CPU, 256 on a GPU.
 
     Raises:
-        NotBatched: the module cannot be trained so, as a trial shows.
+        NotBatched: a trial shows that the module cannot be trained as a batched model.
     """
 
     def __init__(self, turn: Turn, manager: ClientManager, seed: int, chunk: int | None = None) -> None:
@@ -56,9 +56,9 @@ class VmapCohort(CohortTraining):
         self._module: Any = turn.shared.module
         self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
         space = turn.shared.space
-        # The same at all clients: the module's own will do.
-        self._apart = {*space.constant_names, *space.left_names}
-        self._unused = try_rows(self._trainer, space, seed, shared=False, apart=self._apart)
+        # These entries are the same at all clients, so the module's own are used.
+        self._unstacked = {*space.constant_names, *space.non_finite_names}
+        self._unused = try_rows(self._trainer, space, seed, shared=False, unstacked=self._unstacked)
         self._now: int | None = None
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
@@ -66,11 +66,11 @@ class VmapCohort(CohortTraining):
         self._now = None
         self._batches = iter(loader)
         named = (*self._module.named_parameters(), *self._module.named_buffers())
-        self._own = {name: tensor.detach() for name, tensor in named if name not in self._apart}
+        self._own = {name: tensor.detach() for name, tensor in named if name not in self._unstacked}
 
     @property
     def client(self) -> int | None:
-        """The client that begins or ends; None while many train."""
+        """Return the client whose turn begins or ends; None while many train."""
         return self._now
 
     @property
@@ -78,8 +78,8 @@ class VmapCohort(CohortTraining):
         return f"{len(self._visits)} at once"
 
     def begin_batch(self, batch: Any = None) -> bool:
-        """The whole cohort trains."""
-        # What a callback has frozen as the round began has no gradient from here on.
+        """Train the whole cohort."""
+        # Parameters that a callback has frozen at the round's start have no gradient from here on.
         clip = clipping(self._trainer)
         self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, self._unused)
         while self._visited < len(self._visits):
@@ -95,8 +95,8 @@ class VmapCohort(CohortTraining):
         visit = self._visits[place]
         self._now = visit.client
         client = visit.client
-        # The first is transferred before the client begins and the others after it, as in a Trainer: what augmentation
-        # draws follows from that.
+        # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
+        # then draws the same random numbers.
         given = [as_given(self._trainer, next(self._batches))]
         data, samples = self._manager.locals[client], int(self._samples[client])
         self.turn.begin(self._instructions[client], data, samples, visit.batches)
@@ -125,26 +125,26 @@ class VmapCohort(CohortTraining):
 
 @checked
 class VmapProcess(IdleProcess):
-    """An engine, ``FederatedLoop(engine="vmap")``: many small clients train at once, by ``torch.func.vmap``.
+    """The engine ``FederatedLoop(engine="vmap")``, which trains many small clients at once, by ``torch.func.vmap``.
 
-    For plain modules with automatic optimization whose ``training_step`` is a function of the module's parameters, its
-    buffers and the batch, and one of torch's optimizers that work entry by entry. Whatever else is refused before
-    training; and before its first round every run trains a few batches of a client both ways and goes on only where
-    they agree to 1e-5. A round is equal to ``engine="sequential"``'s to rounding, not to the bit; runs of this engine
-    resume bit for bit, as long as as many clients train at once.
+    It takes modules with automatic optimization whose ``training_step`` is a function of the module's parameters, its
+    buffers and the batch, with one of torch's elementwise optimizers. Other modules are refused before training. Before
+    its first round, every run trains a few batches of a client both ways and raises an error unless the results agree
+    to 1e-5. A round equals that of ``engine="sequential"`` up to rounding, not to the bit; runs of this engine resume
+    bit for bit if the number of clients at once stays the same.
 
-    What ``training_step`` logs is left out. Callbacks with hooks around a batch are refused, but for those of Lightning
-    that are known to change nothing, and these see one idle batch a round.
+    Values that ``training_step`` logs are dropped. Callbacks with hooks around a batch are refused, except Lightning's
+    that are known to change nothing; these see one idle batch a round.
 
-    Memory: beside the cohort's matrix, for every client that trains at once its model, gradient, optimizer state,
-    training batches and activations.
+    Memory: beside the cohort's matrix, the model, gradient, optimizer state, training batches and activations of every
+    client that trains at once.
 
     Args:
-        options: what :class:`OneProcess` takes.
-        chunk: clients at once; None: 50 on a CPU, 256 on a GPU.
+        options: the arguments of :class:`OneProcess`.
+        chunk: number of clients trained at once; None: 50 on a CPU, 256 on a GPU.
 
     Raises:
-        ConfigurationError: what cannot be trained at once, and why.
+        ConfigurationError: the fit cannot be trained at once; the message says why.
 
     Example:
         >>> from functools import partial

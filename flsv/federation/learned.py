@@ -66,7 +66,7 @@ def learned(trainer: L.Trainer, fit: FederationRun) -> dict[str, Any]:
     the run's start and now, the sum of the values, and whether the model is told apart from a constant answer, or why
     that is not known; and which metrics' values are undecided."""
     found, unknown = verdicts(trainer, fit)
-    values, start = fit.board.contributions, fit.state.start
+    values, start = fit.metrics.contributions, fit.state.start
     paid = {
         name: {
             "by": verdict.by,
@@ -81,7 +81,7 @@ def learned(trainer: L.Trainer, fit: FederationRun) -> dict[str, Any]:
         rank_zero_warn(
             f"The model is not told apart from a constant answer by {by}: who contributed what to it is chance."
         )
-    budgets = undecided(fit.board.metrics, values)
+    budgets = undecided(fit.metrics.metrics, values)
     more = {"not_known": unknown} if unknown is not None else {}
     return {"paid_in": paid, **more, **({"undecided": budgets} if budgets else {})}
 
@@ -128,7 +128,7 @@ def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
     found: dict[str, Verdict] = {}
     evaluators: dict[Any, Any] = {}
     scores: dict[Any, Any] = {}
-    for name, measure in fit.board.performances.items():
+    for name, measure in fit.metrics.performances.items():
         other = measure if isinstance(measure, ModelScore) else None
         key = None if other is None else other.evaluator
         if key not in scores:

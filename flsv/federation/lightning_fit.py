@@ -33,7 +33,7 @@ from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.federation.reports import RunReports
-from flsv.federation.run import FederationRun, Saver
+from flsv.federation.run import FederationRun, RunState
 from flsv.privacy import warn_of_noise
 from flsv.results.folder import FolderLock, leaves_files, run_folder
 from flsv.retraining.coalition_plan import CoalitionPlan
@@ -59,9 +59,9 @@ class LightningFit:
         trainer: of the fit.
         data: dealt out.
         config: the loop's arguments.
-        board: the loop's metrics.
+        metrics: the loop's metrics.
         state: the federation at the beginning of the fit.
-        saver: what a checkpoint holds beside it.
+        run_state: what a checkpoint holds beside it.
         plan: how the coalitions are trained that metrics ask for.
 
     Attributes:
@@ -77,14 +77,14 @@ class LightningFit:
         trainer: L.Trainer,
         data: FederatedDataModule,
         config: FederationConfig,
-        board: ContributionMetrics,
+        metrics: ContributionMetrics,
         state: FederationState,
-        saver: Saver,
+        run_state: RunState,
         plan: CoalitionPlan,
     ) -> None:
         self.trainer, self.data, self.plan = trainer, data, plan
-        self.config, self.board = config, board
-        self.state, self.saver = state, saver
+        self.config, self.metrics = config, metrics
+        self.state, self.run_state = state, run_state
         self.fitting, self._finished = True, False
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
@@ -109,17 +109,17 @@ class LightningFit:
         self._undo.enter_context(warnings.catch_warnings())
         for message in _EVERY_ROUND:
             warnings.filterwarnings("ignore", message=message)
-        self.saver.identity = fit_identity(settings, data)
-        self.board.bind(
+        self.run_state.identity = fit_identity(settings, data)
+        self.metrics.bind(
             data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
         )
-        check_metric_shapes(config.strategies, self.board.metrics, data.num_clients, data.num_classes)
-        warn_of_noise(config.privacy, self.board.update_metrics)
+        check_metric_shapes(config.strategies, self.metrics.metrics, data.num_clients, data.num_classes)
+        warn_of_noise(config.privacy, self.metrics.update_metrics)
         own = int.from_bytes(os.urandom(4), "little") if self.given_seed is None else int(self.given_seed)
-        state.seed = agree(trainer, self.saver.identity, own, config.engine)
+        state.seed = agree(trainer, self.run_state.identity, own, config.engine)
         state.num_clients = data.num_clients
         if len(state.participations) != data.num_clients:
-            state.participations, state.heard = torch.zeros(2, data.num_clients, dtype=torch.long)
+            state.participations, state.updates_received = torch.zeros(2, data.num_clients, dtype=torch.long)
         # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
         limit = trainer.limit_train_batches
         self.steps = LocalSteps(trainer, data, config.sampler, state, config.local_epochs, limit)
@@ -136,39 +136,39 @@ class LightningFit:
 
     def start(self, module: L.LightningModule) -> None:
         """Make the run, and begin the reports: everything is on its device and set up."""
-        trainer, saver, config = self.trainer, self.saver, self.config
-        self._change((self.data, "_dealt", self.data.near(trainer)))
+        trainer, run_state, config = self.trainer, self.run_state, self.config
+        self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
-        self.finetuning.restore(module, saver.finetuned)
+        self.finetuning.restore(module, run_state.finetuned)
         self.config = config = self.plan.decide(trainer, self.data, config)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
-        engine = make(trainer, self.data, self.state, saver.store, config, self.steps)
-        self.federation = FederationRun(config, self.board, self.state, engine, trainer.max_epochs)
+        engine = make(trainer, self.data, self.state, run_state.store, config, self.steps)
+        self.federation = FederationRun(config, self.metrics, self.state, engine, trainer.max_epochs)
         self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients)
         self.steps.begun = True
-        if saver.asked is not None:
-            engine.options.check(saver.asked)
-            check_sharing(saver.shared, engine.space.described())
-        self.federation.begin(resumed=saver.resumed or trainer.current_epoch > 0)
+        if run_state.configured_options is not None:
+            engine.options.check(run_state.configured_options)
+            check_sharing(run_state.shared, engine.space.described())
+        self.federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
         told = partial(self.plan.told, self.state.num_clients)
-        self.reports = RunReports(trainer, self.federation, saver, self.files, told)
+        self.reports = RunReports(trainer, self.federation, run_state, self.files, told)
 
     def begin_training(self, module: L.LightningModule) -> None:
         """Begin training: the optimizers are set up."""
-        trainer, federation, saver = self.trainer, self.running, self.saver
+        trainer, federation, run_state = self.trainer, self.running, self.run_state
         engine = federation.engine
         assert self.reports is not None
         algorithm: Any = federation.config.client_algorithm
         if algorithm is not None:  # before the module's own hooks are patched
             algorithm.check_fit(trainer, federation.config)
-        if saver.asked is not None:
-            engine.options.apply(saver.asked)
-            saver.asked = None
+        if run_state.configured_options is not None:
+            engine.options.apply(run_state.configured_options)
+            run_state.configured_options = None
         self._change(*engine.patches())
-        federation.begin_training(saver.buffers)
-        saver.buffers = None
+        federation.begin_training(run_state.buffers)
+        run_state.buffers = None
         self.cohort = cohort = engine.cohort
         batch_idx = (lambda: 0) if engine.idle else (lambda: cohort.batch_idx)
         # After the engine has looked at whose hooks are whose.
@@ -279,7 +279,7 @@ class LightningFit:
     def saved(self) -> dict[str, Any]:
         """Return what the next round needs of clients, optimizers and files."""
         engine = None if self.federation is None else self.federation.engine
-        return {**self.saver.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
+        return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Turn a checkpoint of an unfinished round into that of the round's start."""
@@ -303,8 +303,8 @@ class LightningFit:
         assert self.reports is not None
         self._finished = True
         folder = run_folder(self.trainer) if self.files else None
-        settings = self.saver.identity.flat() | {"seed": str(self.state.seed)}
-        known = self.trainer, self.data, self.state.seed, folder, settings, self.saver.resumed
+        settings = self.run_state.identity.flat() | {"seed": str(self.state.seed)}
+        known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
         self.reports.write_late(self.plan.train(*known))
         self.reports.finish()
 

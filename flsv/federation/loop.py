@@ -27,8 +27,8 @@ from flsv.configuration.identity import settings_of
 from flsv.core import FederationState
 from flsv.core.strategy import Strategy
 from flsv.federation.lightning_fit import LightningFit
-from flsv.federation.reports import Contribution, contribution, events_of, table
-from flsv.federation.run import FederationRun, Saver
+from flsv.federation.reports import Contribution, contribution, current_table, events_of
+from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.personalization import Personalizer
@@ -143,10 +143,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             if name != "metrics":  # which are the live ones
                 setattr(self, name, getattr(config, name))
         spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
-        self.board = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
+        self.contribution_metrics = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
         self._plan = CoalitionPlan.of(config)
         for each in config.filters:
-            each.check(personalizer, list(self.board.evaluating))
+            each.check(personalizer, list(self.contribution_metrics.evaluating))
         self._reset()
         self._read_only = frozenset(_ARGUMENTS)
 
@@ -156,8 +156,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
-        self.state, self.saver = FederationState(), Saver()
-        self._run: LightningFit | None = None
+        self.state, self.run_state = FederationState(), RunState()
+        self._lightning_fit: LightningFit | None = None
         self._plan.reset()
 
     def replace(self, **changes: Any) -> FederatedLoop:
@@ -183,16 +183,17 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
         if stage != "fit":
             return
-        data = check_setup(trainer, pl_module, self.board, self.config)
+        data = check_setup(trainer, pl_module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
         if 0 < trainer.current_epoch < self.round_index:
             raise ConfigurationError("this trainer's last fit ended in a validation: make a new Trainer, and resume.")
         if trainer.current_epoch == 0:
             self._reset()
-            self.board.reset()
+            self.contribution_metrics.reset()
         self._plan.prepare(trainer, pl_module)
-        self._run = LightningFit(trainer, data, self.config, self.board, self.state, self.saver, self._plan)
-        self._run.set_up(self._described)
+        parts = self.config, self.contribution_metrics, self.state, self.run_state, self._plan
+        self._lightning_fit = LightningFit(trainer, data, *parts)
+        self._lightning_fit.set_up(self._described)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.start(pl_module)
@@ -207,8 +208,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._fit.begin_step(optimizer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._run is not None and not trainer.sanity_checking:
-            self._run.begin_validation()
+        if self._lightning_fit is not None and not trainer.sanity_checking:
+            self._lightning_fit.begin_validation()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.end_epoch()
@@ -220,12 +221,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._fit.end()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if self._run is not None:
-            self._run.fail(pl_module, exception)
+        if self._lightning_fit is not None:
+            self._lightning_fit.fail(pl_module, exception)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and self._run is not None:
-            self._run.close()
+        if stage == "fit" and self._lightning_fit is not None:
+            self._lightning_fit.close()
 
     # ---- what is saved
 
@@ -233,38 +234,44 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return all that the next round needs beyond the global model."""
         return {
             **self.state.state_dict(),
-            **(self.saver.state_dict() if self._run is None else self._run.saved()),
+            **(self.run_state.state_dict() if self._lightning_fit is None else self._lightning_fit.saved()),
             **self.config.state_dict(),
-            "board": self.board.state_dict(),
+            "metrics": self.contribution_metrics.state_dict(),
             "coalitions": self._plan.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self._run is None or not self._run.fitting:
+        if self._lightning_fit is None or not self._lightning_fit.fitting:
             return  # validating, testing or predicting with a checkpoint: only the global model matters
         self.check_state(state_dict)
         with complete():
             self.state.load_state_dict(state_dict)
-            self.saver.load_state_dict(state_dict)
-            self.board.load_state_dict(state_dict["board"])
+            self.run_state.load_state_dict(state_dict)
+            self.contribution_metrics.load_state_dict(state_dict["metrics"])
             self.config.load_state_dict(state_dict)
             self._plan.load_state_dict(state_dict["coalitions"])
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
-        check_state(state_dict, __version__, self.saver.identity, self._run and self._run.given_seed, max_epochs)
+        seed = self._lightning_fit and self._lightning_fit.given_seed
+        check_state(state_dict, __version__, self.run_state.identity, seed, max_epochs)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         # Those of a wrapped data module are no arguments of FederatedDataModule, nor always safe to load.
         checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
-        if self._run is not None:
-            self._run.rewind(checkpoint)
+        if self._lightning_fit is not None:
+            self._lightning_fit.rewind(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the federation between two rounds, without trainer and data of its fit: a copy can be fitted anew."""
-        run = None if self._run is None else self._run.federation
+        run = None if self._lightning_fit is None else self._lightning_fit.federation
         given = {"log": None, "log_dict": None}  # by Lightning, of the module
-        return {**vars(self), **given, "saver": self.saver.copy(None if run is None else run.engine), "_run": None}
+        return {
+            **vars(self),
+            **given,
+            "run_state": self.run_state.copy(None if run is None else run.engine),
+            "_lightning_fit": None,
+        }
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.text}), {self.round_index} rounds done"
@@ -279,7 +286,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """The live metrics by name."""
-        return MappingProxyType(self.board.metrics)
+        return MappingProxyType(self.contribution_metrics.metrics)
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
@@ -290,8 +297,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def contributions(self) -> dict[str, Contribution]:
         """The metrics' current values by name: each ``[n]``, the numbers of the table, with ``by_class`` ``[n, M]`` and
         ``interval``, the low and high ends, where the metric has them."""
-        metrics = self.board.metrics
-        return {name: contribution(metrics[name], value) for name, value in self.board.contributions.items()}
+        values = self.contribution_metrics.contributions
+        return {name: contribution(self.metrics[name], value) for name, value in values.items()}
 
     @property
     def round_index(self) -> int:
@@ -323,6 +330,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """The run, from the start of a fit on: its ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
         return self._fit.running
 
+    board = property(attrgetter("contribution_metrics"), doc="Alias of ``contribution_metrics``, its name before 1.1.")
     clients, channel, space = (property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space"))
     trained = property(attrgetter("state.trained"), doc="See :class:`flsv.core.FederationState`.")
 
@@ -344,12 +352,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def coalitions(self) -> int:
         """Coalitions whose models were evaluated in this fit so far, each once."""
-        return 0 if self._run is None or self._run.federation is None else self.run.coalitions
+        return 0 if self._lightning_fit is None or self._lightning_fit.federation is None else self.run.coalitions
 
     @property
     def current_client(self) -> int | None:
         """The client whose turn it is; None after the cohort's last, and outside of a round."""
-        return None if self._run is None else self._run.current_client
+        return None if self._lightning_fit is None else self._lightning_fit.current_client
 
     def received(self) -> dict[int, Tensor]:
         """Return the model ``[P]`` that each client would start the next round from, where it is not the global one."""
@@ -358,19 +366,23 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def to_frame(self) -> pandas.DataFrame:
         """Return the metrics' current values, the last weights and accuracies as a tidy DataFrame with the columns of
         :func:`flsv.read_run`. :meth:`history` has all rounds."""
-        return table(self.board, self.state, None if self._run is None else self._run.data.client_names)
+        return current_table(
+            self.contribution_metrics,
+            self.state,
+            None if self._lightning_fit is None else self._lightning_fit.data.client_names,
+        )
 
     def history(self) -> pandas.DataFrame:
         """Return all rounds as :func:`flsv.read_run` reads them from the run's folder. Without one it raises."""
-        if self.saver.csv is None:
+        if self.run_state.csv is None:
             raise ConfigurationError(
                 "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
                 "logger, and leave Reporting(files=True)."
             )
-        return read_run(self.saver.csv)
+        return read_run(self.run_state.csv)
 
     @property
     def _fit(self) -> LightningFit:
-        if self._run is None:
+        if self._lightning_fit is None:
             raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
-        return self._run
+        return self._lightning_fit

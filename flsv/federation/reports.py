@@ -21,7 +21,7 @@ from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.federation.learned import learned, starts
-from flsv.federation.run import FederationRun, Saver
+from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
@@ -47,7 +47,7 @@ class RunReports:
     Args:
         trainer: of the fit.
         federation: whose rounds are reported.
-        saver: knows the file that the run goes on writing, and what the run is.
+        run_state: knows the file that the run goes on writing, and what the run is.
         files: whether files are written.
         told: what else is to be told at the end, a line each.
 
@@ -61,25 +61,25 @@ class RunReports:
         self,
         trainer: L.Trainer,
         federation: FederationRun,
-        saver: Saver,
+        run_state: RunState,
         files: bool,
         told: Callable[[], list[str]],
     ) -> None:
         self._trainer, self._federation, self._told = trainer, federation, told
         self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
-        metrics, reporting = federation.board.metrics, self._config.reporting
+        metrics, reporting = federation.metrics.metrics, self._config.reporting
         names = self._data.client_names, self._data.class_names
         self._events = partial(events_of, self._config.filters, self._state)
         self.results = RoundResults(metrics, *names)
-        self._known = self.results.rows(self._state.round_index, federation.board.contributions)
-        folder = federation.engine.ranks.from_rank(0, run_folder(trainer), "the run's folder")
+        self._known = self.results.rows(self._state.round_index, federation.metrics.contributions)
+        folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
         described = hyperparameters(self._config, metrics, self._data, self._state.seed)
-        before, saver.csv = saver.csv, None
+        before, run_state.csv = run_state.csv, None
         self.sinks: list[Sink] = []
         if files and trainer.is_global_zero:
             csv = self._csv(folder / CONTRIBUTIONS, before)
-            saver.csv = str(csv.path.resolve())
-            identity = saver.identity.plain()
+            run_state.csv = str(csv.path.resolve())
+            identity = run_state.identity.plain()
             self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
         if files:
             self.sinks.append(ClientPictures(federation.engine, folder / "clients"))
@@ -110,7 +110,7 @@ class RunReports:
         return csv
 
     def _record(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-        state, metrics = self._state, self._federation.board.metrics
+        state, metrics = self._state, self._federation.metrics.metrics
         roles = {**self._config.strategies, "privacy": self._config.privacy}
         about = identity, state.round_index, version("flsv"), self._events()
         content = record_of(self._trainer, self._data, metrics, roles, described, *about)
@@ -119,7 +119,7 @@ class RunReports:
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
         """Make the sinks of the trainer's loggers, which are told the settings."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
-        metrics, reporting = self._federation.board.metrics, self._config.reporting
+        metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
         cells = hparam_columns(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
@@ -147,7 +147,7 @@ class RunReports:
         assert state.weights is not None
         result = self.results.round_result(
             state.round_index,
-            federation.board.contributions,
+            federation.metrics.contributions,
             state.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
             norms=federation.server.norms,
@@ -165,7 +165,7 @@ class RunReports:
         Args:
             found: round to the metrics' values after it, by name.
         """
-        board = self._federation.board
+        board = self._federation.metrics
         for index, values in sorted(found.items()):
             result = self.results.late(index, values, self._draws(index))
             for sink in self.sinks:
@@ -175,8 +175,8 @@ class RunReports:
     @property
     def _learning_is_told(self) -> bool:
         """Whether anybody is told what becomes of the model."""
-        reporting, metrics = self._config.reporting, self._federation.board.metrics
-        if self._federation.server.games is None and self._federation.board.game_metrics:
+        reporting, metrics = self._config.reporting, self._federation.metrics.metrics
+        if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
@@ -198,7 +198,7 @@ class RunReports:
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
         trainer, data, state = self._trainer, self._data, self._state
-        metrics, values = self._federation.board.metrics, self._federation.board.contributions
+        metrics, values = self._federation.metrics.metrics, self._federation.metrics.contributions
         index = max(state.round_index - 1, 0)
         logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
         of_clients = {"samples": data.num_samples, "rounds": state.participations, "weight": state.weights}
@@ -288,11 +288,13 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
     return found
 
 
-def table(board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None) -> pandas.DataFrame:
+def current_table(
+    board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
+) -> pandas.DataFrame:
     """Make the table between two rounds: the metrics' values, the last weights and accuracies.
 
     Args:
-        board: the metrics.
+        metrics: the loop's metrics.
         state: of the federation.
         client_names: of the fit; None: what the metrics were told.
     """
@@ -320,7 +322,7 @@ def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[E
     events = []
     for incident in state.incidents:
         client, what = incident["client"], incident["what"]
-        of = int(state.heard[client]) if what in (NOT_FINITE, LARGE) else None
+        of = int(state.updates_received[client]) if what in (NOT_FINITE, LARGE) else None
         others = [other for other in groups.get(client, ()) if other != client] if what == COPY else []
         events.append(Event(**incident, of=of, others=others))
     return events

@@ -1,4 +1,4 @@
-"""FederationRun: one run of a federation, and the way of a round; Saver: what a loop goes on from beside it."""
+"""FederationRun: one run of a federation, and the way of a round; RunState: what a loop goes on from beside it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FederationRun:
 
     Args:
         config: what the federation is put together from.
-        board: the metrics.
+        metrics: the metrics.
         state: what stands between two rounds; it is updated.
         engine: where the clients train.
         rounds: how many there are to be; None: nobody knows.
@@ -50,24 +50,24 @@ class FederationRun:
     def __init__(
         self,
         config: FederationConfig,
-        board: ContributionMetrics,
+        metrics: ContributionMetrics,
         state: FederationState,
         engine: OneProcess,
         rounds: int | None,
     ) -> None:
-        self.config, self.board, self.state, self.engine, self.rounds = config, board, state, engine, rounds
+        self.config, self.metrics, self.state, self.engine, self.rounds = config, metrics, state, engine, rounds
         self.instructions: dict[int, Instruction] = {}
         self.evaluated = False
         module, data, space = engine.trainer.lightning_module, engine.data, engine.space
         kept = [name for name in space.private_names if name in engine.shared.kept]
         num_classes = data.num_classes if data.no_classes is None else None
-        check_space(space, board, config.uploads, config.head, num_classes, kept)
+        check_space(space, metrics, config.uploads, config.head, num_classes, kept)
         warn_of_sharing(kept, space, module, bool(config.evaluation.every))
-        engine.check(board.fields, board.evaluating)
-        board.to(engine.device)
+        engine.check(metrics.fields, metrics.evaluating)
+        metrics.to(engine.device)
         state.to(engine.device)
         state.global_vector = space.read(module)
-        self.server = RoundServer(board, config.strategies, space, engine.manager.channel, config.filters)
+        self.server = RoundServer(metrics, config.strategies, space, engine.manager.channel, config.filters)
 
     @property
     def clients(self) -> list[Client]:
@@ -99,20 +99,22 @@ class FederationRun:
         """
         state, engine = self.state, self.engine
         optimizers = engine.trainer.optimizers
-        facts = self.config.facts(state.model(), engine.space, engine.data, state.seed, optimizers, self.board.metrics)
+        info = self.config.federation_info(
+            state.model(), engine.space, engine.data, state.seed, optimizers, self.metrics.metrics
+        )
         for part in (*self.config.strategies.values(), *self.server.filters):
             if resumed:
-                part.resume(facts)
+                part.resume(info)
             else:
-                part.begin(facts)
-        self._priors = self.board.with_priors()
+                part.begin(info)
+        self._priors = self.metrics.with_priors()
         # A checkpoint holds the one that was drawn; clients are asked when everything is ready.
         if not self.state.cohort and not self.config.sampler.asks:
             self.draw_cohort()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Begin training: the optimizers are set up, see :meth:`OneProcess.begin_training`."""
-        if (games := self.engine.games(self.board.performances, self.board.evaluating)) is not None:
+        if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
         self.engine.begin_training(buffers)
 
@@ -120,14 +122,14 @@ class FederationRun:
         """Draw who takes part in the next round, before its batches are made."""
         state, sampler, manager = self.state, self.config.sampler, self.engine.manager
         # As they are now: the metrics are updated before an aggregator asks how likely this cohort was.
-        self._priors = self.board.with_priors()
+        self._priors = self.metrics.with_priors()
         draw = generator_for(state.seed, "cohort", state.round_index)
         before = len(manager.channel.messages)
         state.cohort = cohort_of(
             sampler, state.num_clients, self._priors, draw, state.round_index, manager.clients, state.model()
         )
         # What has crossed for it is the coming round's, and lies in the checkpoint before it.
-        state.crossed = manager.channel.taken_out(before)
+        state.pending_traffic = manager.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
         """Return the train dataloader of the current round."""
@@ -182,7 +184,7 @@ class FederationRun:
                 state.client_scores = engine.own_scores(self._instruct)
         self.instructions = {}  # they hold the model of the round before
         training.end_round(state.model())
-        engine.agree(round, self.board.contributions)
+        engine.agree(round, self.metrics.contributions)
         return round
 
     def advance(self, last: bool) -> None:
@@ -202,7 +204,7 @@ class FederationRun:
 
     def spent(self) -> str | None:
         """Say why the privacy budget does not last for another round; None: it does."""
-        loss = self.board.metrics.get("epsilon") if self.config.privacy is not None else None
+        loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
@@ -233,17 +235,17 @@ class FederationRun:
     def _sent(self, instructions: Mapping[int, Instruction]) -> None:
         """Count these instructions as sent, after what was asked to draw the cohort."""
         self.server.send(instructions)
-        self.engine.manager.channel.put_first(self.state.crossed)
+        self.engine.manager.channel.prepend(self.state.pending_traffic)
 
 
 @dataclass
-class Saver:
+class RunState:
     """What the next round needs of clients, optimizers and files.
 
     Args:
         store: what the clients keep between rounds.
         buffers: what no vector holds of the module, until training has begun with it.
-        asked: what ``configure_optimizers`` gave when the run began, until it is used again.
+        configured_options: what ``configure_optimizers`` gave when the run began, until it is used again.
         shared: which part of the module traveled.
         finetuned: which layers a finetuning callback had unfrozen.
         csv: the file of contributions that the run goes on writing.
@@ -253,7 +255,7 @@ class Saver:
 
     store: ClientStore = field(default_factory=ClientStore)
     buffers: dict[str, Any] | None = None
-    asked: dict[str, Any] | None = None
+    configured_options: dict[str, Any] | None = None
     shared: dict[str, str] | None = None
     finetuned: dict[str, list[str]] | None = None
     csv: str | None = None
@@ -272,7 +274,7 @@ class Saver:
         return {
             "clients": clients,
             "buffers": buffers,
-            "asked": self.asked if engine is None else engine.options.asked,
+            "configured_options": self.configured_options if engine is None else engine.options.configured_options,
             "shared": self.shared if engine is None else engine.space.described(),
             "finetuned": self.finetuned,
             "csv": self.csv,
@@ -283,13 +285,13 @@ class Saver:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load everything except the identity, which belongs to the current fit."""
         self.store.load_state_dict(state["clients"])
-        self.buffers, self.asked = state["buffers"], state["asked"]
+        self.buffers, self.configured_options = state["buffers"], state["configured_options"]
         self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]
         self.resumed = True
 
-    def copy(self, engine: OneProcess | None) -> Saver:
+    def copy(self, engine: OneProcess | None) -> RunState:
         """Return a copy as it stands, without the engine."""
-        copied = Saver()
+        copied = RunState()
         copied.load_state_dict(self.state_dict(engine))
         copied.identity, copied.resumed = self.identity, self.resumed
         return copied

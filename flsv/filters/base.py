@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from flsv.core.strategy import Component, Federation
+from flsv.core.strategy import Component, FederationInfo
 from flsv.filters.cohort import Cohort
 from flsv.filters.notices import Notices
 from flsv.personalization import Personalizer
@@ -78,11 +78,11 @@ class UpdateFilter(Component):
         """Return a possible cause of models that are not finite, or an empty text."""
         return ""
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.notices = Notices(self.faults)
         self.resume(federation)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         self.notices.names = federation.client_names
 
     def state_dict(self) -> dict[str, Any]:

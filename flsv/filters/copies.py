@@ -9,7 +9,7 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.core import ClientMatrix
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
 from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, groups_of, same_group_pairs, similarities
@@ -78,11 +78,11 @@ class CopyFilter(UpdateFilter):
         self._echoes = torch.zeros(4, 0, dtype=torch.float64)
         self._start: Tensor | None = None
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self._pairs, self._echoes, self._start = self._pairs.new_zeros(4, 0, 0), self._echoes.new_zeros(4, 0), None
         super().begin(federation)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
         self._pairs = self._pairs.cpu()
         self._echoes = self._echoes.cpu()

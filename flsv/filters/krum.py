@@ -12,7 +12,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
 from flsv.utilities.declared import Count
@@ -46,7 +46,7 @@ class MultiKrum(UpdateFilter):
         self.byzantine = byzantine
         self.keep = keep
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
         clients = federation.num_clients  # a round's cohort may be smaller
         if clients < 2 * self.byzantine + 3:

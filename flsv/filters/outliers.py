@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
 from flsv.functional.outliers import OUTLYING, drowning_updates, large_updates
@@ -63,7 +63,7 @@ class OutlierFilter(UpdateFilter):
     def excludes(self) -> bool:
         return self.exclude or self._for_weights
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
         # An aggregator with weights from a metric has no weight for an update that is not measured.
         self._for_weights = not self.exclude and federation.strategies["aggregator"].metric is not None

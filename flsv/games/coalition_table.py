@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round
-from flsv.functional.shapley.game import coalition_keys
+from flsv.functional.shapley.game import coalition_keys, first_positions
 from flsv.games.coalition_models import CoalitionModels
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
@@ -42,14 +42,13 @@ class CoalitionTable:
         """Return the scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU); evaluate new ones."""
         has_members = masks.any(1).tolist()
         keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
-        new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
-        order = sorted(new.values())
+        new = first_positions(keys, self._rows)
+        order = list(new.values())
         if order or self._scores is None:
             new_scores = self.evaluate(models.builder(masks[order]), len(order))
             self._scores = new_scores if self._scores is None else Scores.cat([self._scores, new_scores])
             # Stored last: after an error the coalitions can be evaluated again.
-            for position in order:
-                self._rows[keys[position]] = len(self._rows)
+            self._rows |= {key: len(self._rows) + place for place, key in enumerate(new)}
         return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
@@ -60,7 +59,7 @@ class CoalitionTable:
         mine = range(rank, count, size)
         build_mine = _counted(lambda index, out: build(mine[index], out), len(mine))
         part = self.evaluator.evaluate(build_mine, len(mine))
-        parts = self._ranks.everybody(part, "scores of coalitions")
+        parts = self._ranks.all_gather(part, "scores of coalitions")
         order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
         return Scores.cat(parts)[order.argsort()]
 

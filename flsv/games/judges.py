@@ -2,8 +2,8 @@
 
 A classifier's model is worth the mean over classes of the share of all clients' held-out samples that it gets right; by
 any other score, it is worth the mean of the clients' scores, weighted by their held-out samples. It is one game for all
-clients, so values sum to the gain. The partners judge themselves: whoever lies about what it judges changes what
-everybody is paid.
+clients, so values sum to the gain. The partners judge themselves: whoever lies about what it judges can take 12 % of a
+payment more on average, and up to 85 % (``docs/results/judges.md``). So it is for partners who do not lie.
 
 A client tells how many of its samples of each class a model gets right. Hits of known models on single samples would
 reveal labels, so a class of which a client holds out fewer than :data:`LEAST` samples is left to the others. A class
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.core import Client, LocalData, NoAnswer, run_protocol
+from flsv.core import Client, LocalData, NoAnswer, map_clients
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.games.performance import ModelScore, performance_of
@@ -47,7 +47,7 @@ def _named(name: str, mode: Any) -> str | ModelScore:
 def judge(
     local: LocalData, models: Tensor, performance: str | ModelScore | None = None, mode: str | None = None
 ) -> Tensor:
-    """At a client: score models on its held-out samples.
+    """Score models on a client's held-out samples.
 
     Args:
         local: the client's.
@@ -185,7 +185,7 @@ class ClientJudges(VectorEvaluator):
             )
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """The scores of ``count`` models. A client that does not answer is left out, with a warning.
+        """Score ``count`` models. A client that does not answer is left out, with a warning.
 
         Raises:
             NoAnswer: nobody answers.
@@ -197,7 +197,7 @@ class ClientJudges(VectorEvaluator):
             models = torch.empty(len(rows), self.space.size, dtype=self.space.dtype, device=self._device)
             for place, row in enumerate(rows):
                 build(row, models[place])
-            told.append(run_protocol(self._clients, partial(self._ask, models)))
+            told.append(map_clients(self._clients, partial(self._ask, models)))
         self.answers = {}
         for client, *parts in zip(self._clients, *told):
             if all(part is not None for part in parts):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import ALONE, Ranks
-from flsv.core.ranks import longest_first
+from flsv.core.ranks import balance_load
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import Measure, utility_of
@@ -135,7 +135,7 @@ class RetrainedUtility:
             self._share(coalitions[:1], "the first coalition's training")
             coalitions = coalitions[1:]
         samples = self.data.num_samples
-        owners = longest_first([float(samples[list(members)].sum()) for members in coalitions], ranks.size)
+        owners = balance_load([float(samples[list(members)].sum()) for members in coalitions], ranks.size)
         for members, owner in zip(coalitions, owners):
             if owner == ranks.rank:
                 self._train(members)
@@ -147,7 +147,7 @@ class RetrainedUtility:
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
         seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
-        parts = self.ranks.everybody((own, seconds, self.initial if self.ranks.rank == 0 else None), about)
+        parts = self.ranks.all_gather((own, seconds, self.initial if self.ranks.rank == 0 else None), about)
         self.initial = parts[0][2]
         for scores, spent, _ in parts:
             self.scores |= scores

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks
-from flsv.functional.shapley.game import Utility
+from flsv.functional.shapley.game import Utility, first_positions
 from flsv.games.members import Members, members_of
 from flsv.utilities.csv_files import Cell, parse_float, parse_int
 from flsv.utilities.result_file import ResultFile, members_text, read_members
@@ -73,7 +73,7 @@ class StoredUtility:
         self._file = ResultFile(path, columns, settings) if ranks.rank == 0 else None
         rows = [] if self._file is None else self._file.rows
         stored = {row["coalition"]: [row[name] for name in names] for row in rows if row["seed"] == seed}
-        self.known: dict[Members, list[float]] = ranks.from_rank(
+        self.known: dict[Members, list[float]] = ranks.broadcast(
             0, dict(known or {}) | stored, "the trainings that are kept"
         )
 
@@ -85,8 +85,7 @@ class StoredUtility:
             ConfigurationError: the file has trainings of other players.
         """
         coalitions = members_of(masks)
-        first = {members: i for i, members in reversed(list(enumerate(coalitions)))}
-        missing = sorted(i for members, i in first.items() if members not in self.known)
+        count, missing = len(set(coalitions)), list(first_positions(coalitions, self.known).values())
         for start in range(0, len(missing), self._at_once):
             rows = missing[start : start + self._at_once]
             values = self._utility(masks[rows]).detach().double().view(len(rows), self._width).tolist()
@@ -95,6 +94,6 @@ class StoredUtility:
             if self._file is not None:
                 finite = {members: of for members, of in new.items() if all(map(math.isfinite, of))}
                 self._file.add([self._seed, members_text(members), *of] for members, of in finite.items())
-            self._progress(len(first) - len(missing) + start + len(rows), len(first))
+            self._progress(count - len(missing) + start + len(rows), count)
         utilities = torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
         return utilities if self._width > 1 else utilities[:, 0]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.core import Client, run_protocol
+from flsv.core import Client, map_clients
 from flsv.metrics.base import latest
 from flsv.metrics.wasserstein_contribution import WassersteinContribution
 from flsv.valuation import Valuation, keep_pictures
@@ -87,7 +87,7 @@ class CalibratedOTGradient(WassersteinContribution):
         super()._take(clients, valuation)
         self.flagged = self.flagged.clone()
         self.flagged[list(valuation.clients)] = valuation.flagged_shares.to(self.flagged)
-        run_protocol(clients, lambda client: client.ask(keep_pictures, self.pictures))
+        map_clients(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
         """Compute the shares ``[num_clients]`` of samples that are not flagged; NaN for clients never seen."""

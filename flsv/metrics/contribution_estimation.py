@@ -97,7 +97,7 @@ class ContributionEstimation(ContributionMetric):
         >>> clients = []
         >>> for i, model in enumerate([0.6, 0.8, 0.4]):
         ...     data = LocalData(f"client {i}", lambda split: [], count, 3 * count, evaluator=lambda batches: Scores)
-        ...     data.visit(torch.zeros(1), torch.tensor([model]))
+        ...     data.set_models(torch.zeros(1), torch.tensor([model]))
         ...     clients.append(Client(i, data))
         >>> metric = ContributionEstimation(num_clients=4)
         >>> updates, weights = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.full((3,), 1 / 3)

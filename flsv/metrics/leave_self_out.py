@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flsv.core import Client, LocalData, NoAnswer, run_protocol
+from flsv.core import Client, LocalData, NoAnswer, map_clients
 from flsv.functional.fedce import without_own
 from flsv.games.performance import ModelScore
 
@@ -57,7 +57,7 @@ def scores_without_own(
             return None
         return answer.double().reshape(())
 
-    replies = run_protocol(clients, ask)
+    replies = map_clients(clients, ask)
     answered = torch.tensor([answer is not None for answer in replies], dtype=torch.bool)
     nothing = torch.zeros((), dtype=torch.float64)
     scores = torch.stack([*(each.cpu() for each in replies if each is not None), nothing])[:-1]

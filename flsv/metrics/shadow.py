@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from typing import Annotated, Any
 
 import torch
@@ -139,6 +140,10 @@ class ShadowShapley(MeasuredMetric):
     federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:
     after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
 
+    With ``judges="clients"`` the partners judge coalitions themselves, by what they hold out, and no server needs
+    validation data, see :mod:`flsv.games.judges`. In trials one that lied about what it judged took 12 % of a payment
+    more on average, and up to 85 %: this is for partners who do not lie.
+
     These models are sent, too, both ways, and their traffic is counted. The server sees each client's update of every
     model of its coalitions, which reveals more about its data than a single update.
 
@@ -164,7 +169,9 @@ class ShadowShapley(MeasuredMetric):
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last; between them the previous values stand.
-            Training goes on in every round.
+            Training goes on in every round. None: every round; of other performances than ``"accuracy"``,
+            ``"balanced_accuracy"`` and ``"negative_loss"``, for which each model is validated by itself, five times in
+            a run.
         max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
             a fit of its own. Coalitions that are named are trained whatever they cost.
         judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
@@ -200,7 +207,7 @@ class ShadowShapley(MeasuredMetric):
         performance: str | Metric = "accuracy",
         per_class: bool = False,
         mode: Mode | None = None,
-        every: Count = 1,
+        every: Count | None = None,
         max_fits: Annotated[float, Ge(1)] = 10,
         judges: Judges = "server",
         **kwargs: Any,
@@ -208,6 +215,7 @@ class ShadowShapley(MeasuredMetric):
         self.max_fits = max_fits
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
+        self._interval = every or 1
         self._last: int | None = None
         self._pending: str | None = None
         self._judged: Tensor | None = None
@@ -237,6 +245,8 @@ class ShadowShapley(MeasuredMetric):
 
     def check_rounds(self, rounds: int) -> None:
         self._last = rounds - 1
+        if self.every is None and not isinstance(self.performance, str):
+            self._interval = ceil(rounds / 5)
 
     def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
         if round.trained is None or round.games is None:
@@ -269,7 +279,7 @@ class ShadowShapley(MeasuredMetric):
         masks = coalitions.cpu()
         self.seen = self.seen.clone()
         self.seen[client_ids] += 1
-        if (round_index + 1) % self.every and round_index != self._last:
+        if (round_index + 1) % self._interval and round_index != self._last:
             return
         utilities = utility(masks)
         if self.judges == "clients":

@@ -94,7 +94,7 @@ class WassersteinContribution(ContributionMetric):
             support,
             iterations,
             label_weight=label_weight,
-            covariance=covariance,  # type: ignore[arg-type]  # checked by the annotation of its argument
+            covariance=covariance,  # type: ignore[arg-type]  # FedBary checks the name
             allow_reconstruction=allow_reconstruction,
             **(options or {}),
         )

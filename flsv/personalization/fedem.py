@@ -7,7 +7,7 @@ EM steps are :class:`flsv.models.MixtureClient`'s; the server averages component
 from __future__ import annotations
 
 from flsv.core import LocalData, Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.personalization.base import Personalizer, Starts
 from flsv.utilities.errors import ConfigurationError
 
@@ -27,7 +27,7 @@ class FedEM(Personalizer):
 
     private = ("responsibility", "*.responsibility")
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         if sum(map(_is_weight, federation.space.private_names)) != 1:
             raise ConfigurationError(f"{self!r} needs a mixture of networks: train flsv.models.MixtureClient.")
 

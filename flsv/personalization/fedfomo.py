@@ -20,7 +20,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Client, FederationState, LocalData, Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
@@ -79,12 +79,12 @@ class FedFomo(UploadKeeper):
         self.performance = performance_of(self, performance, mode)
         self._affinity = torch.zeros(0, 0)
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         check_validation(self, federation)
         super().begin(federation)
         self._affinity = torch.zeros(federation.num_clients, federation.num_clients, dtype=torch.float64)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
         self._affinity = self._affinity.cpu()
 

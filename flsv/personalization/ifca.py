@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.personalization.base import Personalizer, Starts
 from flsv.utilities.declared import Count, Positive
 from flsv.utilities.seeding import generator_for
@@ -52,7 +52,7 @@ class IFCA(Personalizer):
         self.spread = spread
         self._clusters = torch.zeros(0)  # [K, P]
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         draw = generator_for(federation.seed, "ifca")
         first, cut = federation.global_vector, federation.space.num_parameters
         parts = federation.space.unflatten(first).values()
@@ -63,7 +63,7 @@ class IFCA(Personalizer):
             noise = torch.randn(len(first), generator=draw, dtype=first.dtype).to(first.device)
             cluster += self.spread * deviations * noise
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         self._clusters = self._clusters.to(federation.global_vector.device)
 
     def start(self, client: int, state: FederationState) -> None:

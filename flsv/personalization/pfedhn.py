@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv.core import FederationState, Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.personalization.base import Personalizer, Starts
 from flsv.utilities.declared import Count, Positive
 from flsv.utilities.seeding import generator_for
@@ -96,20 +96,20 @@ class PFedHN(Personalizer):
         self._network: HyperNetwork | None = None
         self._loaded: dict[str, Tensor] = {}
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         model = federation.global_vector[: federation.space.num_parameters].cpu()
         network = self._make(federation)
         network.initialize(model, generator_for(federation.seed, "pfedhn"))
         self._network = network.to(federation.global_vector.device)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         network = self._network  # set in a second fit of one loop, which may be on another device
         if network is None:
             network = self._make(federation)
             network.load_state_dict(self._loaded)
         self._network = network.to(federation.global_vector.device)
 
-    def _make(self, federation: Federation) -> HyperNetwork:
+    def _make(self, federation: FederationInfo) -> HyperNetwork:
         clients, parameters = federation.num_clients, federation.space.num_parameters
         network = HyperNetwork(clients, parameters, self.embedding_dim, self.hidden)
         return network.to(federation.space.dtype)

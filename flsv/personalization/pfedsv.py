@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import Client, FederationState, Instruction, LocalData, Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.pfedsv import Explore, Policy, top_k_download
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
 from flsv.personalization.pfedsv_client import collaborate, insert_entries, layer_mask, select_entries
@@ -130,12 +130,12 @@ class PFedSV(UploadKeeper):
         self._initial = torch.zeros(0)
         self._cohort: list[int] = []
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         check_validation(self, federation)
         self.resume(federation)
         self._initial, self._uploads, self._cohort = federation.global_vector.clone(), {}, []
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
         # Mask of the personal entries of a vector; None for all.
         self._personal = None if self.mode == "model" else layer_mask(federation.space, self.classifier)

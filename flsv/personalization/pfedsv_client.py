@@ -124,7 +124,7 @@ def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Te
     """
     if layers is None:
         if space.head is None:
-            why = f"shares no {space.apart_head!r}" if space.apart_head else "has no linear layer"
+            why = f"shares no {space.unshared_head!r}" if space.unshared_head else "has no linear layer"
             raise ConfigurationError(f"the module {why} for a classifier. Name it: classifier=[...].")
         layers = [space.head.name]
     prefixes = tuple(f"{layer}." for layer in layers)

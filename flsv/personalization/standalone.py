@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flsv.core import FederationState, LocalData, Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.personalization.base import OWN_MODEL, Personalizer, Starts
 
 
@@ -27,7 +27,7 @@ class Standalone(Personalizer):
         self._initial: Tensor | None = None
         self._visited: list[int] = []
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self._initial, self._visited = federation.global_vector.clone(), []
 
     def start(self, client: int, state: FederationState) -> Tensor | None:

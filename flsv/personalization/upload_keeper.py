@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flsv.core import Client, NoAnswer, Round, run_protocol
-from flsv.core.strategy import Federation
+from flsv.core import Client, NoAnswer, Round, map_clients
+from flsv.core.strategy import FederationInfo
 from flsv.personalization.base import Personalizer
 from flsv.utilities.errors import ConfigurationError
 
@@ -22,10 +22,10 @@ class UploadKeeper(Personalizer):
     def __init__(self) -> None:
         self._uploads: dict[int, Tensor] = {}
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self._uploads = {}
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         device = federation.global_vector.device
         self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
 
@@ -56,7 +56,7 @@ class UploadKeeper(Personalizer):
         """
         assert round.clients is not None
         ids = round.client_ids.tolist()
-        for row, (client, (others, worth)) in enumerate(zip(ids, run_protocol(round.clients, judge))):
+        for row, (client, (others, worth)) in enumerate(zip(ids, map_clients(round.clients, judge))):
             if worth is not None:
                 values[row, [client, *others]] = worth.to(values)
                 continue
@@ -93,7 +93,7 @@ def ask_model_values(
     return values
 
 
-def check_validation(strategy: Personalizer, federation: Federation) -> None:
+def check_validation(strategy: Personalizer, federation: FederationInfo) -> None:
     """Raise a ConfigurationError if a client has no validation samples to evaluate models on."""
     empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
     if empty:

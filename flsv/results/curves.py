@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from flsv.models.imbalance import OWN_SCORES
 from flsv.results.round_result import RoundResult, Row, Sink
-from flsv.results.rows import column_names, tag_of
+from flsv.results.rows import column_names
 
 #: Curves of one metric per class and client, above which none are written: pictures and the CSV have the values.
 MOST_PER_CLASS = 500
@@ -100,6 +100,11 @@ def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) ->
 def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
     """Return the metrics whose values per class become curves, if these are wanted."""
     return [name for name, metric in metrics.items() if wanted and column_names(metric) is None]
+
+
+def tag_of(metric: str) -> str:
+    """Name a metric in a tag: the scores of clients' own models begin with ``client_``."""
+    return f"client_{metric}" if metric in OWN_SCORES else metric
 
 
 def class_part(column: int, names: Sequence[str] | None) -> str:

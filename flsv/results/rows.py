@@ -11,7 +11,6 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
-from flsv.models.imbalance import OWN_SCORES
 from flsv.results.round_result import Event, RoundResult, Row
 from flsv.results.run_table import Numbers, changes, round_rows
 from flsv.utilities.charts import label_text
@@ -89,7 +88,7 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
         if len(known):
             # NaN where somebody has no score: it is a mean of all.
             values = {"mean": score.mean(), "min": known.min(), "std": known.std(correction=0)}
-            found |= {f"{tag_of(name)}/{what}": value.item() for what, value in values.items()}
+            found |= {f"client_{name}/{what}": value.item() for what, value in values.items()}
     return found
 
 
@@ -195,11 +194,6 @@ class RoundResults:
         new, self._late = changes(rows, self._late), rows
         shared = shared_numbers({name: self._metrics[name] for name in values}, values)
         return RoundResult(index, rows, new, shared, shared, pictures=self.pictures(index, values), drawn=drawn)
-
-
-def tag_of(metric: str) -> str:
-    """Name a metric in a tag: the scores of clients' own models begin with ``client_``."""
-    return f"client_{metric}" if metric in OWN_SCORES else metric
 
 
 def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:

@@ -134,7 +134,7 @@ class CoalitionPlan:
         elsewhere = callable(config.engine)
         if not self._decided:
             why_not = not_as_rows(trainer, config, self._coalitions)
-            self.why = ranks_of(trainer).from_rank(0, why_not, "how coalitions are trained")
+            self.why = ranks_of(trainer).broadcast(0, why_not, "how coalitions are trained")
             self._decided = True
             self._initial = copy.deepcopy(trainer.lightning_module.state_dict())
         for metric in self._metrics.values():

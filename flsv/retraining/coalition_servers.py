@@ -19,7 +19,7 @@ from flsv.aggregation import FedAvg
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData
-from flsv.core.strategy import Federation, Strategy
+from flsv.core.strategy import FederationInfo, Strategy
 from flsv.functional.distances import distances
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
@@ -27,7 +27,7 @@ from flsv.server.round_server import NoModel
 
 
 def servers_of(
-    federation: Federation, masks: Tensor, models: Tensor, saved: Mapping[int, Any] | None = None
+    federation: FederationInfo, masks: Tensor, models: Tensor, saved: Mapping[int, Any] | None = None
 ) -> Averages | Servers:
     """The servers of coalitions.
 
@@ -46,7 +46,7 @@ def servers_of(
     return Servers({row: OneServer(federation, models[row], None if saved is None else saved[row]) for row in rows})
 
 
-def read_metrics(federation: FederationConfig | Federation) -> dict[str, Any]:
+def read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
     """The metric that the aggregator reads, if any, by its name."""
     read = federation.strategies["aggregator"].metric
     return {name: metric for name, metric in federation.metrics.items() if name == read}
@@ -70,11 +70,11 @@ def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str 
         return f"{colluders} compare the updates of one cohort"
     if type(aggregator).report is not Strategy.report or aggregator.sends:
         return f"aggregator {aggregator!r} exchanges more than models"
-    board = ContributionMetrics(read_metrics(config), check_names(config.strategies))
-    if asking := dict.fromkeys([*board.game_metrics, *board.evaluating, *board.peer_metrics]):
+    metrics = ContributionMetrics(read_metrics(config), check_names(config.strategies))
+    if asking := dict.fromkeys([*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]):
         return f"metrics {list(asking)} evaluate models in every round"
-    if not losses and any("losses" in fields.values() for fields in board.fields.values()):
-        return f"metrics {list(board.fields)} look at the losses of the clients' training"
+    if not losses and any("losses" in fields.values() for fields in metrics.fields.values()):
+        return f"metrics {list(metrics.fields)} look at the losses of the clients' training"
     return None
 
 
@@ -85,7 +85,7 @@ class Averages:
         federation: whose clients.
     """
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: FederationInfo) -> None:
         self._aggregator: Any = federation.strategies["aggregator"]
         self._samples = federation.split_sizes["train"]
         self._cut = federation.space.num_parameters
@@ -185,19 +185,19 @@ class OneServer:
         saved: what ``state_dict`` has given, if it goes on.
     """
 
-    def __init__(self, federation: Federation, start: Tensor, saved: Mapping[str, Any] | None) -> None:
+    def __init__(self, federation: FederationInfo, start: Tensor, saved: Mapping[str, Any] | None) -> None:
         clients = federation.num_clients
         aggregator, metrics, filters = copy.deepcopy(
             (federation.strategies["aggregator"], read_metrics(federation), federation.filters)
         )
         own = {"aggregator": aggregator}
         self._samples, self._cut = federation.split_sizes["train"], federation.space.num_parameters
-        self._board = ContributionMetrics(metrics, check_names(own), clients)
-        self._board.reset()
-        self._board.to(start.device)
-        self._server = RoundServer(self._board, own, federation.space, Channel(), filters)
+        self._metrics = ContributionMetrics(metrics, check_names(own), clients)
+        self._metrics.reset()
+        self._metrics.to(start.device)
+        self._server = RoundServer(self._metrics, own, federation.space, Channel(), filters)
         unseen = torch.zeros(clients, dtype=torch.long)
-        self._state = FederationState(clients, federation.seed, participations=unseen, heard=unseen.clone())
+        self._state = FederationState(clients, federation.seed, participations=unseen, updates_received=unseen.clone())
         self._parts = [aggregator, *self._server.filters]
         everybody = {**federation.strategies, **own}
         facts = replace(federation, global_vector=start.clone(), strategies=everybody, metrics=metrics)
@@ -205,7 +205,7 @@ class OneServer:
             for part in self._parts:
                 part.begin(facts)
             return
-        self._board.load_state_dict(saved["board"])
+        self._metrics.load_state_dict(saved["metrics"])
         self._state.load_state_dict(saved["state"])
         for part, state in zip(self._parts, saved["parts"]):
             part.load_state_dict(state)
@@ -244,4 +244,4 @@ class OneServer:
     def state_dict(self) -> dict[str, Any]:
         """What the next round needs."""
         parts = [part.state_dict() for part in self._parts]
-        return {"parts": parts, "board": self._board.state_dict(), "state": self._state.state_dict()}
+        return {"parts": parts, "metrics": self._metrics.state_dict(), "state": self._state.state_dict()}

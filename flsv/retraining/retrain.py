@@ -22,7 +22,7 @@ from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.report.shares import RANKING_ONLY
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, loop_of
-from flsv.retraining.whole_fits import Spare, coalition_loop
+from flsv.retraining.whole_fits import Spare, all_take_part, coalition_loop
 from flsv.sampling import FixedCohort
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Count, checked
@@ -105,6 +105,8 @@ def retrain(
     together, utilities = True, list[Tensor]()
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
     given = module if isinstance(module, L.LightningModule) else None
+    if line := all_take_part(loop_of(trainer)):
+        rank_zero_info(f"flsv: {line}")
     if given is not None and seeds > 1:
         rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
     for seed in range(first, first + seeds):

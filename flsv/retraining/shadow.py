@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Round, TrainedCoalitions
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.engines.one_process import shared_space
 from flsv.metrics.shadow import Coalitions, coalition_masks
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
@@ -124,13 +124,13 @@ class ShadowTraining(ClientAlgorithm):
 
     # ---- at the server
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self._set_up(federation)
         self._left = self._initial = federation.global_vector.clone()
         self._rows = self._initial.expand(len(self._members), -1).clone()
         self._servers = servers_of(federation, self._members, self._rows)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         self._set_up(federation)
         self._servers = servers_of(federation, self._members, self._rows, self._loaded)
 
@@ -141,7 +141,7 @@ class ShadowTraining(ClientAlgorithm):
         super().load_state_dict(state)
         self._loaded = state["servers"]
 
-    def _set_up(self, federation: Federation) -> None:
+    def _set_up(self, federation: FederationInfo) -> None:
         self._visit = self._left = None
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)

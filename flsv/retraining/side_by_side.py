@@ -89,7 +89,7 @@ class SideBySideUtility:
             named = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
             found = NotSideBySide(f"{named}{error}")
             found.__cause__ = error
-        parts = self._alone.ranks.everybody(found, "coalitions side by side")
+        parts = self._alone.ranks.all_gather(found, "coalitions side by side")
         for part in parts:  # what goes wrong at one rank is a reason for all
             if isinstance(part, NotSideBySide):
                 raise part
@@ -203,7 +203,7 @@ class CoalitionTraining(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._initial is not None or self._ranks.size > 1:
             initial = pl_module.state_dict() if self._initial is None else self._initial
-            pl_module.load_state_dict(self._ranks.from_rank(0, initial, "the weights that coalitions start from"))
+            pl_module.load_state_dict(self._ranks.broadcast(0, initial, "the weights that coalitions start from"))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
@@ -221,7 +221,7 @@ class CoalitionTraining(L.Callback):
 
     def _train(self) -> Tensor:
         trainer, space, config = self._trainer, self._space, self._loop.config
-        module, data, board = trainer.lightning_module, trainer.datamodule, self._loop.board
+        module, data, metrics = trainer.lightning_module, trainer.datamodule, self._loop.contribution_metrics
         size = space.size * space.dtype.itemsize
         chunk = BYTES // (COPIES * size)
         if chunk < LEAST:
@@ -239,9 +239,9 @@ class CoalitionTraining(L.Callback):
         noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=models.dtype)
         models[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(models.device)
         masks = self._masks.to(module.device)
-        board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
-        facts = config.facts(models[0], space, data, self._seed, trainer.optimizers, board.metrics)
-        servers = servers_of(facts, masks, models)
+        metrics.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
+        info = config.federation_info(models[0], space, data, self._seed, trainer.optimizers, metrics.metrics)
+        servers = servers_of(info, masks, models)
         manager = ClientManager(trainer, data, space, self._store)
         self.clients = manager.clients
         self._kept: dict[tuple[int, int], State] = {}

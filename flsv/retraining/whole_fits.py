@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import ClientEvaluation
 from flsv.core import Ranks
-from flsv.core.ranks import longest_first
+from flsv.core.ranks import balance_load
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.coalition_training import GlobalModelScoring, train_alone
@@ -37,7 +37,7 @@ from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
-from flsv.sampling import FixedCohort
+from flsv.sampling import FixedCohort, FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.atomic_files import whole_lines
@@ -98,6 +98,18 @@ def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
     silent = Reporting(table=False, figures=0, files=False)
     return loop.replace(sampler=cohort, seed=seed, metrics=metrics, reporting=silent, evaluation=ClientEvaluation())
+
+
+def all_take_part(loop: Any) -> str | None:
+    """Say that coalitions train without the federation's sampler; None: it has none that leaves clients out.
+
+    Args:
+        loop: a :class:`flsv.FederatedLoop`, the whole federation's.
+    """
+    sampler = loop.config.sampler
+    if isinstance(sampler, FullParticipation):
+        return None
+    return f"all members of a coalition train in every round, and the run drew its cohorts by {sampler!r}: another game"
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
@@ -200,16 +212,16 @@ class WholeFits:
     def __call__(self, masks: Tensor) -> list[Curves]:
         """The curves of each coalition of bool ``[K, n]``."""
         coalitions = members_of(masks)
-        known = self._ranks.from_rank(0, self._known(), "the trainings that are kept")
+        known = self._ranks.broadcast(0, self._known(), "the trainings that are kept")
         missing = [members for members in coalitions if members not in known]
         samples = self._data.num_samples
-        owners = longest_first([float(samples[list(members)].sum()) for members in missing], self._ranks.size)
+        owners = balance_load([float(samples[list(members)].sum()) for members in missing], self._ranks.size)
         start, said = time.monotonic(), 0.0
         turns = [[m for m, owner in zip(missing, owners) if owner == rank] for rank in range(self._ranks.size)]
         for turn in range(max(map(len, turns), default=0)):
             mine = turns[self._ranks.rank][turn : turn + 1]
             found = {members: self._tried(members) for members in mine}
-            for part in self._ranks.everybody(found, "coalitions' trainings"):
+            for part in self._ranks.all_gather(found, "coalitions' trainings"):
                 if errors := [f"{each}" for each in part.values() if isinstance(each, CoalitionFailed)]:
                     raise CoalitionFailed(errors[0])  # on all ranks
                 known |= part

@@ -46,7 +46,7 @@ class ClientSampler(Strategy):
 
         Args:
             clients: all n clients, to be asked (:meth:`flsv.core.Client.ask`, within
-                :func:`flsv.core.run_protocol`).
+                :func:`flsv.core.map_clients`).
             model: the global model ``[P]`` at the start of that round.
             contributions: as for :meth:`sample`.
             generator: as for :meth:`sample`.

@@ -17,8 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flsv.core import Client, LocalData, NoAnswer, run_protocol
-from flsv.core.strategy import Contributions, Federation
+from flsv.core import Client, LocalData, NoAnswer, map_clients
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.sampling.base import ClientSampler
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
@@ -53,7 +53,7 @@ class PowerOfChoice(ClientSampler):
         self.candidates = candidates
         self._sizes = torch.zeros(0)
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self._sizes = federation.split_sizes["train"].double().cpu()
         if (there := int((self._sizes > 0).sum())) < self.candidates:
             lower = "candidates" if self.cohort_size <= there else "candidates and cohort_size"
@@ -80,7 +80,7 @@ class PowerOfChoice(ClientSampler):
     ) -> Tensor:
         candidates = self.sample(len(clients), contributions, generator, round_index)
         asked = [clients[client] for client in candidates.tolist()]
-        losses = torch.tensor(run_protocol(asked, partial(_answered, model)), dtype=torch.float64)
+        losses = torch.tensor(map_clients(asked, partial(_answered, model)), dtype=torch.float64)
         highest = losses.nan_to_num(-torch.inf).argsort(descending=True, stable=True)[: self.cohort_size]
         return candidates[highest].sort().values
 

@@ -67,7 +67,7 @@ def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
 def check_setup(
     trainer: L.Trainer,
     module: L.LightningModule,
-    board: ContributionMetrics,
+    metrics: ContributionMetrics,
     config: FederationConfig,
 ) -> FederatedDataModule:
     """Check a federation against the trainer and the data, as soon as both are set up.
@@ -81,11 +81,11 @@ def check_setup(
     data = _federated_data(trainer)
     _check_trainer(trainer)
     config.sampler.check(data.num_clients)
-    check_classes(data, board, config.strategies)
-    _check_metrics(trainer, data, board)
-    _check_strategies(config.strategies, board)
-    _check_splits(data, board, config)
-    _check_steps(module, board)
+    check_classes(data, metrics, config.strategies)
+    _check_metrics(trainer, data, metrics)
+    _check_strategies(config.strategies, metrics)
+    _check_splits(data, metrics, config)
+    _check_steps(module, metrics)
     if config.evaluation.every:
         _check_evaluation(config.evaluation, module, data)
     return data
@@ -142,9 +142,9 @@ def _check_trainer(trainer: L.Trainer) -> None:
         )
 
 
-def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, board: ContributionMetrics) -> None:
+def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: ContributionMetrics) -> None:
     """Let every metric check the data and the number of rounds."""
-    for metric in board.metrics.values():
+    for metric in metrics.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
             # mypy: set by Lightning's connectors
@@ -152,47 +152,47 @@ def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, board: Contrib
                 metric.check_rounds(trainer.max_epochs)
 
 
-def _check_strategies(strategies: Mapping[str, Strategy], board: ContributionMetrics) -> None:
+def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionMetrics) -> None:
     """Check that the metrics that strategies read are there when they read them."""
-    defined = sorted(board.metrics)
+    defined = sorted(metrics.metrics)
     for role, strategy in strategies.items():
-        if strategy.metric is not None and strategy.metric not in board.metrics:
+        if strategy.metric is not None and strategy.metric not in metrics.metrics:
             raise ConfigurationError(
                 f"{role} {strategy!r} reads the metric {strategy.metric!r}, which is not defined. Defined: {defined}. "
                 f"Add it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
             )
         if strategy.metric_of_round and strategy.metric is not None:
-            stage = stage_of(board.fields[strategy.metric].values())
+            stage = stage_of(metrics.fields[strategy.metric].values())
             if stage != "training":
                 raise ConfigurationError(
                     f"{role} {strategy!r} weighs a round by what the metric {strategy.metric!r} says of it, and "
-                    f"{type(board.metrics[strategy.metric]).__name__} is updated after {stage}. Name one that needs "
+                    f"{type(metrics.metrics[strategy.metric]).__name__} is updated after {stage}. Name one that needs "
                     "no aggregate, such as flsv.metrics.PartialFederatedShapley."
                 )
 
 
-def _check_splits(data: FederatedDataModule, board: ContributionMetrics, config: FederationConfig) -> None:
+def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
     """Check that the samples and the judgments are there that metrics ask for."""
-    if board.evaluating:
+    if metrics.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:
             raise ConfigurationError(
-                f"metrics {list(board.evaluating)} need validation samples at every client; clients {empty} have none. "
+                f"metrics {[*metrics.evaluating]} need validation samples at every client; clients {empty} have none. "
                 "Set FederatedDataModule(splits=Splits(client_val=0.2)), or leave those metrics out."
             )
-    judging = board.peer_metrics
+    judging = metrics.peer_metrics
     if judging and not getattr(config.personalizer, "gives_peer_values", False):
         raise ConfigurationError(
             f"metrics {judging} ask what the clients find each other to be worth, and {config.personalizer!r} does not "
             "say. Use flsv.personalization.PFedSV or FedFomo, or leave those metrics out."
         )
-    judged = [name for name in board.game_metrics if name in board.evaluating]
+    judged = [name for name in metrics.game_metrics if name in metrics.evaluating]
     if judged and config.privacy is not None:
         raise ConfigurationError(
             f'metrics {judged} have judges="clients", who tell how many of their samples models get right, without '
             "noise, and the updates are private. Leave GaussianPrivacy out, or let the server judge."
         )
-    games = [name for name in board.game_metrics if name not in board.evaluating]
+    games = [name for name in metrics.game_metrics if name not in metrics.evaluating]
     if games and not data.val_dataloader():
         raise ConfigurationError(
             f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
@@ -217,11 +217,11 @@ def _check_evaluation(evaluation: ClientEvaluation, module: L.LightningModule, d
         )
 
 
-def _check_steps(module: L.LightningModule, board: ContributionMetrics) -> None:
+def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
     """Check that the module has what metrics evaluate models by, at the server and at clients."""
-    asked = {name: getattr(metric, "performance", "accuracy") for name, metric in board.evaluating.items()}
-    logged = [name for name, measure in {**board.performances, **asked}.items() if is_logged(measure)]
-    called = [name for name in {**board.performances, **asked} if name not in logged]
+    asked = {name: getattr(metric, "performance", "accuracy") for name, metric in metrics.evaluating.items()}
+    logged = [name for name, measure in {**metrics.performances, **asked}.items() if is_logged(measure)]
+    called = [name for name in {**metrics.performances, **asked} if name not in logged]
     validates = is_overridden("validation_step", module, L.LightningModule)
     calls = is_overridden("forward", module, L.LightningModule)
     other = "ClassSpecificShapley and CosineGradientShapley look at the updates alone and need neither."
@@ -239,7 +239,7 @@ def _check_steps(module: L.LightningModule, board: ContributionMetrics) -> None:
         )
 
 
-def check_classes(data: FederatedDataModule, board: ContributionMetrics, strategies: Mapping[str, Strategy]) -> None:
+def check_classes(data: FederatedDataModule, metrics: ContributionMetrics, strategies: Mapping[str, Strategy]) -> None:
     """Check that there are classes if a part needs them.
 
     Raises:
@@ -247,9 +247,9 @@ def check_classes(data: FederatedDataModule, board: ContributionMetrics, strateg
     """
     if data.no_classes is None:
         return
-    if board.class_metrics:
+    if metrics.class_metrics:
         instead = "leave those metrics out (one of your own whose values are [n] says per_class = False)"
-        raise need_classes(f"metrics {board.class_metrics} work with classes", data.no_classes, instead)
+        raise need_classes(f"metrics {metrics.class_metrics} work with classes", data.no_classes, instead)
     for role, strategy in strategies.items():
         if strategy.needs_classes:
             raise need_classes(f"{role} {strategy!r} works with classes", data.no_classes, f"choose another {role}")
@@ -257,7 +257,7 @@ def check_classes(data: FederatedDataModule, board: ContributionMetrics, strateg
 
 def check_space(
     space: ParameterSpace,
-    board: ContributionMetrics,
+    metrics: ContributionMetrics,
     uploads: Sequence[Upload],
     head: str | None,
     num_classes: int | None,
@@ -267,7 +267,7 @@ def check_space(
 
     Args:
         space: the map between the module and vectors.
-        board: the metrics.
+        metrics: the metrics.
         uploads: what happens to the clients' updates before they leave.
         head: the loop's argument.
         num_classes: of the data; None for data without classes.
@@ -275,21 +275,21 @@ def check_space(
     """
     for upload in uploads:
         upload.check(space)
-    if kept and board.game_metrics:
+    if kept and metrics.game_metrics:
         raise ConfigurationError(
-            f"metrics {board.game_metrics} evaluate models on the server's validation set, and the server has no "
+            f"metrics {metrics.game_metrics} evaluate models on the server's validation set, and the server has no "
             f"whole model: {kept[0]!r} and {len(kept) - 1} more tensors stay at their clients. Share them, or use "
             "metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
         )
-    if not (board.head_metrics or head) or (space.apart_head and not board.head_metrics):
+    if not (metrics.head_metrics or head) or (space.unshared_head and not metrics.head_metrics):
         return
-    if space.apart_head:
+    if space.unshared_head:
         raise ConfigurationError(
-            f"metrics {board.head_metrics} compare the clients' classifier heads, and the head {space.apart_head!r} is "
-            "not shared. Share it, name another layer with ClassSpecificShapley(head=...), or use metrics of the whole "
-            "update, such as flsv.metrics.CosineGradientShapley."
+            f"metrics {metrics.head_metrics} compare the clients' classifier heads, and the head "
+            f"{space.unshared_head!r} is not shared. Share it, name another layer with ClassSpecificShapley(head=...), "
+            "or use metrics of the whole update, such as flsv.metrics.CosineGradientShapley."
         )
-    asking = f"metrics {board.head_metrics}" if board.head_metrics else f"head={head!r}"
+    asking = f"metrics {metrics.head_metrics}" if metrics.head_metrics else f"head={head!r}"
     if space.head is None:
         raise ConfigurationError(
             f"{asking} need a classifier head, and the module has no nn.Linear layer, or its last one no weight of its "

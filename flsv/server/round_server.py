@@ -42,7 +42,7 @@ class RoundServer:
     It knows no Trainer, and is the same wherever the clients run.
 
     Args:
-        board: the metrics.
+        metrics: the metrics.
         strategies: all of the run's by role, in the order in which they are asked: the aggregator makes the next global
             model, the personalizer, if there is one, the clients' start points.
         space: the map between modules and vectors.
@@ -56,13 +56,13 @@ class RoundServer:
 
     def __init__(
         self,
-        board: ContributionMetrics,
+        metrics: ContributionMetrics,
         strategies: Mapping[str, Any],
         space: ParameterSpace,
         channel: Channel,
         filters: Sequence[UpdateFilter] = (),
     ) -> None:
-        self.board, self.strategies = board, list[Strategy](strategies.values())
+        self.metrics, self.strategies = metrics, list[Strategy](strategies.values())
         self.aggregator: Aggregator = strategies["aggregator"]
         self.personalizer: Personalizer | None = strategies.get("personalizer")
         self.space, self.channel = space, channel
@@ -243,11 +243,11 @@ class RoundServer:
         return round
 
     def _measure(self, round: Round, stage: Stage) -> None:
-        self.board.update(round.measured(), stage)
+        self.metrics.update(round.measured(), stage)
 
     def _aggregated(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the next global model ``[P]`` and the clients' weights ``[k]``."""
-        vector, weights = self.aggregator.aggregate(round, self.board.with_priors())
+        vector, weights = self.aggregator.aggregate(round, self.metrics.with_priors())
         if self.aggregator.server_lr == 1:
             return vector, weights
         cut = self.space.num_parameters
@@ -265,7 +265,7 @@ class RoundServer:
         """Make the clients' next start points, and add to the round what clients find each other to be worth."""
         if self.personalizer is None:
             return round
-        own = self.personalizer.personalize(round, self.board.with_priors(), state.starts)
+        own = self.personalizer.personalize(round, self.metrics.with_priors(), state.starts)
         own = own if isinstance(own, Personalized) else Personalized(own)
         # A view would keep, and save, the whole of what it is one of.
         state.starts.update(

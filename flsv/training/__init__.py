@@ -1,1 +1,1 @@
-"""The client side of a round: local training, and client algorithms."""
+"""Client side of a round: local training and client algorithms."""

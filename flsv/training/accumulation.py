@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
@@ -12,13 +10,14 @@ from flsv.training.slots import Slot
 
 
 class AccumulationWindows(Slot):
-    """Counts windows by the client's batches.
+    """Windows of gradient accumulation that are counted by each client's batches.
 
     Lightning counts them over the whole epoch, which here is the whole cohort: a client's last gradients would be added
-    to the next client's first. A client keeps nothing of its windows, since its last batch ends one.
+    to the next client's first. A client keeps nothing of its windows, since its first batch begins one and its
+    last ends one.
 
     Args:
-        trainer: whose windows these are, until :meth:`remove`.
+        trainer: the trainer whose counting is replaced, until :meth:`remove`.
     """
 
     name = "accumulation"
@@ -34,20 +33,14 @@ class AccumulationWindows(Slot):
         self._patches = PatchedAttributes()
         if self._active:
             self._zero_grad = module.optimizer_zero_grad
-            # Lightning asks the loop whether to step optimizer and schedulers; there is no public place to answer. It
-            # empties the gradients by the epoch's batch count, so that is left to `begin_batch`.
+            # Lightning asks the loop whether to step optimizer and schedulers, by no public method. It also zeroes the
+            # gradients by the epoch's batch count; `begin_batch` does that instead.
             self._patches = PatchedAttributes(
                 [
                     (trainer.fit_loop.epoch_loop, "_accumulated_batches_reached", lambda: self._complete),
                     (module, "optimizer_zero_grad", lambda *_: None),
                 ]
             )
-
-    def enter(self, client: int, kept: Any) -> None:
-        """Do nothing: its first batch begins a window."""
-
-    def leave(self) -> None:
-        """Do nothing: its last batch has ended a window."""
 
     def begin_batch(self, position: int, batches: int) -> None:
         if not self._active:

@@ -1,4 +1,4 @@
-"""ClientManager: the clients' and the server's data during a fit; and trials of the module before it."""
+"""ClientManager: the clients' and the server's data during a fit, and trials of the module before the fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from flsv._lightning.evaluation import all_on_device, as_given, count_answers, evaluating, on_device
-from flsv.core import Channel, Client, Instruction, LocalData, Owners, Split, State, at
+from flsv.core import Channel, Client, ClientPlacement, Instruction, LocalData, Split, State, opened
 from flsv.core.local_data import Prefixed
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
@@ -34,27 +34,28 @@ Private = Callable[[], Mapping[str, Tensor]]
 
 
 class ClientManager:
-    """Makes a :class:`Client` for each client of a data module, and the server's :class:`LocalData`.
+    """The clients of a data module, each a :class:`Client` with its :class:`LocalData`, and the server's data.
 
-    All of them share one evaluator's copies of the module; each keeps its own batches.
+    The clients share an evaluator's copies of the module; each has batches of its own.
 
     Args:
-        trainer: with its module on its device.
-        data: dealt out.
+        trainer: the trainer, with its module on its device.
+        data: the data module, with its samples assigned to clients.
         space: the map between the module and vectors.
-        store: what the clients keep between rounds.
-        owners: which of several processes has which client; None: there is one.
-        first: number of the data's first client in the federation, by which the store knows it.
-        num_classes: M of the federation, where the data are a part of it that may lack the last ones; None: the data's.
+        store: the state that clients keep between rounds.
+        owners: the assignment of clients to processes; None: there is one process.
+        first: the number that the data's first client has in the federation and in ``store``.
+        num_classes: M, the federation's number of classes, where the data are one site's and may lack the last classes;
+            None: the data's own number.
 
     Raises:
-        ConfigurationError: the data have more classes.
+        ConfigurationError: the data have more classes than the federation.
 
     Attributes:
-        channel: counts what crosses.
-        locals: what the clients hold, by number: for the clients' own code.
-        clients: the same as the server sees them.
-        server: the holder of the server's validation set; None where there is none.
+        channel: counts the messages between server and clients.
+        locals: the clients' data by number, for the clients' own code.
+        clients: the clients by number, as the server sees them.
+        server: the server's validation set; None where there is none.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class ClientManager:
         data: FederatedDataModule,
         space: ParameterSpace,
         store: ClientStore,
-        owners: Owners | None = None,
+        owners: ClientPlacement | None = None,
         first: int = 0,
         num_classes: int | None = None,
     ) -> None:
@@ -101,17 +102,22 @@ class ClientManager:
         )
 
     def trained(self, client: int) -> Tensor | None:
-        """``[P]``, what a client of the round has trained; None once the round has been forgotten."""
-        with at(self.locals[client]) as local:
+        """Return the model ``[P]`` that a client has trained in this round; None once its round is forgotten."""
+        with opened(self.locals[client]) as local:
             return local.model
 
     def forget(self, client: int) -> None:
-        """A client of the round has failed: what it has kept in it is forgotten."""
-        self.locals[client].visit(None, None)
+        """Forget a client's models and changes of state of this round, as if it had not taken part."""
+        self.locals[client].set_models(None, None)
         self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
-        """An evaluator on these batches; ``private`` gives what a client's models hold beside their vectors."""
+        """Make an evaluator of models on batches.
+
+        Args:
+            batches: pairs ``(x, y)``.
+            private: returns the entries of the client's models that vectors do not hold; None: there are none.
+        """
         if self._first is None:
             self._first = ModelEvaluator(
                 self._trainer.lightning_module,
@@ -124,10 +130,15 @@ class ClientManager:
         return self._first.on(batches, private)
 
     def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
-        """An evaluator on a client's split by what is no classifier's score; the first of its kind is tried.
+        """Make an evaluator of models on a client's split by a task's own score; the first of its kind is tried.
+
+        Args:
+            client: the client's number.
+            split: the split to evaluate on.
+            performance: the score, which need not be a classifier's.
 
         Raises:
-            ConfigurationError: the score cannot be had.
+            ConfigurationError: the score is not available for this module.
         """
         trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
         if performance not in self._any_task:
@@ -137,7 +148,8 @@ class ClientManager:
         return evaluator_on(self._any_task[performance], trainer, loader, private)
 
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
-        """A copy of the trainer's module with this vector ``[P]`` in it, in evaluation mode; always the same copy."""
+        """Return a copy of the trainer's module that holds the vector ``[P]``, in evaluation mode; always the same
+        copy."""
         module = self._trainer.lightning_module
         if self._replica is None:
             self._replica = self.tried()
@@ -150,7 +162,7 @@ class ClientManager:
         return self._replica.module
 
     def tried(self) -> Replica:
-        """A copy of the trainer's module that was found to be one.
+        """Copy the trainer's module and check on a batch that the copy computes the same.
 
         Raises:
             ConfigurationError: see :func:`flsv.games.check_copies.check_copies`.
@@ -167,10 +179,10 @@ class ClientManager:
     def received(
         self, strategies: Mapping[str, Any], instructions: Mapping[int, Instruction], global_vector: Tensor
     ) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it would use, where that is not the global one."""
+        """Return the model ``[P]`` that each client would use, by client id, where it is not the global model."""
         models = {}
         for client, instruction in instructions.items():
-            with at(self.locals[client]) as local:
+            with opened(self.locals[client]) as local:
                 model = used_model(local, instruction, strategies)
             if model is not None and model is not global_vector:
                 models[client] = model
@@ -179,21 +191,26 @@ class ClientManager:
     def own_scores(
         self, clients: Iterable[int], models: Mapping[int, Tensor], global_vector: Tensor
     ) -> dict[str, Tensor]:
-        """Name to the scores of these clients' models, the global one where a client has none, on their own test
-        splits, see :data:`flsv.models.imbalance.OWN_SCORES`; NaN without samples.
+        """Score clients' own models on their own test splits. The trainer's module is left with the last model.
 
-        The trainer's module is left with the last client's model.
+        Args:
+            clients: ids of the k clients to score.
+            models: client id to its model ``[P]``; clients without one are scored with the global model.
+            global_vector: ``[P]``, the global model.
+
+        Returns:
+            Name of :data:`flsv.models.imbalance.OWN_SCORES` to scores ``[k]``, NaN for clients without test samples.
         """
-        module, counted = self._trainer.lightning_module, []
+        module, all_counts = self._trainer.lightning_module, []
         private = self._space.read_private(module)
         for client in clients:
             self._space.write(module, models.get(client, global_vector))
-            with at(self.locals[client]) as local:
+            with opened(self.locals[client]) as local:
                 self._space.write_private(module, {**private, **local.private})
             counts = ClassScores(self._num_classes, sync_on_compute=False)  # other processes have other clients
             count_answers(self._trainer, self._data.client_loader(client, "test"), counts)
-            counted.append(counts)
-        scores = [plain_scores(counts) for counts in counted]
+            all_counts.append(counts)
+        scores = [plain_scores(counts) for counts in all_counts]
         return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
 
     def _state(self, client: int) -> State:
@@ -218,17 +235,17 @@ class ClientManager:
 
 @torch.no_grad()
 def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
-    """Put one batch through the module of a trainer, which is left as it was: modes, buffers, random numbers.
+    """Put one batch through a trainer's module, whose modes, buffers and random numbers are restored afterwards.
 
     Args:
-        trainer: with its module on its device.
-        batches: pairs ``(x, y)``; the first is taken.
+        trainer: the trainer, with its module on its device.
+        batches: pairs ``(x, y)``; the first is used.
         num_classes: M.
-        asking: what the evaluation is for, for the message.
+        asking: the beginning of the error message: what the evaluation is for.
 
     Raises:
-        ConfigurationError: the batch is no pair, its labels are no classes, or the module's ``forward`` gives no logits
-            ``[B, M]`` or of more classes.
+        ConfigurationError: the batch is not a pair, its labels are not classes, or the module's ``forward`` does not
+            return logits of at least M classes.
     """
     module = trainer.lightning_module
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
@@ -248,7 +265,7 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:
-    """``counts [n, M']`` with none of the classes that the data lack, ``[n, M]``."""
+    """Append zeros to ``counts [n, M']`` for the classes that the data lack, up to ``[n, M]``."""
     if counts.shape[1] > num_classes:
         raise ConfigurationError(
             f"the data have {counts.shape[1]} classes, and the federation {num_classes}. Number the classes as the "

@@ -1,4 +1,4 @@
-"""A round's cohort in a Trainer: its batches, and the switching of the one module from client to client."""
+"""Training of a round's cohort in one Trainer: the cohort's batches, and the module's switch from client to client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from flsv.attacks import Collusion
-from flsv.core import ClientUpdate, Instruction, Traffic, at
+from flsv.core import ClientUpdate, Instruction, Traffic, opened
 from flsv.core.matrix import copied_rows, empty_rows
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
@@ -33,12 +33,12 @@ class ClientBatches:
 class CohortLoader(Iterable[Any]):
     """The train dataloader of one round.
 
-    What a client sees depends on the seed, the round and the client only, not on who else is in the cohort: every local
-    epoch is shuffled by a generator of its own.
+    The batches of a client depend on the seed, the round and the client only, not on the rest of the cohort: every
+    local epoch is shuffled by a generator of its own.
 
     Args:
-        data: where the clients' loaders come from.
-        cohort: client ids, in the order of their visits.
+        data: the data module that makes the clients' loaders.
+        cohort: client ids, in the order in which they train.
         seed: the run's seed.
         round_index: the round.
         local_epochs: passes over each client's data.
@@ -72,19 +72,19 @@ class CohortLoader(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for place, (client, loader, batches) in enumerate(self._epochs):
-            # Lightning asks for the first batch while the client before still trains: what augmentation draws for it
-            # must come from neither that client's random state, nor change it.
+            # Lightning asks for the first batch while the previous client still trains: augmentation of that batch must
+            # neither use nor change the previous client's random state.
             with isolated_rngs(self._seed, "first batch", self.round_index, client, place % self._local_epochs):
                 iterator = iter(loader)
                 first = list(islice(iterator, 1))
             if place % self._local_epochs == 0:
-                # Lightning passes it through the transfer hooks, which may augment it, before the client begins.
+                # Transfer hooks, which may augment the batch, run before the client begins.
                 seed_global_rngs(self._seed, "transfer", self.round_index, client)
             given = 0
             for batch in chain(first, islice(iterator, batches - 1)):
                 given += 1
                 yield batch
-            # Else the next client's batches would be taken for this one's.
+            # Else the next client's batches would be counted as this client's.
             self._check_given(client, given, batches)
 
     def _check_given(self, client: int, given: int, batches: int) -> None:
@@ -96,16 +96,16 @@ class CohortLoader(Iterable[Any]):
 
 
 class CohortTraining:
-    """Switches a Trainer's module from client to client and collects their updates.
+    """The training of a cohort: switches a Trainer's module from client to client and collects the updates.
 
     Args:
-        turn: of each client.
-        manager: the clients as holders of data.
+        turn: the turns of the clients.
+        manager: the clients' data.
 
     Attributes:
-        turn: as given.
-        updates: what the clients of the round have sent so far.
-        broken: ids of the clients whose model was not finite: they have sent nothing.
+        turn: the turns of the clients.
+        updates: the updates of the round so far.
+        broken: ids of the clients that sent no update because their model was not finite.
         active: whether a round has begun and not ended.
     """
 
@@ -117,12 +117,12 @@ class CohortTraining:
         self.active = False
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
-        """The module holds the global model, as :attr:`global_vector` does.
+        """Begin a round: the module and :attr:`global_vector` hold the global model.
 
         Args:
             loader: the round's batches.
-            instructions: what the server says to every client of the cohort.
-            num_samples: ``[n]`` training samples of every client.
+            instructions: the server's message to every client of the cohort, by client id.
+            num_samples: ``[n]``, training samples of every client.
         """
         self._visits, self._instructions, self._samples = loader.visits, instructions, num_samples
         self._matrix = empty_rows(len(self._visits), self.global_vector, self._trainer.default_root_dir)
@@ -130,37 +130,38 @@ class CohortTraining:
 
     @property
     def global_vector(self) -> Tensor:
-        """``[P]``, the global model at the start of the round."""
+        """Return the global model ``[P]`` at the start of the round."""
         return self.turn.shared.global_vector
 
     @property
     def client(self) -> int | None:
-        """The client whose turn it is; None after the cohort's last."""
+        """Return the client whose turn it is; None after the cohort's last."""
         return self._visits[self._visited].client if self._visited < len(self._visits) else None
 
     @property
     def place(self) -> str:
-        """``"3/10"``: the third of ten clients."""
+        """Return the client's place in the cohort, such as ``"3/10"`` for the third of ten."""
         return f"{self._visited + 1}/{len(self._visits)}"
 
     @property
     def batch_idx(self) -> int:
-        """The place of the current batch in its client's local epoch."""
+        """Return the index of the current batch in its client's local epoch."""
         return self.turn.position % self._visits[self._visited].epoch
 
     @property
     def matrix(self) -> Tensor:
-        """``[k, P]``: the models that have been sent, in the order of ``updates``."""
+        """Return the models that have been sent, ``[k, P]``, in the order of ``updates``."""
         return self._matrix[: len(self.updates)]
 
     def trained(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it has trained in this round; its upload may be another. Without those
-        who have been left out, whose round is forgotten."""
+        """Return the model ``[P]`` that each client has trained in this round, before uploads, by client id.
+
+        Clients that the server has left out are not among them."""
         models = {update.client_id: self._manager.trained(update.client_id) for update in self.updates}
         return {client: model for client, model in models.items() if model is not None}
 
     def begin_batch(self, batch: Any = None) -> bool:
-        """Before every batch, as the module gets it. Whether it is a client's first."""
+        """Begin a batch, as the module gets it. Return whether it is a client's first."""
         first = self.turn.context is None
         if first:
             visit = self._visits[self._visited]
@@ -170,15 +171,15 @@ class CohortTraining:
         return first
 
     def end_batch(self, loss: Tensor | None) -> bool:
-        """After every batch, with its training loss if there is one. Whether it was the cohort's last."""
+        """End a batch, with its training loss if there is one. Return whether it was the cohort's last."""
         if self.turn.end_batch(loss):
             self._end_client()
         return self._visited == len(self._visits)
 
     def _end_client(self) -> None:
-        """The client whose turn it is has trained."""
+        """End the present client's turn and take its update."""
         client = self._visits[self._visited].client
-        # The rows of the clients that are kept lie together.
+        # A broken client's row is overwritten by the next client's.
         update = self.turn.end(out=self._matrix[len(self.updates)])
         if update is None:
             self.broken.append(client)
@@ -188,11 +189,11 @@ class CohortTraining:
         self._visited += 1
 
     def collude(self, colluders: Sequence[Collusion], num_clients: int, round_index: int) -> None:
-        """Those of the cohort who have an agreement send what they have agreed on, each after the one before.
+        """Replace the updates of colluding clients by those that they have agreed on, one attack after the other.
 
         Args:
             colluders: the attacks.
-            num_clients: clients of the federation.
+            num_clients: n.
             round_index: the round.
         """
         start = self.global_vector
@@ -201,7 +202,7 @@ class CohortTraining:
             sent = attack.sent(ids, self.matrix[:, :cut] - start[:cut], num_clients, round_index)
             if not sent:
                 continue
-            self._matrix = copied_rows(self.matrix)  # a client's own model is the row that it would have sent
+            self._matrix = copied_rows(self.matrix)  # the clients' own models are rows of the matrix, and must stay
             for row, update in enumerate(self.updates):
                 vector, dense = self._matrix[row], update
                 if update.client_id in sent:
@@ -210,46 +211,46 @@ class CohortTraining:
                     traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
                     dense = replace(update, norm=norm, traffic=traffic)
                 self.updates[row] = replace(dense, vector=vector)
-                with at(self._manager.locals[update.client_id]) as local:
-                    if local.model is not None:  # it has trained in this process
-                        local.visit(local.start, local.model, vector, local.tell)
+                with opened(self._manager.locals[update.client_id]) as local:
+                    if local.model is not None:  # the client has trained in this process
+                        local.set_models(local.start, local.model, vector, local.tell)
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """The server has left out what these clients sent: it is as if they had not taken part."""
+        """Forget the round of clients whose updates the server has excluded, as if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
-            self.turn.shared.next_buffers = None  # counters of the first client: they stay as before the round
+            self.turn.shared.next_buffers = None  # the first client's counters: they stay as before the round
         for client in clients:
             self._manager.forget(client)
 
     def end_round(self, vector: Tensor) -> None:
-        """The round is complete: the module becomes the next global model."""
+        """End the round: the module becomes the next global model ``[P]``."""
         self.turn.shared.end_round(vector)
         self._forget()
         self.active = False
 
     def discard(self) -> bool:
-        """Forget an unfinished round: the module is the global model of its start again. Whether there was one."""
+        """Forget an unfinished round and restore the global model of its start. Return whether there was one."""
         if not self.active or self._discarded:
             return False
         self.turn.discard()
         self._forget()
-        # `active` stays: a checkpoint saved from here on is still one of the round's start.
+        # `active` stays True: a checkpoint saved from here on is still one of the round's start.
         self._discarded = True
         return True
 
     def _forget(self) -> None:
         for visit in self._visits:
-            self._manager.locals[visit.client].visit(None, None)
+            self._manager.locals[visit.client].set_models(None, None)
         self._matrix, self.updates, self._instructions = self.global_vector.new_empty(0), [], {}
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
-    """A place in a federation, in words; the round counted from 1, as everywhere that people read.
+    """Describe where an error happened, in words; the round is counted from 1, as in all texts for people.
 
     Args:
-        client: its number; None: none.
-        round_index: the round.
-        names: of the clients.
+        client: the number of the client that trained; None: the server was at work.
+        round_index: the round, from 0.
+        names: the clients' names.
 
     Example:
         >>> where(2, 5)

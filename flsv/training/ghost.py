@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flsv.utilities.errors import ConfigurationError
 
-#: Linear in their parameters, and with a sample's outputs in its own row.
+#: Layers that are linear in their parameters and have a sample's outputs in its own row.
 LAYERS: tuple[type[nn.Module], ...] = (
     nn.Linear,
     nn.Conv1d,
@@ -46,15 +46,16 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 class GhostProducts:
     """Hooks that collect, for each sample z, the product of g with z's part of the batch gradient, float64 ``[B]``.
 
-    The products of a batch sum to <g, gradient of the batch's loss>, whatever the loss: a mean or a sum, with weights
-    or without. One more forward pass of every layer.
+    The products of a batch sum to <g, gradient of the batch's loss> for any loss, a mean or a sum, weighted or not.
+    They cost one more forward pass of every layer.
 
     Args:
-        module: whose passes are watched while :attr:`samples` is not None.
-        reference: g, by names of parameters, in their shapes. Trainable parameters that are not in it have no part.
+        module: the module whose passes are watched while :attr:`samples` is not None.
+        reference: the vector g, by names of parameters, in the parameters' shapes. Trainable parameters that are not in
+            it count as 0.
 
     Raises:
-        ConfigurationError: a layer that samples' gradients cannot be told apart in, by name.
+        ConfigurationError: a layer does not separate the samples' gradients; the message names it.
 
     Example:
         >>> module = nn.Linear(2, 1, bias=False)
@@ -86,8 +87,9 @@ class GhostProducts:
 
     @property
     def samples(self) -> int | None:
-        """How many samples the present batch has, the first dimension of all activations; None: not watched. To set it
-        begins a batch."""
+        """Return the present batch's number of samples, the first dimension of all activations; None: not watched.
+
+        Setting the number begins a batch."""
         return self._samples
 
     @samples.setter
@@ -104,12 +106,12 @@ class GhostProducts:
             ]
 
     def take(self) -> Tensor:
-        """``[sum of B]``, the products of all batches since the last call, in their order."""
+        """Return the products of all batches since the last call, in order, float64 ``[sum of B]``, and forget them."""
         products, self._products = self._products, []
         return torch.cat(products) if products else torch.empty(0, dtype=torch.float64, device=self._device)
 
     def remove(self) -> None:
-        """Take the hooks away, until the next batch that is watched; what they have brought can still be taken."""
+        """Remove the hooks until the next batch that is watched; collected products can still be taken."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -121,8 +123,8 @@ class GhostProducts:
                 return
             if len(output) != samples or not samples:
                 raise ConfigurationError(
-                    f"layer {name!r} gives {len(output)} rows for a batch of {samples} samples: whose is which "
-                    "cannot be told. In-run values need layers whose first dimension is the batch."
+                    f"layer {name!r} gives {len(output)} rows for a batch of {samples} samples, so that rows cannot be "
+                    "assigned to samples. In-run values need layers whose first dimension is the batch."
                 )
             products = self._products[-1]
             with torch.no_grad():
@@ -138,14 +140,14 @@ class GhostProducts:
 
 
 def check_layers(module: nn.Module, names: set[str]) -> None:
-    """Check that samples' gradients can be told apart.
+    """Check that every layer separates the gradients of a batch's samples.
 
     Args:
-        module: in the mode that it trains in.
-        names: of the parameters that matter.
+        module: the module, in the mode that it trains in.
+        names: names of the parameters to check.
 
     Raises:
-        ConfigurationError: where they cannot, and what to do.
+        ConfigurationError: a layer does not; the message names it and says what to do.
     """
     asked = {p: name for name, p in module.named_parameters() if name in names and p.requires_grad}
     for name, layer in module.named_modules():
@@ -176,10 +178,10 @@ def _why_not(layer: nn.Module) -> str | None:
 
 
 def _with(layer: nn.Module, own: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
-    """A twin of the layer with g in place of its parameters, 0 where g has none; without its hooks."""
+    """Copy a layer without its hooks, with g in place of its parameters and 0 where g has no entry."""
     filled = {n: torch.zeros_like(own[n]) if value is None else value.detach().to(own[n]) for n, value in g.items()}
     padding = getattr(layer, "padding_idx", None)
-    if isinstance(layer, nn.Embedding) and padding is not None:  # it has no gradient
+    if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient
         filled["weight"] = filled["weight"].clone()
         filled["weight"][padding] = 0
     twin: Any = copy(layer)

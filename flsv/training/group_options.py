@@ -33,7 +33,7 @@ def copied(value: Any) -> Any:
 
 
 def put(group: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write options into a parameter group; a tensor stays the object that it is."""
+    """Write options into a parameter group; a tensor of the same shape is overwritten in place."""
     for name, value in options.items():
         present = group.get(name)
         if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:
@@ -44,12 +44,12 @@ def put(group: dict[str, Any], options: dict[str, Any]) -> None:
             group[name] = deepcopy(value)
 
 
-def same(a: Any, b: Any) -> bool:
+def equal_states(a: Any, b: Any) -> bool:
     """Return whether two states are equal."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(equal_states, a, b))
     return bool(a == b)

@@ -24,27 +24,27 @@ from flsv.utilities.seeding import generator_for
 
 
 class LocalSteps(Slot):
-    """Counts each client's optimizer steps. As a slot it says whose are told.
+    """Number of optimizer steps of each client; the slot that answers Lightning with the present client's numbers.
 
-    Whom a sampler draws follows from the run's seed, so that the rounds of every client are known in advance. Of a
-    sampler that goes by what the clients contribute they are not: then a client's schedule is made for all rounds.
+    A sampler's draws follow from the run's seed, so the rounds of every client are known in advance. They are not for a
+    sampler that depends on the clients' contributions: then a client's schedule is made for all rounds.
 
     Args:
-        trainer: with its module.
-        data: dealt out.
+        trainer: the trainer, with its module.
+        data: the data module, with its samples assigned to clients.
         sampler: draws the cohorts.
-        state: has the run's seed, and the number of clients.
+        state: holds the run's seed and the number of clients.
         local_epochs: passes over a client's data per round.
         limit: Lightning's ``limit_train_batches``, per client and local epoch.
 
     Attributes:
-        limit: as given.
-        client: whose steps and batches are told; None: the largest numbers.
-        begun: whether the first cohort's batches are there: from then on only ``configure_optimizers`` is told a
-            client's number of them.
+        limit: Lightning's ``limit_train_batches``, per client and local epoch.
+        client: the client whose steps and batches are answered; None: the largest numbers of all clients.
+        begun: whether the first cohort's batches exist: from then on only ``configure_optimizers`` is given a client's
+            number of batches.
         last_batch: whether the client in training is at its last batch; None between turns.
-        asked: whether ``configure_optimizers`` has asked, so that its schedules are different ones for clients with
-            different numbers of steps.
+        length_was_read: whether ``configure_optimizers`` has read the number of steps, so that clients with different
+            numbers have different schedules.
     """
 
     name = "steps"
@@ -63,7 +63,7 @@ class LocalSteps(Slot):
         self.client: int | None = None
         self._known: dict[int, float] = {}
         self._rounds: list[list[int]] | None = None
-        self.asked = False
+        self.length_was_read = False
         self.begun, self.last_batch = False, None  # type: bool, bool | None
 
     def enter(self, client: int, kept: Any) -> None:
@@ -76,27 +76,27 @@ class LocalSteps(Slot):
         self.client = self.last_batch = None
 
     def of(self, client: int) -> float:
-        """One client's steps; infinite where there is no last round."""
+        """Return one client's number of optimizer steps in the whole fit; infinite where there is no last round."""
         if client not in self._known:
             self._known[client] = self._count(client)
         return self._known[client]
 
     def most(self) -> float:
-        """The steps of the client that takes the most: for schedules that are no client's."""
+        """Return the largest number of steps of any client, for schedules that belong to no client."""
         return max(self.of(client) for client in range(self._data.num_clients))
 
     def length(self) -> range:
-        """What stands for the train dataloader in ``configure_optimizers``: as long as one client's batches in a round,
-        or as the largest number where no client trains."""
+        """Return a stand-in for the train dataloader in ``configure_optimizers``: as long as the present client's
+        batches in a round, or as the largest number of any client where no client trains."""
         return range(int(self._answer(self._batches, "the number of training batches")))
 
     def answer(self) -> float:
-        """What ``trainer.estimated_stepping_batches`` is."""
+        """Return the value of ``trainer.estimated_stepping_batches``."""
         return self._answer(self.of, "estimated_stepping_batches")
 
     def _answer(self, count: Callable[[int], float], name: str) -> float:
         hook = self._trainer.lightning_module._current_fx_name
-        self.asked = self.asked or hook == CONFIGURE
+        self.length_was_read = self.length_was_read or hook == CONFIGURE
         if self.client is not None:
             return count(self.client)
         counts = list(map(count, range(self._data.num_clients)))
@@ -137,7 +137,7 @@ class LocalSteps(Slot):
         return self._rounds[client]
 
     def _cohort(self, round_index: int) -> Sequence[int]:
-        """Whom the sampler draws; everybody where it goes by more than the round and the seed."""
+        """Return the sampler's draw for a round; all clients if the draw depends on more than the round and seed."""
         kind: Any = type(self._sampler)
         more = ("begin", "end_round", "state_dict", "choose")
         known = any(getattr(kind, name) is not getattr(ClientSampler, name) for name in more)
@@ -148,5 +148,5 @@ class LocalSteps(Slot):
 
 
 def limited(length: int, limit: float) -> int:
-    """Batches of a local epoch of ``length`` under Lightning's ``limit_train_batches``."""
+    """Return how many of an epoch's ``length`` batches Lightning's ``limit_train_batches`` leaves."""
     return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))

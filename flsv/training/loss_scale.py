@@ -1,4 +1,4 @@
-"""LossScale: the scale of the loss in half precision, as each client's own."""
+"""LossScale: a scale of the loss in half precision for each client."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from flsv.training.slots import Slot
 
 
 class LossScale(Slot):
-    """Gives each client a ``GradScaler`` of its own, where the trainer has one.
+    """Slot for the state of the trainer's ``GradScaler``, where it has one: each client continues its own.
 
     ``precision="16-mixed"`` on a GPU scales the loss so that small gradients do not vanish: torch's ``GradScaler``
-    starts high, leaves out steps whose gradients overflow, and goes down until they do not. With one scale for all, the
-    cohort's first client would leave out steps for the others.
+    starts high, skips steps whose gradients overflow, and lowers the scale until they do not. With one scale for all,
+    only the cohort's first client would skip steps.
 
     Args:
-        trainer: with its precision plugin.
+        trainer: the trainer, with its precision plugin.
     """
 
     name = "loss_scale"
@@ -40,6 +40,6 @@ class LossScale(Slot):
         return left
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        # Lightning's place for it in a checkpoint, and what it restores before a fit goes on.
+        # Lightning saves the scale under this key, and restores it from there when a fit is resumed.
         if (place := type(self._plugin).__qualname__) in checkpoint and self._scaler is not None:
             checkpoint[place] = dict(self._fresh or {})

@@ -1,7 +1,7 @@
 """Tensors of a module that are not part of its vector: counters, masks, memory banks.
 
-Every client starts with them as they are when the round's first client starts, and the global model goes on with those
-of the cohort's first client: averages of counters mean nothing.
+Every client starts with the values that the round's first client starts with. The next global model takes the values
+that the cohort's first client leaves, since averages of counters have no meaning.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ State = dict[str, dict[str, Any]]
 
 
 class NonVectorState:
-    """Buffers that are integer (counters, masks) or not persistent (MoCo's queue), and tensors that a module
-    keeps as plain attributes, alone or in tuples (an LSTM's state). Whether they were there when training
-    started, came later or take the place of a None does not matter.
+    """State of a module beside its vector.
 
-    Not among them: a plain tensor that has a gradient (it is an output), one that shares its memory with a parameter
-    or buffer, and the states of torchmetrics, which count what the whole cohort does. Other attributes (numbers, lists
-    of outputs or of past samples) are the module's: they pass from client to client, and a resumed run begins without
-    them, unless the module saves them (``on_save_checkpoint``).
+    That is buffers that are integer (counters, masks) or not persistent (MoCo's queue), and tensors that a module keeps
+    as plain attributes, alone or in tuples (an LSTM's state), also those that training creates or puts in place of a
+    None.
+
+    Plain tensors with a gradient (outputs), tensors that share their memory with a parameter or buffer, and the states
+    of torchmetrics, which count over the whole cohort, are left out. Other attributes (numbers, lists of outputs or of
+    past samples) pass from client to client, and a resumed run begins without them, unless the module saves them
+    (``on_save_checkpoint``).
 
     Args:
-        module: whose they are, and remain.
-        infinite: names of floating-point state with entries that are not finite, which must stay as it is, see
-            :attr:`flsv.core.parameter_space.ParameterSpace.left_names`.
+        module: the module.
+        infinite: names of floating-point entries that hold values that are not finite and must not change, see
+            :attr:`flsv.core.parameter_space.ParameterSpace.non_finite_names`.
 
     Example:
         >>> net = nn.BatchNorm1d(2)
@@ -54,7 +56,7 @@ class NonVectorState:
         self._collected: dict[str, int] | None = _collections(module)
 
     def read(self) -> State:
-        """Copies: buffers by name (None for one that has not been made yet), and attributes by name."""
+        """Copy the buffers by name (None for a buffer that does not exist yet) and the attributes by name."""
         return {
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
             "attributes": {name: _each(value, torch.clone) for name, _, _, value in list(plain_state(self._module))},
@@ -62,15 +64,19 @@ class NonVectorState:
 
     @torch.no_grad()
     def write(self, state: State, partial: bool = False) -> None:
-        """Put copies back, buffers in place where they still have the shape; what has come since is taken away, unless
-        the state is ``partial``."""
+        """Write copies back, into buffers in place where the shape is the same.
+
+        Args:
+            state: copies from :meth:`read`.
+            partial: keep attributes that ``state`` does not have; by default they are deleted.
+        """
         self._write_buffers(state["buffers"])
         missing = dict(state["attributes"])
         for name, layer, own, value in list(plain_state(self._module)):
             if name in missing:
                 before = missing.pop(name)
                 if not _same(value, before):
-                    # Another object: what the old one is elsewhere, a batch of the data for example, stays as it is.
+                    # A new object: the old one may be in use elsewhere, as a batch of the data for example.
                     setattr(layer, own, _each(before, torch.clone))
             elif value is not None and not partial:
                 delattr(layer, own)
@@ -80,7 +86,7 @@ class NonVectorState:
                 setattr(self._module.get_submodule(prefix), own, _each(value, torch.clone))
 
     def resume(self, state: State) -> None:
-        """Put back what a checkpoint holds of :meth:`read`."""
+        """Restore a state that :meth:`read` returned and a checkpoint has saved."""
         device = _device(self._module)
         attributes = {
             name: _each(value, lambda tensor: tensor.to(device)) for name, value in state["attributes"].items()
@@ -102,10 +108,10 @@ class NonVectorState:
         )
 
     def check(self) -> None:
-        """Whether what is not finite is what it was.
+        """Check that entries with values that are not finite have not changed.
 
         Raises:
-            ConfigurationError: naming what is not.
+            ConfigurationError: they have; the message names them.
         """
         moved = [name for name, value, before in self._infinite if not _equal(value, before)]
         if moved:
@@ -142,7 +148,7 @@ class NonVectorState:
 
 
 def _collections(module: nn.Module) -> dict[str, int]:
-    """Count tensors, numbers apart, in lists, mappings and the like, by the name of the attribute that has them."""
+    """Count the tensors, scalars aside, in lists, mappings, sets and deques, by the name of the attribute."""
     found = {}
     for prefix, layer in module.named_modules():
         for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():
@@ -154,7 +160,7 @@ def _collections(module: nn.Module) -> dict[str, int]:
 
 
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """``function`` of the tensors in a value of :func:`flsv.core.plain_tensors.plain_state`."""
+    """Apply a function to the tensors in a value of :func:`flsv.core.plain_tensors.plain_state`."""
     if value is None or isinstance(value, Tensor):
         return None if value is None else function(value.detach())
     return tuple(_each(part, function) for part in value)

@@ -1,4 +1,4 @@
-"""OptimizerState: the state of the one set of optimizers, such as momentum and Adam's moments, as each client's own."""
+"""OptimizerState: the optimizers' state, such as momentum and Adam's moments, which each client has of its own."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from flsv.training.group_options import copied
 from flsv.training.slots import Slot
 from flsv.utilities.errors import ConfigurationError
 
-#: By parameters' numbers, as in ``Optimizer.state_dict()``; what else an optimizer keeps there, by its own keys.
+#: Optimizer state by parameters' numbers, as in ``Optimizer.state_dict()``, and other entries by the optimizer's keys.
 ByIndex = dict[Any, Any]
 
 
 class OptimizerState(Slot):
-    """Empties the optimizers' state when a client starts (``policy="reset"``), or puts in what the client left in its
-    last round (``"persist"``).
+    """Slot for the optimizers' state, which starts empty (``policy="reset"``) or as the client left it (``"persist"``).
 
     Args:
-        trainer: with its optimizers set up.
+        trainer: the trainer, with its optimizers set up.
         policy: ``"reset"`` or ``"persist"``.
 
     Raises:
-        ConfigurationError: an optimizer that cannot be shared.
+        ConfigurationError: an optimizer cannot serve several clients.
     """
 
     name = "optimizer"
@@ -70,8 +69,9 @@ class OptimizerState(Slot):
 
 
 def upload_parameters(trainer: L.Trainer) -> bool:
-    """Let optimizers that upload other weights than they trained (``upload_parameters``) put these into their
-    parameters, before a client leaves. Return whether there was one."""
+    """Call ``upload_parameters`` of optimizers that have it, which overwrites the trained weights by those to send.
+
+    Return whether there was such an optimizer."""
     uploading = [optimizer for optimizer in trainer.optimizers if hasattr(optimizer, "upload_parameters")]
     for optimizer in uploading:
         optimizer.upload_parameters()
@@ -88,7 +88,7 @@ def _by_index(optimizer: Optimizer) -> ByIndex:
 
 
 def _of(optimizer: Optimizer, kept: Mapping[Any, Any]) -> Any:
-    """The state to train with: copies, so that a round that fails leaves what is kept as it is."""
+    """Copy a kept state for training, so that a round that fails does not change it."""
     parameters = dict(enumerate(_parameters(optimizer)))
     return defaultdict(dict, {parameters.get(key, key): _copies(entries) for key, entries in kept.items()})
 
@@ -100,7 +100,7 @@ def _copies(entries: Any) -> Any:
 def _check_parameters(trainer: L.Trainer) -> None:
     known = {id(parameter) for parameter in trainer.lightning_module.parameters()}
     for optimizer in trainer.optimizers:
-        for group in optimizer.param_groups if optimizer.state_dict() else []:  # Lightning's stand-in has none
+        for group in optimizer.param_groups if optimizer.state_dict() else []:  # Lightning's stand-in has no groups
             strange = [list(tensor.shape) for tensor in group["params"] if id(tensor) not in known]
             if strange:
                 raise ConfigurationError(

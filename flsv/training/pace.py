@@ -1,4 +1,4 @@
-"""Pace: each client's position in its schedules, and the options of parameter groups that change while it trains."""
+"""Pace: each client's position in its schedules, and the optimizer options that change while the client trains."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from typing import Any, Literal
 
 import lightning as L
 
-from flsv.training.group_options import SCHEDULED, Options, options_of, put, same
+from flsv.training.group_options import SCHEDULED, Options, equal_states, options_of, put
 from flsv.training.local_steps import LocalSteps
 from flsv.training.schedules import Schedules
 from flsv.training.slots import Slot
 
 
 class Pace(Slot):
-    """Lets each client go on at its own learning rate.
+    """Slot for learning rates and other options of parameter groups: each client continues at its own.
 
     - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes then:
-      both go on where the client left them, whatever ``policy`` is; see :class:`flsv.training.schedules.Schedules`.
-    - A scheduler that steps per epoch, that is per round, belongs to the federation and is left alone.
-    - What else changes in a parameter group while a client trains (schedule-free optimizers count their steps there) is
-      the client's with ``policy="persist"``.
+      both continue where the client left them, for either ``policy``; see
+      :class:`flsv.training.schedules.Schedules`.
+    - A scheduler that steps per epoch, that is per round, belongs to the federation and is not changed.
+    - Other options that change while a client trains (schedule-free optimizers count their steps there) belong to the
+      client with ``policy="persist"``.
 
     Args:
-        trainer: with its optimizers set up.
-        policy: of the optimizers' state, ``"reset"`` or ``"persist"``.
-        steps: how many every client takes; None: as if it had not been asked.
+        trainer: the trainer, with its optimizers set up.
+        policy: what becomes of optimizers' state between a client's rounds, ``"reset"`` or ``"persist"``.
+        steps: every client's number of steps; None: all clients have the same schedules.
 
     Raises:
-        ConfigurationError: a scheduler that cannot be shared.
+        ConfigurationError: a scheduler cannot serve several clients.
     """
 
     name = "pace"
@@ -78,7 +79,7 @@ class Pace(Slot):
             self._schedules.rewind(checkpoint["lr_schedulers"])
 
     def _own(self, options: Options) -> Options:
-        """Pick what of the options, as the client leaves them, is the client's."""
+        """Select the options that belong to the client, from all options as the client leaves them."""
         result: Options = []
         for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
             may = set() if self._schedules.is_federations(optimizer) else SCHEDULED
@@ -91,7 +92,7 @@ class Pace(Slot):
                         name: value
                         for name, value in group.items()
                         if (name in may if name in SCHEDULED else self._policy == "persist")
-                        and (name in kept or name not in begun or not same(begun[name], value))
+                        and (name in kept or name not in begun or not equal_states(begun[name], value))
                     }
                 )
         return result

@@ -13,18 +13,18 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class OptimizerOptions:
-    """Remembers the options of ``configure_optimizers`` before Lightning restores a checkpoint, so that changed options
-    have effect.
+    """Options of ``configure_optimizers`` before Lightning restores a checkpoint, so that changed options have effect.
 
-    Lightning restores an optimizer with all its options: a learning rate given on resume would change nothing. Here
-    what ``configure_optimizers`` gives now is compared with what it gave when the run was started. Where nothing
-    differs, everything goes on as restored. An option that differs is used.
+    Lightning restores an optimizer with all its options: a learning rate given on resume would change nothing. This
+    class compares the options that ``configure_optimizers`` sets now with those that it set when the run was started,
+    and applies the options that differ. All others stay as restored.
 
     Args:
-        trainer: with its optimizers set up.
+        trainer: the trainer, with its optimizers set up.
 
     Attributes:
-        asked: what there is, and the options of every parameter group, then of every scheduler, as text. To be saved.
+        configured_options: classes of optimizers and schedulers, and the options of every parameter group and then of
+            every scheduler, as text, for the checkpoint.
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
@@ -33,7 +33,7 @@ class OptimizerOptions:
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._schedulers = [type(scheduler).__name__ for scheduler in schedulers]
         optimizers = [f"{type(each).__name__} ({len(each.param_groups)} groups)" for each in trainer.optimizers]
-        self.asked: dict[str, Any] = {
+        self.configured_options: dict[str, Any] = {
             "kinds": ", ".join(optimizers + self._schedulers),
             "options": [_texts(options) for options in self._options + [each.state_dict() for each in schedulers]],
         }
@@ -42,18 +42,18 @@ class OptimizerOptions:
         """Check that what differs from ``before``, the ``asked`` of the run's start, can be used.
 
         Raises:
-            ConfigurationError: another class or number of optimizers, groups or schedulers; other options together with
-                a scheduler.
+            ConfigurationError: classes or numbers of optimizers, groups or schedulers differ, or options differ and
+                there is a scheduler.
         """
-        if before["kinds"] != self.asked["kinds"]:
+        if before["kinds"] != self.configured_options["kinds"]:
             raise ConfigurationError(
-                f"the run was started with {before['kinds']} and is resumed with {self.asked['kinds']}: an optimizer's "
-                "state is of no use to another. Resume with the same; its options, such as the learning rate, may "
-                "change."
+                f"the run was started with {before['kinds']} and is resumed with {self.configured_options['kinds']}: "
+                "an optimizer's state is of no use to another. Resume with the same; its options, such as the learning "
+                "rate, may change."
             )
         differ: dict[str, None] = {}
-        for was, now in zip(before["options"], self.asked["options"]):
-            # Names that only one of them has are another version's of torch.
+        for was, now in zip(before["options"], self.configured_options["options"]):
+            # Options that only one of the two has come from another version of torch.
             names = [name for name in was if name in now and was[name] != now[name]]
             differ |= dict.fromkeys(f"{name} is {now[name]} and was {was[name]}" for name in names)
         if differ and self._schedulers:

@@ -9,7 +9,7 @@ import lightning as L
 from torch.optim import Optimizer
 
 from flsv._lightning.patches import kept_schedulers, new_optimizers
-from flsv.training.group_options import SCHEDULED, put, same
+from flsv.training.group_options import SCHEDULED, equal_states, put
 from flsv.training.local_steps import LocalSteps
 from flsv.utilities.errors import ConfigurationError
 
@@ -19,11 +19,11 @@ _NEVER = 2**62
 class Schedules:
     """The schedulers of a fit, each set to the position of the client that trains.
 
-    The configuration says it, with manual optimization, too: a scheduler with ``interval="step"`` is the client's, one
-    with ``interval="epoch"`` the federation's.
+    A scheduler configured with ``interval="step"`` belongs to the client, one with ``interval="epoch"`` to the
+    federation, also with manual optimization.
 
-    Between two clients, and between rounds, they are the federation's: as ``configure_optimizers`` gave them, but for
-    the steps that it takes itself.
+    Between two clients, and between rounds, a client's schedulers are in the federation's state: as
+    ``configure_optimizers`` made them.
     """
 
     def __init__(self, trainer: L.Trainer, steps: LocalSteps | None = None) -> None:
@@ -42,11 +42,11 @@ class Schedules:
         self._begun: list[Any] = []
 
     def is_federations(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer's learning rate follows the rounds, by a scheduler that is told to."""
+        """Return whether an optimizer has a scheduler that steps once a round."""
         return any(each.optimizer is optimizer for each in self._by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
-        """Put the schedulers where the client has left them; at their beginning where it comes for the first time."""
+        """Set the schedulers to the client's saved states, or to their beginning in the client's first round."""
         self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual]
         if not self._schedulers:
             return
@@ -57,12 +57,13 @@ class Schedules:
             self._schedulers[i].load_state_dict(deepcopy(state))
 
     def begin_batch(self, position: int) -> None:
-        """Before a client's batch, counted from 0: a scheduler of ``frequency=k`` steps after every k-th of its own."""
+        """Prepare for a client's batch, counted from 0: with ``frequency=k`` a scheduler steps after each k-th batch of
+        the client."""
         for config, frequency in self._frequencies:
             config.frequency = 1 if (position + 1) % frequency == 0 else _NEVER
 
     def leave(self) -> dict[int, Any]:
-        """The states of the client's own schedulers; all of them are the federation's again."""
+        """Return the states of the client's schedulers, and set the schedulers to the federation's states again."""
         self._check_owner()
         if self._federations is None:
             return {}
@@ -79,14 +80,14 @@ class Schedules:
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def rewind(self, saved: list[Any]) -> None:
-        """Put the federation's states into those of a checkpoint that is saved while a client trains."""
+        """Write the federation's states over the client's in a checkpoint that is saved while a client trains."""
         for place, state in zip(self._places, self._federations or []):
             saved[place] = deepcopy(state)
 
     def _family(self, client: int) -> _Family | None:
-        """The schedulers that ``configure_optimizers`` gives for a client with so many steps; None: those that are
-        there, or their like."""
-        if self._steps is None or not self._steps.asked:
+        """Return the schedulers that ``configure_optimizers`` makes for the client's number of steps; None where the
+        present schedulers are the right ones."""
+        if self._steps is None or not self._steps.length_was_read:
             return None
         number = self._steps.of(client)
         if number == self._steps.most():
@@ -112,7 +113,7 @@ class Schedules:
     def _check_owner(self) -> None:
         begun, self._begun = self._begun, []
         for scheduler, state in zip(self._by_round, begun):
-            if not same(scheduler.state_dict(), state):
+            if not equal_states(scheduler.state_dict(), state):
                 raise ConfigurationError(
                     f"{type(scheduler).__name__} is stepped while a client trains, and its interval is a round's: it "
                     "would pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}, or step "
@@ -121,7 +122,7 @@ class Schedules:
 
 
 class _Family:
-    """Schedulers made for another number of steps."""
+    """Schedulers that ``configure_optimizers`` made for another number of steps."""
 
     def __init__(self, trainer: L.Trainer, places: list[int]) -> None:
         self._optimizers, schedulers = new_optimizers(trainer)
@@ -136,7 +137,8 @@ class _Family:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
     def enter(self, schedulers: list[Any]) -> None:
-        """Become these schedulers: whoever holds one of them holds this one, and theirs are the parameter groups."""
+        """Replace the contents of ``schedulers`` by this family's: references to them stay valid, and they change the
+        parameter groups of the optimizers in use."""
         for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
             optimizer.param_groups = used.param_groups
             for group, options in zip(used.param_groups, fresh):

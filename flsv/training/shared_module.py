@@ -1,4 +1,4 @@
-"""SharedModule: the Trainer's one module, which is each client in its turn and the global model between rounds."""
+"""SharedModule: the Trainer's module, which holds each client's model in turn and the global model between rounds."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class SharedModule:
-    """Writes the clients' models into the module, reads what they have trained, and puts the global model back.
+    """The Trainer's module: takes the clients' models, returns what they have trained, and holds the global model.
 
-    A module is its vector; the entries that a client does not share, which are its own; and what neither holds, such as
-    counters and masks (:class:`flsv.training.non_vector_state.NonVectorState`). Averages of counters mean nothing:
-    every client starts with those of the round's start, and the global model goes on with what the cohort's first
-    client leaves.
+    A module's state has three parts: the vector; the entries that a client does not share; and state that neither
+    holds, such as counters and masks (:class:`flsv.training.non_vector_state.NonVectorState`). Averages of counters
+    have no meaning: every client starts with those of the round's start, and the next global model takes those that the
+    cohort's first client leaves.
 
     Args:
-        module: in which clients train.
+        module: the module in which clients train.
         space: the map between the module and vectors.
 
     Attributes:
-        module, space: as given.
-        global_vector: ``[P]``, from the first round on.
-        next_buffers: what the round's first client whose model is finite leaves beside vectors.
+        module: the module in which clients train.
+        space: the map between the module and vectors.
+        global_vector: ``[P]``, the global model, from the first round on.
+        next_buffers: the counters and masks that the round's first client with a finite model leaves.
     """
 
     global_vector: Tensor
 
     def __init__(self, module: nn.Module, space: ParameterSpace) -> None:
         self.module, self.space = module, space
-        self._unsaved = NonVectorState(module, space.left_names)
+        self._unsaved = NonVectorState(module, space.non_finite_names)
         self._constants = space.constants(module)
         self._within = False
         self.next_buffers: State | None = None
@@ -49,19 +50,19 @@ class SharedModule:
         self.global_vector = self.space.read(self.module)
         self._before, self._private = self._unsaved.read(), self.space.read_private(self.module)
         self._marks = _marks(self._constants.values())
-        # What is not saved is what clients start with: hooks at the start of an epoch may come after this.
+        # `begin_turns` reads what clients start with: hooks at the start of an epoch may still change it.
         self._buffers: State | None = None
         self.next_buffers = None
         self._within = True
 
     def begin_turns(self) -> None:
-        """Remember what is beside vectors now, before the first client trains: all of them start with it."""
+        """Remember counters and masks before the first client trains: all clients start with them."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
 
     def end_turns(self) -> None:
-        """Put that back: what copies of the module take from it besides vectors is the round's own from here on, and
-        not what the last client has left."""
+        """Restore the counters and masks of the round's start, which copies of the module are then made with, instead
+        of those that the last client has left."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
 
@@ -78,7 +79,7 @@ class SharedModule:
     # ---- a turn
 
     def enter(self, start: Tensor, private: Mapping[str, Tensor]) -> None:
-        """Make the module a client's: the vector it starts from, and entries of its own."""
+        """Write a client's model into the module: the vector that it starts from, and its own entries."""
         self.begin_turns()
         assert self._buffers is not None
         self._write(start, self._buffers, {**self._private, **private})
@@ -87,34 +88,34 @@ class SharedModule:
         """Read what a client has trained: its vector ``[P]``, into ``out`` where that is given, and its own entries.
 
         Raises:
-            ConfigurationError: it has changed what has to stay as it is.
+            ConfigurationError: training has changed entries that have to be constant.
         """
         self._unsaved.check()
         vector, private = self.space.read(self.module, out=out), self.space.read_private(self.module)
         self._check_constant()
         return vector, private
 
-    def give_back(self) -> None:
-        """Take a client's own entries out: nobody else must find them, clients that have none yet, nor the server."""
+    def reset_private(self) -> None:
+        """Reset a client's own entries to their initial values: neither the server nor other clients may see them."""
         self.space.write_private(self.module, self._private)
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
-        """Return whether training has made something of the client's own not finite."""
+        """Return whether training has made an entry of the client's own infinite or NaN."""
         return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
 
     def keep_buffers(self) -> None:
-        """Let the next global model go on with what this client leaves beside its vector, unless one before it has."""
+        """Keep this client's counters and masks for the next global model, unless those of an earlier client are."""
         if self.next_buffers is None:
             self.next_buffers = self._unsaved.read()
 
     # ---- checkpoints
 
     def buffers(self) -> State:
-        """Return what no vector holds, as it is between two rounds: within one, as it was before it."""
+        """Return counters and masks as they are between rounds: within a round, as they were before it."""
         return self._before if self._within else self._unsaved.read()
 
     def restore(self, buffers: State) -> None:
-        """Put into the module what a checkpoint holds of it."""
+        """Write the counters and masks of a checkpoint into the module."""
         self._unsaved.resume(buffers)
 
     def global_state_dict(self) -> dict[str, Any]:
@@ -146,7 +147,7 @@ class SharedModule:
 
 @torch.no_grad()
 def _marks(tensors: Iterable[Tensor]) -> Tensor:
-    """Compute numbers, float64 ``[2, n]``, by which to see that tensors have changed, without copies of them."""
+    """Compute norms and sums of n tensors, float64 ``[2, n]``, which show whether tensors change, without copies."""
     floating = [
         tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
     ]

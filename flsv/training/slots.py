@@ -1,4 +1,4 @@
-"""Slot: one thing of which a Trainer has one and every client its own; Slots: all of them."""
+"""Slot: a part of a Trainer that every client has of its own, such as the optimizers' state; Slots: all such parts."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from flsv.training.store import ClientStore
 
 
 class Slot:
-    """Base class. A turn enters it, the client trains, and the turn leaves it: the Trainer is then as it was found."""
+    """Base class of a part of the Trainer that is entered before a client trains, and left and restored after it."""
 
-    #: Under which the store keeps what a client leaves.
+    #: Name under which the store keeps what a client leaves.
     name: ClassVar[str]
 
     def enter(self, client: int, kept: Any) -> None:
         """Put into the Trainer what the client left after its last round; None: it comes for the first time."""
-        raise NotImplementedError
 
     def leave(self) -> Any:
         """Give the Trainer its own back, and return what is the client's, in plain types and tensors; None: nothing."""
-        raise NotImplementedError
+        return None
 
     def begin_batch(self, position: int, batches: int) -> None:
-        """Prepare for the client's batch at this place, counted from 0, of so many in its turn."""
+        """Prepare for the client's batch number ``position``, from 0, of ``batches`` in its turn."""
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Take what is a client's out of a checkpoint that Lightning saves in the middle of a turn."""
+        """Remove a client's state from a checkpoint that Lightning saves in the middle of a turn."""
 
     def restored(self, kept: Any) -> Any:
-        """Return what a checkpoint holds as it is to be kept: on its device."""
+        """Move a client's state from a checkpoint to the device where it is kept, and return it."""
         return kept
 
 
@@ -37,11 +36,11 @@ class Slots:
     """All slots of a Trainer.
 
     Args:
-        slots: in the order in which they are entered; they are left in the opposite order.
-        store: what clients keep.
+        slots: the slots in the order in which they are entered; they are left in the opposite order.
+        store: the state that clients keep.
 
     Attributes:
-        client: whose they are at present; None: the Trainer's own.
+        client: the client whose state the slots hold; None: the Trainer's own.
     """
 
     def __init__(self, slots: Sequence[Slot], store: ClientStore) -> None:
@@ -52,13 +51,13 @@ class Slots:
             store.convert(slot.name, slot.restored)
 
     def enter(self, client: int) -> None:
-        """Make them this client's."""
+        """Enter all slots for a client."""
         self.client = client
         for slot in self._slots:
             slot.enter(client, self._store.kept(client, slot.name))
 
     def leave(self, stage: bool) -> None:
-        """Give the Trainer its own back, and stage what the client leaves, if that is to count."""
+        """Leave all slots, and stage what the client leaves in the store if ``stage`` is true."""
         if self.client is None:
             return
         left = {slot.name: slot.leave() for slot in reversed(self._slots)}
@@ -67,11 +66,11 @@ class Slots:
         self.client = None
 
     def begin_batch(self, position: int, batches: int) -> None:
-        """Prepare for the client's batch at this place, counted from 0, of so many in its turn."""
+        """Prepare for the client's batch number ``position``, from 0, of ``batches`` in its turn."""
         for slot in self._per_batch:
             slot.begin_batch(position, batches)
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Take what is a client's out of a checkpoint that Lightning saves in the middle of a turn."""
+        """Remove a client's state from a checkpoint that Lightning saves in the middle of a turn."""
         for slot in self._slots:
             slot.rewind(checkpoint)

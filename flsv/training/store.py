@@ -36,7 +36,7 @@ TENSORS = "tensors"
 
 
 class ClientStore:
-    """What each client keeps between its rounds.
+    """The state of each client between its rounds.
 
     Example:
         >>> store = ClientStore()
@@ -58,7 +58,7 @@ class ClientStore:
     # ---- within a round
 
     def tensors(self, client: int) -> State:
-        """Return the client's own tensors by name, to read and to write."""
+        """Return the client's own tensors by name, to read and to change."""
         staged = self._staged.setdefault(client, {})
         if TENSORS not in staged:
             # Clones, so that a tensor that is changed in place within a round that fails is not changed.
@@ -66,7 +66,7 @@ class ClientStore:
         return staged[TENSORS]
 
     def peek(self, client: int) -> State:
-        """Return the same to read only, without a copy."""
+        """Return the client's own tensors by name, to read only, without a copy."""
         return self._staged.get(client, {}).get(TENSORS, self._tensors(client))
 
     def kept(self, client: int, name: str) -> Any:
@@ -95,11 +95,11 @@ class ClientStore:
     # ---- between rounds
 
     def clients(self) -> set[int]:
-        """Return those who keep something."""
+        """Return the clients that keep something."""
         return set(self._kept)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Forget what all others keep: it is kept elsewhere."""
+        """Keep the state of these clients only; that of all others is kept elsewhere."""
         self._kept = {client: kept for client, kept in self._kept.items() if client in clients}
 
     def convert(self, name: str, convert: Callable[[Any], Any]) -> None:
@@ -117,7 +117,7 @@ class ClientStore:
         self._kept, self._staged = {client: dict(kept) for client, kept in state.items()}, {}
 
     def to(self, device: Any) -> None:
-        """Move everybody's tensors."""
+        """Move all clients' tensors to a device."""
         self.convert(TENSORS, lambda tensors: {name: value.to(device) for name, value in tensors.items()})
 
     def _tensors(self, client: int) -> dict[str, torch.Tensor]:

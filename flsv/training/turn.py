@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ClientUpdate, Instruction, LocalData, at
+from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import distances
 from flsv.training.accumulation import AccumulationWindows
@@ -47,20 +47,20 @@ class Turn:
     """The turns of a Trainer's clients, one after the other.
 
     Args:
-        trainer: with its module on its device and its optimizers set up.
+        trainer: the trainer, with its module on its device and its optimizers set up.
         space: the map between the module and vectors.
-        config: what the federation is put together from.
-        store: what clients keep.
+        config: the federation's parts.
+        store: the state that clients keep.
         num_clients: n.
-        steps: how many optimizer steps every client takes in the fit.
+        steps: every client's number of optimizer steps in the fit.
 
     Attributes:
-        trainer: as given.
-        shared: its module.
-        slots: what else a client has of its own in it.
-        upload_seed: what uploads draw from, such as the noise of a private update; None: from the run's seed, which the
-            server knows.
-        context: of the client in training; None between two turns.
+        trainer: the trainer.
+        shared: the trainer's module, in which all clients train.
+        slots: the other parts of the trainer that each client has of its own.
+        upload_seed: the seed of uploads' random numbers, such as the noise of a private update; None: the run's seed,
+            which the server knows.
+        context: the context of the client in training; None between two turns.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Turn:
 
     @property
     def position(self) -> int:
-        """How many batches the client has trained on in this round."""
+        """Return how many batches the client has trained on in this round."""
         return self._own.position
 
     @property
@@ -96,14 +96,21 @@ class Turn:
     # ---- enter
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
-        """Make the Trainer this client's, which is to train on so many batches."""
+        """Begin a client's turn: put the client's state into the Trainer.
+
+        Args:
+            instruction: the server's message to the client.
+            local: the client's data.
+            num_samples: the client's number of training samples.
+            batches: the number of batches that the client will train on.
+        """
         personalizer, shared = self._config.personalizer, self.shared
         shared.begin_turns()
-        with at(local):
+        with opened(local):
             start = instruction.start if personalizer is None else personalizer.receive(local, instruction)
             if start is None:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
-            local.visit(start, None)
+            local.set_models(start, None)
             shared.enter(start, local.private)
             self.slots.enter(instruction.client_id)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
@@ -122,13 +129,13 @@ class Turn:
         own = self._own
         self.slots.begin_batch(own.position, own.batches)
         if self._algorithm is not None:
-            with at(own.local):
+            with opened(own.local):
                 self._algorithm.begin_batch(own, batch)
 
     def begin_step(self, optimizer: Any) -> None:
-        """Begin a step of an optimizer: the gradients are there."""
+        """Begin a step of an optimizer, whose gradients have been computed."""
         if self.context is None:
-            return  # the module's own, between two clients
+            return  # a step between two clients is the module's own
         context = self.context
         context.num_steps += 1
         if self._algorithm is not None:
@@ -140,7 +147,7 @@ class Turn:
                 parameter.grad = None
             held = [p for p in held if p.grad is not None]
             parameters, gradients = context.shared(held, [p.grad for p in held])
-            with at(context.local):
+            with opened(context.local):
                 self._algorithm.gradients(context, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> bool:
@@ -151,21 +158,23 @@ class Turn:
         return own.position == own.batches
 
     def suspend(self) -> ClientContext:
-        """Leave the Trainer while the client trains elsewhere, as a row among others: the module may become another."""
+        """Interrupt the turn while the client trains elsewhere, as a row among others, and return its context.
+
+        The module may then become another client's."""
         own, self.context = self._own, None
         self.slots.leave(stage=False)
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Go on with a client that has trained elsewhere, one step a batch. The module holds what came of it.
+        """Continue the turn of a client that has trained elsewhere, one step a batch. The module holds its model.
 
         Args:
-            own: what :meth:`suspend` gave.
-            loss: the mean over its batches.
+            own: the context that :meth:`suspend` returned.
+            loss: the mean training loss over the client's batches.
         """
         told = own.instruction
         self.slots.enter(told.client_id)
-        # What is drawn when it leaves must depend on nobody else.
+        # Random numbers of its uploads must not depend on other clients.
         seed_global_rngs(told.seed, "train", told.round_index, told.client_id)
         own.position = own.num_steps = own.batches
         own.loss = loss * own.batches
@@ -174,25 +183,25 @@ class Turn:
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
-        """Take out of the Trainer what the client has trained, and stage what it keeps.
+        """End the turn: read the client's model from the Trainer, and stage the state that the client keeps.
 
         Args:
-            out: ``[P]``, where its vector is to be.
+            out: ``[P]``, the tensor to write the client's vector into.
 
         Returns:
-            What it sends; None where its model is not finite: then it is as if it had not taken part.
+            The client's update; None where its model is not finite, as if it had not taken part.
         """
         own, self.context = self._own, None
         local, shared = own.local, self.shared
         if self._algorithm is not None:
             self._algorithm.leave_client(own)
-        with at(local):
+        with opened(local):
             vector, private = shared.read(out)
             trained = vector
             if upload_parameters(self.trainer):
                 trained = vector.clone()
                 shared.space.read(shared.module, out=vector)
-            shared.give_back()
+            shared.reset_private()
             update = self._sent(own, vector, trained, private)
         self.slots.leave(stage=update is not None)
         return update
@@ -200,7 +209,7 @@ class Turn:
     def _sent(
         self, own: ClientContext, vector: Tensor, trained: Tensor, private: Mapping[str, Tensor]
     ) -> ClientUpdate | None:
-        """Let uploads change what leaves, and gather what the client reports and keeps."""
+        """Apply the uploads to the client's model, and gather the client's reports and the state that it keeps."""
         local, told, shared, uploads = own.local, own.instruction, self.shared, self._config.uploads
         leaving = UploadContext(
             told.client_id,
@@ -216,14 +225,14 @@ class Turn:
             trained = trained.clone() if trained is vector else trained
             vector.copy_(sent)
         cut = shared.space.num_parameters
-        # All numbers at once: every look at one is a wait for the device.
+        # All numbers at once: reading one waits for the device.
         numbers = [vector.sum(), distances(vector[None, :cut], own.start[:cut])[0], own.loss / own.position]
         total, norm, loss = torch.stack([number.double() for number in numbers]).tolist()
         if not (math.isfinite(total) or vector.isfinite().all()) or shared.is_broken(private):
             return None
         tell = partial(sanitize_report, uploads, leaving) if uploads else None
         loss = loss if tell is None else tell("loss", loss)
-        local.visit(own.start, trained, vector, tell)
+        local.set_models(own.start, trained, vector, tell)
         shared.keep_buffers()
         own.trained, own.sent = trained, vector
         if uploads:
@@ -235,7 +244,7 @@ class Turn:
         return ClientUpdate(told.client_id, own.samples, vector, loss, own.num_steps, norm, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
-        """See :attr:`ClientContext.upload`."""
+        """Apply the uploads to another model of the client, see :attr:`ClientContext.upload`."""
         state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
         sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
         leaving.state.update({name + key: kept for key, kept in state.items()})
@@ -258,7 +267,7 @@ class Turn:
     # ---- around a round's turns
 
     def discard(self) -> None:
-        """Forget an unfinished round: the Trainer is as it was at its start."""
+        """Forget an unfinished round: restore the Trainer as it was at the round's start."""
         self.slots.leave(stage=False)
         if self._algorithm is not None and self.context is not None:
             self._algorithm.leave_client(self.context)
@@ -266,7 +275,7 @@ class Turn:
         self.shared.discard()
 
     def remove(self) -> None:
-        """Give the Trainer its own counting back, at the end of a fit."""
+        """Restore the Trainer's own counting, at the end of a fit."""
         self._windows.remove()
 
 
@@ -274,11 +283,11 @@ def optimizer_slots(trainer: L.Trainer, policy: Any, steps: LocalSteps | None = 
     """Make the slots of a Trainer's optimizers and schedules.
 
     Args:
-        trainer: with its optimizers set up.
-        policy: of their state, ``"reset"`` or ``"persist"``.
-        steps: how many every client takes; None: as if it had not been asked.
+        trainer: the trainer, with its optimizers set up.
+        policy: what becomes of optimizers' state between a client's rounds, ``"reset"`` or ``"persist"``.
+        steps: every client's number of steps; None: all clients have the same schedules.
 
     Raises:
-        ConfigurationError: an optimizer or a scheduler that cannot be shared.
+        ConfigurationError: an optimizer or a scheduler cannot serve several clients.
     """
     return [Pace(trainer, policy, steps), OptimizerState(trainer, policy)]

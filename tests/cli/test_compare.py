@@ -59,7 +59,7 @@ def test_everybody_starts_from_the_same_weights_and_runs_repeat(
     assert "args parameter" not in out
 
 
-def test_other_partitions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_of_different_partitions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.yaml"
     other.write_text("data: {partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}}\n")
     assert compare(tmp_path, "--config", "fedavg", "--config", str(other)) == 2
@@ -130,7 +130,7 @@ def outcome(name: str, accuracy: list[float], evaluations: int = 0) -> Outcome:
     return Outcome(name, table.assign(seconds=1.5, evaluations=evaluations), names=("0", "1"))
 
 
-def test_tables() -> None:
+def test_compare_tables_show_accuracies_fairness_and_costs() -> None:
     fair = outcome("fair", [0.875, 0.625], evaluations=4)
     cells = score_table([outcome("standalone", [0.75, 0.5]), outcome("fedavg", [0.625, 0.625]), fair], "accuracy")
     assert [*cells] == ["standalone", "fedavg", "fair"]

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from flsv import Reporting
-from flsv.core import ALONE, Channel, Client, LocalData, Owners, Ranks, Round, run_protocol
+from flsv.core import ALONE, Channel, Client, ClientPlacement, LocalData, Ranks, Round, map_clients
 from flsv.core.artifacts import keep_artifact, write_artifacts
-from flsv.core.ranks import longest_first
+from flsv.core.ranks import balance_load
 from flsv.core.sharing import Sharing, sharing
 from flsv.data import ClosedSetLabelNoise
 from flsv.federation import FederatedLoop
@@ -157,15 +157,15 @@ class Threads(Ranks):
     def __init__(self, rank: int, size: int, table: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.size, self._table, self._barrier = rank, size, table, barrier
 
-    def everybody(self, value: Any, about: str) -> list[Any]:
+    def all_gather(self, value: Any, about: str) -> list[Any]:
         self._table[self.rank] = value
         self._barrier.wait(10)
         found = list(self._table)
         self._barrier.wait(10)
         return found
 
-    def from_rank(self, source: int, value: Any, about: str) -> Any:
-        return self.everybody(value, about)[source]
+    def broadcast(self, source: int, value: Any, about: str) -> Any:
+        return self.all_gather(value, about)[source]
 
 
 def on_ranks(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
@@ -177,7 +177,7 @@ def on_ranks(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
 
 def clients_on(ranks: Ranks, n: int = 5) -> tuple[list[Client], Channel, list[int]]:
     """Clients, what counts, and the numbers of those that were asked on this rank."""
-    owners, channel = Owners(ranks, [1.0] * n), Channel()
+    owners, channel = ClientPlacement(ranks, [1.0] * n), Channel()
     counts, asked = torch.ones(2, dtype=torch.long), list[int]()
 
     def client(i: int) -> Client:
@@ -196,7 +196,7 @@ def test_longest_first_is_never_worse_than_its_bound() -> None:
     generator = torch.Generator().manual_seed(0)
     for size, n in itertools.product((2, 3, 5), range(1, 12)):
         costs = torch.randint(1, 50, (n,), generator=generator).tolist()
-        owners = longest_first(costs, size)
+        owners = balance_load(costs, size)
         loads = [sum(c for c, owner in zip(costs, owners) if owner == rank) for rank in range(size)]
         best = max(max(costs), sum(costs) / size)  # nothing can be better than this
         assert max(loads) <= best * (4 / 3 - 1 / (3 * size)) + max(costs) / 3
@@ -204,7 +204,7 @@ def test_longest_first_is_never_worse_than_its_bound() -> None:
 
 
 def test_clients_that_keep_something_stay() -> None:
-    owners = Owners(Threads(0, 2, [], threading.Barrier(1)), [4.0, 3.0, 2.0, 1.0])
+    owners = ClientPlacement(Threads(0, 2, [], threading.Barrier(1)), [4.0, 3.0, 2.0, 1.0])
     assert [owners[client] for client in range(4)] == [0, 1, 1, 0]
     owners.deal([1, 2])  # nobody keeps anything: one each
     assert owners[1] != owners[2]
@@ -221,7 +221,7 @@ def test_answers_and_traffic_are_those_of_one_process(size: int) -> None:
     def ask(ranks: Ranks) -> Any:
         clients, channel, asked = clients_on(ranks)
         first = [client.ask(answer, torch.tensor(3)) for client in clients[:2]]
-        second = run_protocol(clients[1:], lambda client: client.ask(answer, torch.tensor(client.id)))
+        second = map_clients(clients[1:], lambda client: client.ask(answer, torch.tensor(client.id)))
         return torch.stack([*first, *second]), channel.messages, asked
 
     alone, messages, _ = ask(ALONE)

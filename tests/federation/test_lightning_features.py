@@ -191,7 +191,7 @@ def test_a_fit_from_python_ends_as_from_the_command_line(tmp_path: Path, capsys:
     assert not [text for text in texts if "LeafSpec" in text or "smaller than the logging interval" in text]
     history = loop.history()
     assert sorted(history["round"].unique()) == [0, 1, 2]
-    assert history.equals(read_run(loop.saver.csv))
+    assert history.equals(read_run(loop.run_state.csv))
     assert set(loop.to_frame()["round"]) == {2}
 
 

@@ -80,6 +80,7 @@ def test_values_are_of_all_clients_samples_and_sum_to_the_gain(tmp_path: Path) -
     assert found.contributions["class"].by_class.shape == (len(CLIENTS), CLASSES)  # type: ignore[union-attr]
     torch.testing.assert_close(found.contributions["class"], found.contributions["sv"], rtol=0, atol=1e-6)
     assert {("down", "judge"), ("up", "judge")} <= found.channel.names()
+    assert float(model.trainer.callback_metrics["shadow/judged"]) == pytest.approx(start + gain, abs=1e-6)
     assert found.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
     # The same values by fits of the coalitions after the run, and by flsv.retrain.
     later = loop({"shadow": ShadowShapley(judges="clients")})
@@ -136,7 +137,20 @@ def lies(kind: str, local: LocalData, models: Tensor, *rest: Any, **options: Any
     found = judge(local, models, *rest, **options)
     if repr(local) == "LocalData(client 2)" and kind == "opposite":
         found[1:] = found[0] - found[1:]
-    return found
+    return {
+        "more than there are": torch.cat([found[:1], found[:1] + 1]),
+        "more than it holds out": 10 * found,
+        "short": found[1:],
+    }.get(kind, found)
+
+
+@pytest.mark.parametrize("kind", ["more than there are", "more than it holds out", "short"])
+def test_answers_that_cannot_be_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(judges, "judge", partial(lies, kind))
+    with pytest.raises(
+        ConfigurationError, match=r"clients \[0, 1, 2, 3\] do not judge models.*its answer cannot be one"
+    ):
+        fit(loop({"m": PartialFederatedShapley(judges="clients")}), tmp_path, module(), data())
 
 
 @pytest.mark.parametrize("kind", ["honest", "opposite"])
@@ -144,9 +158,13 @@ def test_who_judges_as_nobody_else_does_is_an_event(tmp_path: Path, monkeypatch:
     assert len(CLIENTS) >= JUDGES
     assert unlike_others(torch.full((6, 8), float("nan"))) == []
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
-    found = loop({"shadow": ShadowShapley(judges="clients")})
-    fit(found, tmp_path, module(), data(), rounds=2)
+    monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
+    found, given, model = loop({"shadow": ShadowShapley(judges="clients")}), given_and_set_up(data()), module()
+    start = by_hand(model, given)
+    fit(found, tmp_path, model, given, rounds=2)
     assert [(each.client, each.what) for each in found.events] == ([(2, UNLIKE)] if kind == "opposite" else [])
+    # What the liar says is of classes that others judge.
+    assert float(found.contributions["shadow"].sum()) == pytest.approx(by_hand(model, given) - start, abs=1e-6)
 
 
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [

@@ -142,8 +142,8 @@ def pair(
     close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True)
     close(vector(modules[1]), vector(modules[0]))
     assert modules[0].trainer.global_step == modules[1].trainer.global_step
-    for name, value in one.board.contributions.items():
-        close(many.board.contributions[name], value, msg=name)
+    for name, value in one.contribution_metrics.contributions.items():
+        close(many.contribution_metrics.contributions[name], value, msg=name)
     close(many.weights, one.weights)
     assert torch.equal(many.participations, one.participations)
     assert many.client_scores.keys() == one.client_scores.keys()

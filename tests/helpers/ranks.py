@@ -222,18 +222,18 @@ def exchanges(folder: str) -> None:
         "yes": torch.tensor(rank == 1),
         "text": f"rank {rank}",
     }
-    for r, there in enumerate(ranks.everybody(told, "everything")):
+    for r, there in enumerate(ranks.all_gather(told, "everything")):
         assert torch.equal(there["view"], whole[r, :3])
         assert (there["half"].shape, there["half"].dtype) == ((2, 0), torch.bfloat16)
         assert (bool(there["yes"]), there["text"]) == (r == 1, f"rank {r}")
-    assert ranks.from_rank(1, told, "one")["text"] == "rank 1"
+    assert ranks.broadcast(1, told, "one")["text"] == "rank 1"
     matrix = torch.full((4, 300_000), float(rank))
     ranks.rows(matrix, [2, 0, 1, 0], "long rows")
     assert [row.unique().tolist() for row in matrix] == [[2.0], [0.0], [1.0], [0.0]]
     with pytest.raises(RuntimeError, match=r"ranks are out of step|another rank is gone"):
-        ranks.everybody(None, "this" if rank else "that")
+        ranks.all_gather(None, "this" if rank else "that")
     with pytest.raises(RuntimeError, match=f"rank {rank} of {size} has given up, and cannot exchange one more"):
-        ranks.everybody(None, "one more")
+        ranks.all_gather(None, "one more")
 
 
 # The process to fork from has no other way to learn where to import from; nor have those that a rank starts.

@@ -167,8 +167,9 @@ def kept_at(tmp: Path, name: str) -> list[dict[str, Any]]:
 def assert_same(remote: FederatedLoop, local: FederatedLoop) -> None:
     torch.testing.assert_close(remote.state.model(), local.state.model(), rtol=0, atol=0)
     assert remote.contributions.keys() == local.contributions.keys()
-    for name, value in local.board.contributions.items():
-        torch.testing.assert_close(remote.board.contributions[name], value, rtol=0, atol=0, equal_nan=True)
+    values = remote.contribution_metrics.contributions
+    for name, value in local.contribution_metrics.contributions.items():
+        torch.testing.assert_close(values[name], value, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(remote.client_scores, local.client_scores, rtol=0, atol=0, equal_nan=True)
 
 

@@ -21,7 +21,7 @@ ROUNDS = [
 ]
 
 
-def test_totals_and_the_last_round():
+def test_communication_cost_gives_totals_and_the_last_round():
     metric = CommunicationCost(4)
     for each in ROUNDS:
         metric.update(*each)
@@ -41,7 +41,7 @@ def test_totals_and_the_last_round():
     }
 
 
-def test_measured_bytes_count():
+def test_communication_cost_counts_measured_bytes():
     ids, up, down = ROUNDS[0]
     sizes = (torch.tensor([11.0, 12.5]), torch.tensor([200.0, 80.0], dtype=torch.float64))
     metric = CommunicationCost(4)

@@ -68,7 +68,7 @@ def accuracy(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> f
 
 
 @pytest.mark.parametrize("combine", ["times", "plus"])
-def test_a_federation_by_hand(tmp_path: Path, combine: Any) -> None:
+def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path: Path, combine: Any) -> None:
     aggregator, dealt = Kept(), data()
     metrics = {"fedce": ContributionEstimation(combine=combine)}
     loop = FederatedLoop(aggregator, metrics, seed=1, reporting=Reporting(table=False))
@@ -132,7 +132,7 @@ def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
 
 
-def test_another_score(tmp_path: Path) -> None:
+def test_contribution_estimation_takes_any_score(tmp_path: Path) -> None:
     scores = []
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
     for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):

@@ -27,7 +27,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_shares_are_those_of_the_distances() -> None:
+def test_wasserstein_contribution_shares_are_inverse_distances() -> None:
     clients, server = clients_of([draw(30, 1), draw(20, 2, 1.0), draw(25, 3, 3.0)]), server_of(*draw(30, 0))
     metric = WassersteinContribution(3, features="pixels", **CHEAP)
     metric.update(torch.arange(3), clients, server, generator=seeded())
@@ -37,7 +37,7 @@ def test_shares_are_those_of_the_distances() -> None:
     assert metric.compute().argsort(descending=True).tolist() == [0, 1, 2]
 
 
-def test_every() -> None:
+def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -> None:
     clients, server = clients_of([draw(20, seed) for seed in range(1, 4)]), server_of(*draw(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
     history = []

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from flsv.aggregation import FedAvg
-from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData, Round, at
+from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData, Round, opened
 from flsv.core.parameter_space import ParameterSpace
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
 from flsv.server import ContributionMetrics, RoundServer
@@ -44,7 +44,7 @@ SPACE = ParameterSpace(NETWORK)
 def begun(n: int, method: PFedSV, space: ParameterSpace = SPACE) -> PFedSV:
     some = torch.ones(n, dtype=torch.long)
     sizes = {"train": some, "val": some, "test": some}
-    method.begin(Federation(torch.zeros(space.size), space, n, 2, sizes, 0))
+    method.begin(FederationInfo(torch.zeros(space.size), space, n, 2, sizes, 0))
     return method
 
 
@@ -65,9 +65,9 @@ def play(
     instructions = server.instruct([each.id for each in clients], state)
     server.send(instructions)
     for each, vector in zip(clients, vectors):
-        with at(each.data):
+        with opened(each.data):
             start = method.receive(each.data, instructions[each.id])
-        each.data.visit(start, vector if each.model is None else each.model)
+        each.data.set_models(start, vector if each.model is None else each.model)
     updates = [ClientUpdate(each.id, 1, vector) for each, vector in zip(clients, vectors)]
     known: Any = {each.id: Client(each.id, each.data, channel) for each in clients}
     round = server.finish(server.receive(updates, vectors, instructions, state, known), state)

@@ -11,7 +11,7 @@ from personalization.judged import Judged, begun, closeness, play, random_models
 from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting
-from flsv.core import FederationState, Instruction, LocalData, at
+from flsv.core import FederationState, Instruction, LocalData, opened
 from flsv.federation import FederatedLoop
 from flsv.metrics import DomainRelevance
 from flsv.personalization import PFedSV
@@ -68,7 +68,7 @@ def test_a_shared_start_is_not_what_a_client_uses(shared: float) -> None:
     method, local = begun(2, PFedSV(shared=shared)), Judged(1, lambda v: 0).data
     state = FederationState(2, global_vector=torch.arange(7.0))
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
-    with at(local):
+    with opened(local):
         for model in (method.receive(local, instruction), method.own(local, instruction)):
             assert model.tolist() == list(range(7))  # a newcomer has nothing else
         local.state[OWN_MODEL] = torch.full((7,), -1.0)
@@ -79,7 +79,7 @@ def test_a_shared_start_is_not_what_a_client_uses(shared: float) -> None:
     method = begun(2, PFedSV())
     method._uploads = {1: torch.zeros(7)}
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
-    with at(local):
+    with opened(local):
         assert torch.equal(method.own(local, instruction), method.receive(local, instruction))
 
 

@@ -21,7 +21,7 @@ from helpers.fits import fit
 from helpers.runs import made_value, make_run, write_rows
 
 
-def test_values_histories_and_names(tmp_path: Path) -> None:
+def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
     run = open_run(make_run(tmp_path, clients=3, classes=2, rounds=4))
     assert (run.num_clients, run.rounds, run.metrics, run.ended) == (3, 4, ("cssv",), True)
     assert run.final("cssv") == [made_value(i, 0, 3) for i in range(3)]
@@ -46,7 +46,7 @@ def test_values_stay_until_they_change_and_weights_do_not(tmp_path: Path) -> Non
     assert math.isnan(weights.loc[1, 0])
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no folder"):
         open_run(tmp_path / "none")
     with pytest.raises(ConfigurationError, match="no run's folder"):
@@ -124,7 +124,7 @@ def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path: Path) ->
     assert record["metrics"]["cost"]["columns"] == ["up", "down"]
 
 
-def test_what_is_no_number_and_no_text_can_be_written(tmp_path: Path) -> None:
+def test_record_writes_nan_and_objects_as_json(tmp_path: Path) -> None:
     write_record(tmp_path, {"a": float("nan"), "b": (1, float("inf")), "c": {2: Path}, "d": None})
     read = json.loads((tmp_path / "run.json").read_text())
     assert read == {"a": None, "b": [1, None], "c": {"2": repr(Path)}, "d": None}

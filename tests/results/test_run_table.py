@@ -144,7 +144,7 @@ def test_the_file_and_the_loops_frame_are_what_the_loop_has_measured(tmp_path: P
     assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(now["metric"])
 
 
-def test_columns_that_are_no_classes(tmp_path: Path) -> None:
+def test_numeric_columns_are_not_read_as_classes(tmp_path: Path) -> None:
     metrics = {"relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)), "cost": CommunicationCost()}
     loop = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(table=False))
     fit(loop, tmp_path, data=toy_data(client_val=0.2, drop_last=True), rounds=2)

@@ -152,7 +152,7 @@ def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
     assert tags == {"Contributions/cssv", *ends, "weight", "train_loss", "update_norm"}
 
 
-def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
+def test_hparams_table_has_settings_and_final_scores(fitted: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted
     plugins = {tag: metadata.plugin_data.content for tag, metadata in events(folder).summary_metadata.items()}
     experiment = HParamsPluginData.FromString(plugins["_hparams_/experiment"]).experiment
@@ -181,7 +181,7 @@ def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
     assert seen["client_accuracy/std"][-1] == (3, pytest.approx(np.std(numbers)))
 
 
-def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
+def test_tensorboard_texts_show_settings_and_the_table(fitted: tuple[FederatedLoop, Path]) -> None:
     seen = events(fitted[1])
     settings, text = (seen.Tensors(f"{tag}/text_summary")[-1] for tag in ("settings", "contributions"))
     assert "| aggregator | ShapFedWA() |" in settings.tensor_proto.string_val[0].decode()

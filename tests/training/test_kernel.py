@@ -175,7 +175,7 @@ def test_what_requires_no_gradient_has_none_or_is_not_stacked_stays_to_the_bit()
     fixed = {name: states.pop(f"net.0.{name}")[0] for name in ("weight", "bias")}
     module.net[0].load_state_dict(fixed)
     spare = torch.ones(len(STEPS), 3)
-    training = RowTraining(module, sgd(weight_decay=0.1)(module.parameters()), apart={"spare"})
+    training = RowTraining(module, sgd(weight_decay=0.1)(module.parameters()), frozen={"spare"})
     begun = {name: tensor.clone() for name, tensor in states.items()}
     trained, _ = training.train({**begun, "spare": spare.clone()}, GivenBatches(given))
     assert torch.equal(trained.pop("spare"), spare)

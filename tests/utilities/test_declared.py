@@ -125,7 +125,7 @@ def arguments(cls: type) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("cls", "name", "hint"), CASES, ids=lambda part: part if isinstance(part, str) else "")
-def test_bounds_are_kept(cls: type, name: str, hint: Any) -> None:
+def test_argument_beyond_its_bounds_is_refused(cls: type, name: str, hint: Any) -> None:
     for value in beyond(hint):
         with pytest.raises(ConfigurationError) as error:
             cls(**{**arguments(cls), name: value})
@@ -151,7 +151,7 @@ def test_what_differs_in_an_argument_is_described_otherwise(cls: type) -> None:
                 assert texts.setdefault(f"{described(part)} {part!r}", value) == value, name
 
 
-def test_lists_of_numbers() -> None:
+def test_check_argument_refuses_lists_with_wrong_numbers() -> None:
     for wrong in ([1.0, math.nan], (1.0, "2"), "12", 3.0):
         with pytest.raises(ConfigurationError, match=r"expected a list \(each: a finite number of at least 0\)"):
             check_argument("Owner", "shares", wrong, Sequence[NonNegative])
@@ -174,7 +174,7 @@ def test_lists_of_numbers() -> None:
         (0, Annotated[float, Gt(0), "Such as 1.5."] | None, "a finite number above 0 or None. Such as 1.5."),
     ],
 )
-def test_what_a_message_says(value: Any, hint: Any, expected: str) -> None:
+def test_check_argument_says_what_was_expected(value: Any, hint: Any, expected: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         check_argument("Owner", "x", value, hint)
     assert str(error.value).endswith(f"): expected {expected}")

@@ -1,4 +1,4 @@
-"""Ranks: trains the clients of a cohort on several processes, on one machine or several.
+"""Ranks: training of a cohort's clients on several processes, on one machine or several.
 
 ``Trainer(strategy="federated", devices=4)``, ``torchrun`` or SLURM; see ``docs/scaling.md``.
 """

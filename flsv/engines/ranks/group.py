@@ -1,7 +1,7 @@
-"""RankGroup: how ranks exchange what they have, over a process group of torch's Gloo that is theirs alone.
+"""RankGroup: communication of ranks over a Gloo process group of torch.
 
-The group is not torch's default one: nobody else's code finds it, and shards or reduces behind our back. That a process
-has died is noticed by its closed connection, by the next who exchanges something with it.
+The group is not torch's default one, so that no other code finds it and shards data or reduces gradients over it. If a
+process dies, the others notice the closed connection at their next exchange with it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_map_only
 from flsv.core import ALONE, Ranks
 from flsv.utilities.errors import ConfigurationError
 
-#: Linux: the signal that a process gets when its parent ends.
+#: Linux's prctl option that sets the signal for a process whose parent ends.
 _PR_SET_PDEATHSIG = 1
-#: The variable in which a script names itself to the ranks that it starts.
+#: The environment variable with which a script gives its process id to the ranks that it starts.
 PARENT = "FLSV_RANKS_PARENT"
 
 
@@ -37,9 +37,9 @@ def started_by_script() -> bool:
 
 
 def end_with_parent() -> None:
-    """From now on this process ends with the one that has started it as a rank, a script or torchrun's agent."""
+    """Make this process end with the process that started it as a rank, a script or torchrun's agent."""
     started = "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", 0)) > 0
-    if started and sys.platform == "linux":  # elsewhere it ends at its next exchange
+    if started and sys.platform == "linux":  # elsewhere the process ends at its next exchange
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if started and os.environ.get(PARENT, "") not in ("", str(os.getppid())):
         raise SystemExit("the script that has started this rank has ended already.")
@@ -49,29 +49,29 @@ class RankGroup(Ranks):
     """Communication of ranks in several processes.
 
     Args:
-        group: a Gloo process group; what lies on other devices goes through the CPU.
-        device: of this rank's tensors.
-        store: at which they met; rank 0's is the server of all others, and has to last.
+        group: a Gloo process group; tensors on other devices are copied to the CPU.
+        device: the device of this rank's tensors.
+        store: the store at which the ranks met; rank 0 serves it to the others, so it must not be deleted.
     """
 
     def __init__(self, group: Any, device: torch.device, store: Any = None) -> None:
         self.rank, self.size = group.rank(), group.size()
         self._group, self._device, self._store = group, device, store
 
-    def everybody(self, value: Any, about: str) -> list[Any]:
-        return [self.from_rank(rank, value, about) for rank in range(self.size)]
+    def all_gather(self, value: Any, about: str) -> list[Any]:
+        return [self.broadcast(rank, value, about) for rank in range(self.size)]
 
-    def from_rank(self, source: int, value: Any, about: str) -> Any:
+    def broadcast(self, source: int, value: Any, about: str) -> Any:
         data = _packed((about, value)) if source == self.rank else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor([len(data)])
-        self.rows([length], [source], about)
+        self.broadcast_rows([length], [source], about)
         data = data if source == self.rank else data.new_empty(int(length))
-        self.rows([data], [source], about)
+        self.broadcast_rows([data], [source], about)
         if source == self.rank:
             return value
         theirs, found = torch.load(io.BytesIO(data.numpy().data), map_location=self._restored, weights_only=False)
         if theirs != about:
-            self.give_up("ranks are out of step")
+            self.abort("ranks are out of step")
             raise RuntimeError(
                 f"ranks are out of step: rank {source} is at {theirs!r}, rank {self.rank} at {about!r}. Something that "
                 "all do alike was done by some only, such as a checkpoint saved under `if is_global_zero`, or depends "
@@ -79,15 +79,15 @@ class RankGroup(Ranks):
             )
         return found
 
-    def rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], about: str) -> None:
-        if self.given_up:
+    def broadcast_rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], about: str) -> None:
+        if self.aborted:
             raise RuntimeError(f"rank {self.rank} of {self.size} has given up, and cannot exchange {about}.")
-        there = [row.cpu() for row in matrix]  # the row itself where it is on the CPU
+        there = [row.cpu() for row in matrix]  # no copies where the rows are on the CPU
         try:
             for work in [self._group.broadcast(row, owner) for row, owner in zip(there, owners)]:
                 work.wait()
         except RuntimeError as error:
-            self.give_up(f"another rank is gone ({about})")
+            self.abort(f"another rank is gone ({about})")
             raise RuntimeError(
                 f"rank {self.rank} of {self.size} cannot go on ({about}): another rank is gone, or does not come; its "
                 f"message says more ({error}). Start again from the last checkpoint, on any number of ranks."
@@ -96,9 +96,9 @@ class RankGroup(Ranks):
             if sent is not row and owner != self.rank:
                 row.copy_(sent)
 
-    def give_up(self, why: str) -> None:
-        if not self.given_up:
-            self.given_up = True
+    def abort(self, why: str) -> None:
+        if not self.aborted:
+            self.aborted = True
             print(f"rank {self.rank} of {self.size} gives up: {why}.", file=sys.stderr, flush=True)
             self._group = None  # its connections are closed: the others notice
 
@@ -108,7 +108,7 @@ class RankGroup(Ranks):
 
 def _packed(value: Any) -> Tensor:
     file = io.BytesIO()
-    # By their own entries: of a view all of what it is a view of would be saved.
+    # Clones: saving a view would save all of its base tensor.
     torch.save(tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value), file)
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
@@ -117,21 +117,21 @@ def _packed(value: Any) -> Tensor:
 def meet(
     rank: int, size: int, device: torch.device, start_timeout: float = 600.0, timeout: float = 7 * 86400.0
 ) -> RankGroup:
-    """Meet the other ranks at MASTER_ADDR and MASTER_PORT; a second time, in the group that there is.
+    """Meet the other ranks at MASTER_ADDR and MASTER_PORT; a second call returns the same group.
 
     Args:
         rank: this process's number.
-        size: how many there are.
-        device: of this rank's tensors.
-        start_timeout: seconds in which all have to be there.
-        timeout: seconds that ranks wait for each other.
+        size: the number of processes.
+        device: the device of this rank's tensors.
+        start_timeout: seconds within which all ranks must have come.
+        timeout: seconds that ranks wait for each other afterwards.
 
     Raises:
-        ConfigurationError: somebody does not come.
+        ConfigurationError: a rank does not come.
     """
     patience = timedelta(seconds=start_timeout)
     try:
-        # torchrun's store outlives restarts: what the processes before these have left in it is not for us.
+        # torchrun's store outlives restarts: do not read what the processes of an earlier attempt have left.
         attempt = f"flsv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
         store = PrefixStore(attempt, next(rendezvous("env://", rank, size, timeout=patience))[0])
         group = ProcessGroupGloo(store, rank, size, patience)
@@ -146,8 +146,10 @@ def meet(
 
 
 def ranks_of_environment() -> Ranks:
-    """The processes that ``torchrun`` (or another launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) has
-    started, for work without a Trainer on all of them, such as :class:`flsv.games.RetrainedUtility`'s.
+    """Return the processes that a launcher has started, for work without a Trainer.
+
+    The launcher is ``torchrun``, or another that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. An example of such
+    work is :class:`flsv.games.RetrainedUtility`.
 
     Example:
         >>> ranks_of_environment().size  # outside of torchrun

@@ -1,4 +1,4 @@
-"""SeveralRanks: a federation whose clients are spread over processes, each of which computes the whole server step."""
+"""SeveralRanks: the engine that spreads the clients over processes, each of which computes the whole server step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.several_processes import Counted, LoggedValues, add, counts_so_far
-from flsv.core import Instruction, Owners, Ranks, Round
+from flsv.core import ClientPlacement, Instruction, Ranks, Round
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import Instruct, OneProcess
@@ -24,7 +24,7 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_tor
 
 
 class RankTraining(CohortTraining):
-    """Trains this rank's clients; :meth:`exchange` then gathers the updates of all ranks.
+    """The training of this rank's clients, after which :meth:`exchange` gathers the updates of all ranks.
 
     Attributes:
         idle: whether this rank has no client in this round.
@@ -40,7 +40,7 @@ class RankTraining(CohortTraining):
 
     @property
     def position(self) -> int:
-        """The place in the cohort of the client whose turn it is, or was last."""
+        """Return the place in the cohort of the client whose turn it is, or was last."""
         if self.idle:
             return len(self._cohort)
         return self._cohort.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
@@ -49,7 +49,7 @@ class RankTraining(CohortTraining):
         if not self.idle:
             return super().begin_batch(batch)
         self.turn.shared.begin_turns()
-        # Schedules that are the federation's must not step here.
+        # Entering the slots keeps the federation's schedules from stepping here.
         self.turn.slots.enter(self._cohort[0])
         self.turn.slots.begin_batch(0, 1)
         return False
@@ -68,12 +68,12 @@ class RankTraining(CohortTraining):
         return super().trained() if self._trained is None else self._trained
 
     def exchange(self, ranks: Ranks, round_index: int, keep_trained: bool) -> None:
-        """All ranks have trained their clients: from here on this is the whole cohort's training, on all of them.
+        """Exchange the updates after all ranks have trained their clients; each rank then holds the whole cohort's.
 
         Args:
-            ranks: among whom.
+            ranks: the processes.
             round_index: the round.
-            keep_trained: whether what clients have trained is wanted, too, where they send something else.
+            keep_trained: whether to exchange also the models before uploads, where uploads change them.
         """
         about, device = f"the updates of round {round_index}", self._matrix.device
         own = counts_so_far(self._trainer) - self._begun
@@ -88,7 +88,7 @@ class RankTraining(CohortTraining):
             "counted": Counted() if self.idle else own,
             "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
         }
-        parts = ranks.everybody(told, about)
+        parts = ranks.all_gather(told, about)
         self._take_all(ranks, parts, about)
         if keep_trained:
             self._trained = self._vectors()
@@ -104,7 +104,7 @@ class RankTraining(CohortTraining):
         return {update.client_id: update.vector for update in self.updates}
 
     def _take_all(self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], about: str) -> None:
-        """What all ranks have told becomes this one's, in the order of the cohort."""
+        """Take over the updates of all ranks, in the order of the cohort."""
         told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
         clients = [client for client in self._cohort if client in told]
         owners = [told[client][0] for client in clients]
@@ -112,7 +112,7 @@ class RankTraining(CohortTraining):
         rows = dict(zip(clients, matrix))
         for client, vector in self._vectors().items():
             rows[client].copy_(vector)
-        ranks.rows(matrix, owners, about)
+        ranks.broadcast_rows(matrix, owners, about)
         self.updates = [replace(told[client][1], vector=row) for client, row in rows.items()]
         self._matrix = matrix
         self.broken = [client for client in self._cohort if any(client in part["broken"] for part in parts)]
@@ -121,17 +121,17 @@ class RankTraining(CohortTraining):
 
 
 class SeveralRanks(OneProcess):
-    """One rank's part of a federation.
+    """The engine of one rank among several.
 
-    Clients are trained, asked and tested on the rank that they belong to, and what they keep stays there; coalitions
-    are evaluated on all ranks; everything else of the server's every rank does alike, on the same numbers. That it does
-    is checked at the end of every round.
+    Each client is trained, asked and tested on its rank, where also its state stays. Coalitions are spread over all
+    ranks. Every rank does all other work of the server, on the same numbers; a check at the end of every round compares
+    the results.
     """
 
     def __init__(self, trainer: L.Trainer, data: FederatedDataModule, *rest: Any) -> None:
         self._strategy: Any = trainer.strategy
         self.ranks = ranks_of(trainer)
-        self.owners = Owners(self.ranks, data.num_samples.tolist())
+        self.owners = ClientPlacement(self.ranks, data.num_samples.tolist())
         share_weights(trainer.lightning_module, self.ranks)
         super().__init__(trainer, data, *rest)
         self._logged: LoggedValues | None = None
@@ -141,7 +141,7 @@ class SeveralRanks(OneProcess):
         return cast(RankTraining, super().cohort)
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        # Every rank has read everybody's from the checkpoint.
+        # Every rank has read all clients' states from the checkpoint.
         clients = self.store.clients()
         self.owners.bind(clients)
         self.store.keep(self.owners.mine(clients))
@@ -160,7 +160,7 @@ class SeveralRanks(OneProcess):
         self.owners.deal(clients)
         if mine := self.owners.mine(clients):
             return super()._load(mine)
-        # Lightning ends a fit whose loader is empty: there is one batch, and what is trained on it is discarded.
+        # Lightning ends a fit whose loader is empty: an idle rank gets one batch, whose training is discarded.
         idle = CohortLoader(self.data, clients[:1], seed=self._state.seed, round_index=self._state.round_index, limit=1)
         idle.visits = []
         return idle
@@ -175,25 +175,25 @@ class SeveralRanks(OneProcess):
         return super().end_training()
 
     def settle(self) -> None:
-        # Everybody learns who keeps something, and so must stay where it is.
-        parts = self.ranks.everybody(sorted(self.store.clients()), "clients that keep something")
+        # All ranks learn which clients keep something, and therefore stay on their rank.
+        parts = self.ranks.all_gather(sorted(self.store.clients()), "clients that keep something")
         self.owners.bind([client for part in parts for client in part])
         self._gather()
 
     def failed(self, exception: BaseException, place: str) -> None:
-        # Before anything else is done about it: the others wait, and whatever saves a checkpoint now must not.
-        self.ranks.give_up(f"{exception!r} ({place})")
+        # First of all: the others wait, and no checkpoint may be saved from now on.
+        self.ranks.abort(f"{exception!r} ({place})")
 
     def discard(self) -> bool:
         # The others would wait for this rank at the end of the round.
-        self.ranks.give_up(f"its round {self._state.round_index + 1} ended before the last batch")
+        self.ranks.abort(f"its round {self._state.round_index + 1} ended before the last batch")
         return super().discard()
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        return _together(self.ranks.everybody(self._received(instruct), "the clients' own models"))
+        return _together(self.ranks.all_gather(self._received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
-        """Return it as it stood after the last round: of all clients on rank 0, which writes checkpoints."""
+        """Return the clients' states after the last round; rank 0, which writes checkpoints, has those of all."""
         return self._kept
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class SeveralRanks(OneProcess):
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         own = super().own_scores(instruct)
         result = {name: torch.full((self._state.num_clients,), float("nan")) for name in own}
-        for clients, scores in self.ranks.everybody((self._mine(), own), "the clients' tests"):
+        for clients, scores in self.ranks.all_gather((self._mine(), own), "the clients' tests"):
             for name, values in scores.items():
                 result[name][clients] = values
         return result
@@ -214,27 +214,27 @@ class SeveralRanks(OneProcess):
         return self.owners.mine(range(self._state.num_clients))
 
     def _gather(self) -> None:
-        """A round is complete: rank 0 learns what all clients keep."""
+        """Gather all clients' states on rank 0 after a round."""
         self._kept: dict[int, Any] = super().kept()
         if self.owners.bound:
-            parts = self.ranks.everybody(self._kept, "what clients keep")
+            parts = self.ranks.all_gather(self._kept, "what clients keep")
             if self.ranks.rank == 0:
                 self._kept = _together(parts)
 
     def _exchange_logged(self, value: Any, about: str) -> list[Any]:
-        # After an epoch that ended early the others are elsewhere.
-        return [value] if self.cohort.active else self.ranks.everybody(value, about)
+        # After an epoch that ended early the other ranks do not take part.
+        return [value] if self.cohort.active else self.ranks.all_gather(value, about)
 
     def agree(self, round: Round, contributions: Mapping[str, Tensor]) -> None:
-        """All ranks must have come to the same.
+        """Check that all ranks have computed the same global model, weights and metrics.
 
         Raises:
-            RuntimeError: one has not.
+            RuntimeError: two ranks differ.
         """
         values = {"global model": self._state.model(), "aggregation weights": round.aggregation_weights}
         values |= {f"metric {name}": value for name, value in contributions.items()}
         sums = {name: _checksum(value) for name, value in values.items() if value is not None}
-        for rank, theirs in enumerate(self.ranks.everybody(sums, "checksums")):
+        for rank, theirs in enumerate(self.ranks.all_gather(sums, "checksums")):
             if differ := [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]:
                 first, second = sorted((self.ranks.rank, rank))
                 raise RuntimeError(

@@ -1,4 +1,4 @@
-"""FederatedStrategy: a Trainer on several processes whose clients train side by side; and whether all are alike."""
+"""FederatedStrategy: Lightning's strategy for clients on several processes; and checks that all processes are alike."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from flsv.utilities.errors import ConfigurationError
 
 @checked
 class FederatedStrategy(ParallelStrategy):
-    """Spreads the clients of each cohort over several processes: ``Trainer(strategy="federated", devices=4)``.
+    """Strategy that spreads each cohort's clients over processes: ``Trainer(strategy="federated", devices=4)``.
 
     ``devices`` and ``num_nodes`` mean what they mean for DDP, and processes are started as for DDP: by the script
-    itself, by ``torchrun``, or by SLURM. Within a round every rank runs the ordinary training loop on its own clients;
-    the ranks meet when all are done, and from there on each of them is the same server. Results equal those of one
-    process to the bit on CPUs with as many threads (``docs/scaling.md``).
+    itself, by ``torchrun``, or by SLURM. Within a round every rank runs the ordinary training loop on its own clients.
+    When all are done, the ranks exchange the updates, and each computes the same server step. Results equal those of
+    one process to the bit on CPUs with as many threads (``docs/scaling.md``).
 
     To Lightning and torchmetrics each rank is alone (``world_size`` is 1): a client trains alone, so there are no
     gradients to reduce and no samplers to replace. The ranks' process group is not torch's default one.
 
     Args:
         threads: torch's intra-op threads in every rank.
-        timeout: seconds that a rank waits for the others at the end of a round. That a process has died is found out by
-            its closed connection, by the script or by torchrun; a host that vanished is waited for as long.
-        **kwargs: of Lightning's ``ParallelStrategy``.
+        timeout: seconds that a rank waits for the others at the end of a round. A process that died is noticed at once,
+            by its closed connection, by the script or by torchrun; a host that vanished only after this time.
+        **kwargs: arguments of Lightning's ``ParallelStrategy``.
 
     Attributes:
-        ranks: the processes; alone until the Trainer starts.
-        within_round: whether the ranks are by themselves at present.
+        ranks: the processes; a single one until the Trainer starts.
+        within_round: whether the ranks train their own clients at present, without exchanges.
 
     Example:
         >>> FederatedStrategy(threads=2).strategy_name
@@ -58,16 +58,16 @@ class FederatedStrategy(ParallelStrategy):
         self.num_nodes = 1
         self.ranks: Ranks = ALONE
         self.within_round = False
-        #: Whether a federation runs on it; the loop says so.
+        #: Whether a FederatedLoop runs on this strategy, which sets it.
         self.federation = False
 
     @property
     def root_device(self) -> torch.device:
-        return self.parallel_devices[self.local_rank]  # type: ignore[index]
+        return self.parallel_devices[self.local_rank]  # type: ignore[index]  # set by the accelerator connector
 
     @property
     def world_size(self) -> int:
-        return 1  # there is nothing that Lightning could agree on
+        return 1  # Lightning must not reduce anything
 
     @property
     def _size(self) -> int:
@@ -85,7 +85,7 @@ class FederatedStrategy(ParallelStrategy):
         environment: Any = self.cluster_environment
         environment.set_global_rank(self.node_rank * (self._size // self.num_nodes) + self.local_rank)
         environment.set_world_size(self._size)
-        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]  # a function's attribute
         if self._size > 1:
             torch.set_num_threads(self._threads)
             os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
@@ -100,16 +100,16 @@ class FederatedStrategy(ParallelStrategy):
         super().setup(trainer)
 
     def model_to_device(self) -> None:
-        self.model.to(self.root_device)  # type: ignore[union-attr]
+        self.model.to(self.root_device)  # type: ignore[union-attr]  # set by then
 
-    # Within a round a rank is by itself. Around it all ranks do the same, and rank 0's word on paths holds.
+    # Within a round ranks exchange nothing. Outside of it all ranks do the same, with rank 0's paths.
 
     def barrier(self, name: str | None = None) -> None:
-        if not (self.within_round or self.ranks.given_up):
-            self.ranks.everybody(None, f"barrier {name or ''}")
+        if not (self.within_round or self.ranks.aborted):
+            self.ranks.all_gather(None, f"barrier {name or ''}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return obj if self.within_round or self.ranks.given_up else self.ranks.from_rank(src, obj, "broadcast")
+        return obj if self.within_round or self.ranks.aborted else self.ranks.broadcast(src, obj, "broadcast")
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor
@@ -118,18 +118,19 @@ class FederatedStrategy(ParallelStrategy):
         return tensor
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Rank 0 reads it: the others' hosts need not have the file."""
+        """Read a checkpoint on rank 0 and broadcast it: other hosts need not have the file."""
         found = super().load_checkpoint(*args, **kwargs) if self.ranks.rank == 0 else {}
-        self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type] # as where it is read
-        return self.ranks.from_rank(0, found, "checkpoint")
+        # Rank 0 does so when it reads.
+        self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type]  # set by then
+        return self.ranks.broadcast(0, found, "checkpoint")
 
     def on_exception(self, exception: BaseException) -> None:
-        self.ranks.give_up(repr(exception))
+        self.ranks.abort(repr(exception))
         super().on_exception(exception)
 
 
 def ranks_of(trainer: L.Trainer) -> Ranks:
-    """The processes that a trainer runs on."""
+    """Return the processes that a trainer runs on."""
     return getattr(trainer.strategy, "ranks", ALONE)
 
 
@@ -137,29 +138,29 @@ def share_weights(module: nn.Module, ranks: Ranks) -> None:
     """Copy rank 0's weights to the modules of all ranks.
 
     Raises:
-        ConfigurationError: it is another module.
+        ConfigurationError: a rank has another module.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     shapes = {f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors.items()}
     _check_alike(ranks, Identity(shapes, {}))
-    for name, first in ranks.from_rank(0, tensors, "initial weights").items():
+    for name, first in ranks.broadcast(0, tensors, "initial weights").items():
         tensors[name].data.copy_(first)
 
 
 def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequential") -> int:
-    """Compare the ranks' federations.
+    """Check that all ranks have the same federation, and agree on a seed.
 
     Args:
-        trainer: on any number of processes.
-        identity: of this rank's federation.
-        seed: this rank's.
-        engine: of the loop.
+        trainer: the trainer, on any number of processes.
+        identity: the data and settings of this rank's federation.
+        seed: this rank's seed.
+        engine: the loop's ``engine``.
 
     Returns:
-        The seed of all: rank 0's, which matters where none was given.
+        Rank 0's seed, which differs from other ranks' where none was given.
 
     Raises:
-        ConfigurationError: ranks have other data or settings; something that cannot be right on several ranks.
+        ConfigurationError: ranks differ in data or settings; there is a setting that does not work on several ranks.
     """
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
@@ -174,11 +175,11 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
             "would stop one rank in the middle of a round, by its own clock. Leave it out, and say max_epochs."
         )
     _check_alike(ranks, replace(identity, settings={**versions(), **identity.settings}))
-    return ranks.from_rank(0, seed, "the seed")
+    return ranks.broadcast(0, seed, "the seed")
 
 
 def _check_alike(ranks: Ranks, mine: Identity) -> None:
-    for rank, told in enumerate(ranks.everybody(mine.plain(), "the federation")):
+    for rank, told in enumerate(ranks.all_gather(mine.plain(), "the federation")):
         theirs = Identity(**told)
         if differ := mine.other_settings(theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"):
             raise ConfigurationError(f"{'; '.join(differ)}. Start all ranks with the same configuration.")

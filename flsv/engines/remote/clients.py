@@ -1,4 +1,4 @@
-"""The sites as the server sees them: how they train rounds and answer questions."""
+"""RemoteSites: the sites as the server sees them, which train rounds and answer questions."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Remote:
+class RemoteSites:
     """All sites of a federation, as the server sees them.
 
-    Every visit of a site, and every question to it, has a name: under it the site keeps what comes of it. The server
-    says from which one a site goes on, so what a site keeps and what the server knows of it stay in step, whatever is
-    lost on the way.
+    Every visit of a site (a round's training) and every question to it has a name, under which the site saves its
+    state. With each message the server names the visit from which the site continues, so the site's state and the
+    server's view of it stay consistent even if messages are lost.
 
     Args:
-        directory: where they are.
-        state: of the federation; the run's name in it, what counts of the sites, and what went wrong there.
-        rounds: of the run.
+        directory: the sites' names and addresses.
+        state: the federation's state, in which the run's name, the sites' last visits and their faults are recorded.
+        rounds: number of rounds of the run.
         steps_per_sample: the most optimizer steps that a site can take in a round, for each of its samples.
-        reports: names of what strategies let sites report.
-        num_classes: of the federation; None where there are none. A site that lacks the last ones knows no better.
+        reports: names of the reports that strategies declare.
+        num_classes: the federation's number of classes, which a site that lacks the last classes cannot know; None
+            where there are no classes.
     """
 
     def __init__(
@@ -68,28 +69,37 @@ class Remote:
         self.discard()
 
     def count(self, sites: Collection[int]) -> None:
-        """What these have sent in this round counts, what others have sent does not."""
+        """Count the round's visits of these sites, and forget those of all others."""
         self._stands |= {site: visit for site, visit in self._trained.items() if site in sites}
         self._trained = {}
 
     def commit(self) -> None:
-        """The round is complete."""
+        """Record the sites' visits in the federation's state at the end of a round."""
         self._state.counted = dict(self._stands)
 
     def discard(self) -> None:
-        """The round is forgotten."""
+        """Forget the round's visits."""
         self._stands, self._trained = dict(self._state.counted), {}
 
     def train(
         self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
-        """The updates of those who sent one, in the order of ``instructions``, and whose models were not finite.
+        """Let sites train, and collect their updates.
 
-        Who is away, is late or sends something else is named in a warning and left out: as if it had not been drawn.
+        A site that is away, is late or sends something else is named in a warning and left out, as if it had not been
+        drawn.
+
+        Args:
+            instructions: the server's instructions, by site.
+            device: the device for the updates.
+            space: the map between the module and vectors.
+
+        Returns:
+            The updates in the order of ``instructions``, and the sites whose models were not finite.
         """
         visits = {site: secrets.token_hex(8) for site in instructions}
         packets = {
-            site: instruction_packet(instruction, {**self._facts(site), "visit": visits[site]})
+            site: instruction_packet(instruction, {**self._run_info(site), "visit": visits[site]})
             for site, instruction in instructions.items()
         }
         began = time.monotonic()
@@ -117,14 +127,21 @@ class Remote:
         came, took = f"{len(self._trained)} of {len(packets)} sites", time.monotonic() - began
         rank_zero_info(f"flsv: round {self._state.round_index + 1}: {came} in {took:.1f} s.")
         for site in self._trained:
-            if replies[site].plain.get("lost"):  # type: ignore[union-attr]
+            if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
         return [updates[site] for site in self._trained], broken
 
     def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
-        """Who reports something else than the others. What most of them report is what there is to report. Where two
-        things are reported as often, it is what most did in the last round in which most did; before that nobody knows
-        who is right, and all are left out."""
+        """Find the sites whose reports differ in names, shapes or types from what most sites report.
+
+        In a tie, the majority of the last round that had one decides; before there was a majority, all sites differ.
+
+        Args:
+            reports: the description of each site's reports.
+
+        Returns:
+            A description of the fault, by site.
+        """
         counts = Counter(reports.values())
         most = {words for words, count in counts.items() if count == max(counts.values())}
         if len(most) == 1:
@@ -134,10 +151,10 @@ class Remote:
         return {s: f"it reports {words}, the others {others}" for s, words in reports.items() if words != right}
 
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A question's answer.
+        """Ask a site a question, and return its answer.
 
         Raises:
-            ConfigurationError: it cannot leave the process.
+            ConfigurationError: the question or its arguments cannot be sent to another process.
             NoAnswer: the site did not answer.
         """
         while isinstance(question, partial):
@@ -149,10 +166,10 @@ class Remote:
         plain, tensors = pack((tuple(args), dict(kwargs)))
         stands = self._trained if site in self._trained else self._stands
         visit, before = secrets.token_hex(8), stands.get(site)
-        facts = {**self._facts(site), "visit": visit, "counted": before}
+        info = {**self._run_info(site), "visit": visit, "counted": before}
         packet = Packet(
             "ask",
-            {"question": name, "arguments": plain, "round": round_index, **facts},
+            {"question": name, "arguments": plain, "round": round_index, **info},
             {key: tensor.cpu() for key, tensor in tensors.items()},
         )
         self._answered.pop(site, None)
@@ -176,27 +193,29 @@ class Remote:
         else:
             stands[site] = before
 
-    def test(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
-        """The :data:`OWN_SCORES` of sites' own models on their own test samples; a warning names who sends none."""
-        packets = {site: instruction_packet(model, self._facts(site), "test") for site, model in models.items()}
+    def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
+        """Collect the :data:`OWN_SCORES` of sites' own models on their own test samples, by site and name.
+
+        A warning names the sites that send none."""
+        packets = {site: instruction_packet(model, self._run_info(site), "test") for site, model in models.items()}
         scores: dict[int, dict[str, float]] = {}
         for site, reply in self.directory.exchange(packets).items():
             try:
                 own = {name: float(check_done(reply).plain[name]) for name in OWN_SCORES}
-                if any(value < 0 or value > 1 for value in own.values()):  # NaN: there is nothing to tell it by
+                if any(value < 0 or value > 1 for value in own.values()):  # NaN means: not defined
                     raise BadReply(f"its scores are {own}")
                 scores[site] = own
             except GARBLED as error:
                 self._warn(site, "has not tested its model", fault_of(error))
         return scores
 
-    def _facts(self, site: int) -> dict[str, Any]:
+    def _run_info(self, site: int) -> dict[str, Any]:
         run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
         return {**run, "clients": len(self.directory.names), "client": site, "counted": self._stands.get(site)}
 
     def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
-        """Something went wrong at a site: it is kept for the run's record, and given back in words."""
-        # What a site says may be anything: a line break, half a character.
+        """Record a site's fault for the run's record, and return a message about it."""
+        # A site's words may hold anything: line breaks, halves of characters.
         printable = ["".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)]
         what, why = printable[0], printable[1] and f": {printable[1]}"
         self._state.note(site, f"{what}{why}")
@@ -207,24 +226,24 @@ class Remote:
 
 
 def _reported(update: ClientUpdate) -> str:
-    """Names, shapes and types, in words."""
+    """Describe an update's reports by names, shapes and types."""
     reports = sorted(update.reports.items())
     return ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports) or "nothing"
 
 
 class RemoteClient(Client):
-    """One site, to which questions can be sent.
+    """A site as a client to which questions can be sent.
 
     Args:
-        id: its number.
-        data: nothing: what it holds is elsewhere.
-        channel: counts what crosses.
+        id: the site's number.
+        data: an empty stand-in, since the data are at the site.
+        channel: counts the messages.
         remote: all sites.
-        round_index: gives the present round.
+        round_index: returns the present round.
     """
 
     def __init__(
-        self, id: int, data: LocalData, channel: Channel, remote: Remote, round_index: Callable[[], int]
+        self, id: int, data: LocalData, channel: Channel, remote: RemoteSites, round_index: Callable[[], int]
     ) -> None:
         super().__init__(id, data, channel)
         self._remote, self._round_index = remote, round_index

@@ -1,4 +1,4 @@
-"""RemoteData: what the server knows of data that lie at sites, and its own."""
+"""RemoteData: the server's data module, with the sizes of the sites' data and the server's own validation data."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from flsv.data.splits import FederatedSplits
 
 
 class RemoteData(FederatedDataModule):
-    """The sizes that sites have announced, dealt out as if their samples were there with the label 0, none of which can
-    be read; and the server's own validation and test data.
+    """Data module of the server: stand-ins for the sites' samples, and the server's own validation and test data.
+
+    The stand-ins have the numbers that the sites announced and the label 0; reading them raises an error.
 
     Args:
-        names: of the sites.
-        sizes: by site, its samples by split.
-        num_classes: M; None where the data have no classes, or ``class_names`` names them.
-        class_names: their names.
-        own: the server's own data, of which the validation and test loaders are used; None: it has none.
+        names: the sites' names.
+        sizes: the number of samples of each split, for each site.
+        num_classes: M; None where the data have no classes, or ``class_names`` has their names.
+        class_names: the classes' names.
+        own: the server's own data module, of which the validation and test loaders are used; None: there is none.
     """
 
     def __init__(
@@ -74,16 +75,16 @@ class RemoteData(FederatedDataModule):
         return [] if self._own is None else self._own.test_dataloader()
 
     def client_loader(self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any) -> Any:
-        """Nothing can be read of it. Its length is the number of samples: batches are the site's to choose."""
+        """Return an unreadable loader whose length is the number of samples: the site chooses the batches."""
         return _Elsewhere(self._sizes[client][split], f"{client_called(client, self.names)} are at its site")
 
     def content_hashes(self) -> dict[str, str]:
-        """Hashes of the server's validation set only: samples stay at the sites."""
+        """Return the hash of the server's validation set only: samples stay at the sites."""
         return {"server": loader_hash(self.val_dataloader())}
 
     @property
     def class_counts(self) -> Tensor:
-        """``[n, 1]``: the server knows how many samples there are, not of which class."""
+        """Return the numbers of training samples ``[n, 1]`` as of one class: the server does not know the classes."""
         return torch.tensor([[sizes["train"]] for sizes in self._sizes])
 
     @property
@@ -92,11 +93,11 @@ class RemoteData(FederatedDataModule):
 
     @property
     def input_shape(self) -> Any:
-        """As the server's own data have it, if they say."""
+        """Return the server's own data's ``input_shape``, if they have one."""
         return getattr(self._own, "input_shape", None)
 
     def validation(self) -> dict[str, Any] | None:
-        """Of the server's own data."""
+        """Describe the server's own validation data; None where there are none."""
         if isinstance(self._own, FederatedDataModule):
             return self._own.validation()
         loaders = self.val_dataloader()

@@ -1,4 +1,4 @@
-"""RemoteFederation: the server of a federation whose clients are sites; and ``status.json``, how its run stands."""
+"""RemoteFederation: the server of a federation whose clients are sites; and the run's status in ``status.json``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Instruction
 from flsv.core.matrix import empty_rows
 from flsv.engines.one_process import IdleProcess, Instruct
-from flsv.engines.remote.clients import Remote, RemoteClient
+from flsv.engines.remote.clients import RemoteClient, RemoteSites
 from flsv.engines.remote.transport import Directory
 from flsv.models.imbalance import OWN_SCORES
 from flsv.results.folder import FolderLock
@@ -31,25 +31,25 @@ from flsv.training.turn import Turn
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
-#: How often a module without automatic optimization may step for one sample, before its site is not believed.
+#: The most steps per sample that a site may report for a module without automatic optimization.
 STEPS_BY_HAND = 1000
 
 
 class RemoteCohort(CohortTraining):
-    """Lets the sites of a cohort train, within the idle batch of a round.
+    """The training of a cohort of sites, within the idle batch of a round.
 
     Args:
-        turn: of the server's module, which stays the global model.
-        manager: the sites.
-        remote: the same, as those who train.
+        turn: the turn of the server's module, which stays the global model.
+        manager: the sites' stand-in data.
+        remote: the sites.
 
     Attributes:
-        sent: counts the instructions that went down.
+        sent: called with the instructions that have reached their sites, to count them.
     """
 
     sent: Callable[[Mapping[int, Instruction]], None]
 
-    def __init__(self, turn: Turn, manager: ClientManager, remote: Remote) -> None:
+    def __init__(self, turn: Turn, manager: ClientManager, remote: RemoteSites) -> None:
         super().__init__(turn, manager)
         self._remote = remote
 
@@ -70,7 +70,7 @@ class RemoteCohort(CohortTraining):
         self._matrix = empty_rows(len(updates), start, self._trainer.default_root_dir) if updates else self._matrix[:0]
         for row, update in zip(self._matrix, updates):
             row.copy_(update.vector)
-        # One in memory.
+        # Only one copy of each vector stays in memory.
         self.updates = [replace(update, vector=row) for update, row in zip(updates, self._matrix)]
         add(self._trainer, Counted(steps=sum(update.num_steps for update in updates)))
         return True
@@ -79,7 +79,7 @@ class RemoteCohort(CohortTraining):
         return True
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Sites keep their own states; the next instruction tells them which of their rounds counted."""
+        """Forget sites' rounds: sites keep their own states, and the next instruction says which round counted last."""
         super().leave_out(clients)
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
@@ -87,7 +87,12 @@ class RemoteCohort(CohortTraining):
 def check_deployment(
     config: FederationConfig, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]
 ) -> None:
-    """Refuse what needs more of clients than sites give; the arguments are those of :meth:`RemoteFederation.check`.
+    """Refuse parts that need more of clients than sites provide.
+
+    Args:
+        config: the federation's parts.
+        fields: the round's fields that each metric reads, by metric and argument.
+        evaluating: the metrics for which clients evaluate models.
 
     Raises:
         ConfigurationError: a part needs trained models, clients that see each other, class counts or samples.
@@ -123,8 +128,8 @@ class RemoteFederation(IdleProcess):
     """The engine for sites: pass it to :class:`flsv.FederatedLoop` as ``engine``.
 
     Args:
-        directory: the sites.
-        options: what :class:`OneProcess` takes.
+        directory: the sites' names and addresses.
+        options: the arguments of :class:`OneProcess`.
     """
 
     clients_here = False
@@ -132,18 +137,18 @@ class RemoteFederation(IdleProcess):
     def __init__(self, directory: Directory, *options: Any) -> None:
         trainer, data, state, _, config, *_ = options
         state.run = state.run or secrets.token_hex(8)
-        # A batch has a sample at least; who steps by hand may do so several times a batch.
+        # A batch has at least one sample; a module with manual optimization may step several times per batch.
         steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
         num_classes = data.num_classes if data.no_classes is None else None
         reports = [name for strategy in config.strategies.values() for name in strategy.reports]
-        self._remote = Remote(directory, state, trainer.max_epochs or 1, steps, reports, num_classes)
+        self._remote = RemoteSites(directory, state, trainer.max_epochs or 1, steps, reports, num_classes)
         super().__init__(*options)
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
         check_deployment(self._config, fields, evaluating)
 
     def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
-        # Only what has reached a site counts: the cohort says it when the replies are there.
+        # Only instructions that have reached a site count: the cohort reports them when the replies are there.
         cast(RemoteCohort, self.cohort).sent = sent
         super().instruct(instructions, lambda _: None)
 
@@ -156,10 +161,10 @@ class RemoteFederation(IdleProcess):
         return super().discard()
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
-        """Pictures of a site's data stay there."""
+        """Do nothing: pictures of a site's data stay there."""
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Without the models that are at their sites alone."""
+        """Return the clients' models that the server knows, where they are not the global model."""
         personalizer, state = self._strategies.get("personalizer"), self._state
         if personalizer is None:
             return {}
@@ -167,7 +172,7 @@ class RemoteFederation(IdleProcess):
         return {i: model for i, model in models.items() if model is not None and model is not state.model()}
 
     def _make_manager(self) -> ClientManager:
-        """Manager of the server's own data; its clients are the sites."""
+        """Make the manager of the server's own data, with the sites as its clients."""
         manager = super()._make_manager()
         manager.clients = [
             RemoteClient(i, local, manager.channel, self._remote, lambda: self._state.round_index)
@@ -179,7 +184,7 @@ class RemoteFederation(IdleProcess):
         return RemoteCohort(turn, self.manager, self._remote)
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        scores = self._remote.test(instruct(self._mine()))
+        scores = self._remote.score_own_models(instruct(self._mine()))
         unknown = dict.fromkeys(OWN_SCORES, float("nan"))
         everybody = [scores.get(client, unknown) for client in range(self._state.num_clients)]
         return {name: torch.tensor([each[name] for each in everybody]) for name in OWN_SCORES}
@@ -187,17 +192,21 @@ class RemoteFederation(IdleProcess):
 
 @contextmanager
 def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
-    """Say in a folder's ``status.json`` how what is done within ends: ``"running"``, then ``"finished"``, or
-    ``"failed"`` and why; and since when. What it gives writes the file anew, with what the run waits for, or None, and
-    last with what stays true of it: the file of a run that was ended from outside stays ``"running"``, and ages. Of one
-    that an operator has stopped it stays ``"stopped"``, though its server ends a little later.
+    """Write a run's status into ``status.json``: ``"running"`` in this context, then ``"finished"`` or ``"failed"``.
+
+    The file also has the reason of a failure, and the time. If the process is killed, the file stays ``"running"``. If
+    an operator has stopped the run, the file stays ``"stopped"``, although the server ends a little later.
 
     Args:
-        folder: of the run.
-        run: what Flower calls it.
+        folder: the run's folder.
+        run: Flower's id of the run.
+
+    Yields:
+        A function that rewrites the file with what the run waits for, or None; the last text stays in the file when
+        the run has finished.
 
     Raises:
-        ConfigurationError: another server is at work in this folder; what it says of itself is left as it is.
+        ConfigurationError: another server runs in this folder, whose file is not changed.
 
     Example:
         >>> import tempfile
@@ -208,7 +217,7 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         >>> json.loads((folder / "status.json").read_text())["status"]
         'finished'
     """
-    lock = FolderLock(folder / "checkpoints")  # the run itself holds the folder later
+    lock = FolderLock(folder / "checkpoints")  # the run locks the folder itself later
 
     begun = datetime.now(UTC)
 
@@ -233,7 +242,7 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         write("running")
         yield running
         write("finished", last[-1])
-    except Exception as error:  # and none by which Flower ends an app whose SuperLink is gone
+    except Exception as error:  # not the SystemExit with which Flower ends an app whose SuperLink is gone
         write("failed", f"{type(error).__name__}: {error}")
         raise
     finally:

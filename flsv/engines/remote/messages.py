@@ -19,7 +19,7 @@ from flsv.utilities.errors import ConfigurationError
 
 START, OTHER, REPORT = "start", "told/", "report/"
 _PLAIN = (str, int, float, bool, type(None))
-#: Types that can be computed with; others only hold bits, and the least that is asked of them is an error.
+#: Types that tensors can be computed in; operations on any other type, which only holds bits, raise errors.
 _NUMBERS = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
@@ -31,12 +31,12 @@ class Packet:
     """One message.
 
     Args:
-        kind: what it is about.
-        plain: what JSON can say.
-        tensors: by name; dense ones, of numbers.
+        kind: the kind of message, such as ``"train"``.
+        plain: values that JSON can hold, by name.
+        tensors: dense tensors of numbers, by name.
 
     Raises:
-        ValueError: it is none, whatever was said to be one.
+        ValueError: the arguments are of other types.
     """
 
     kind: str
@@ -53,40 +53,41 @@ class Packet:
 
 
 Reply = Packet | str
-"""A packet, or in words why there is none."""
+"""A packet, or the reason in words why there is none."""
 
 
 class BadReply(ValueError):
-    """A site's reply is not a valid update of this federation."""
+    """Error: a site's reply is not a valid update of this federation."""
 
 
 class Unwilling(BadReply):
-    """A site is set up, or its policy is, so that it cannot take part; to ask it again is of no use."""
+    """Error: a site's settings or policy do not let it take part, so asking again is of no use."""
 
 
 class Refused(ConfigurationError):
-    """A site does not do it: its policy forbids it, or is none; it is set up otherwise, or the time of the round is
-    over. Its text holds nothing of the data, and reaches the server."""
+    """Error: a site refuses a message because of its policy, other settings than the server's, or the round's end.
+
+    The error's text holds nothing of the data, and is sent to the server."""
 
 
-#: What a reply of other content than expected leads to, a :class:`BadReply` among it.
+#: Errors that reading a reply with unexpected content may raise, :class:`BadReply` among them.
 GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
 
 
 def fault_of(error: Exception) -> str:
-    """One of the :data:`GARBLED`, in words."""
+    """Describe an error of :data:`GARBLED`."""
     return str(error) if isinstance(error, BadReply) else f"its reply lacks or garbles {error!s:.200}"
 
 
-def instruction_packet(instruction: Instruction, facts: Mapping[str, Any], kind: str = "train") -> Packet:
-    """The packet that the server sends to a site.
+def instruction_packet(instruction: Instruction, info: Mapping[str, Any], kind: str = "train") -> Packet:
+    """Make the packet that the server sends to a site.
 
     Args:
-        instruction: of the server.
-        facts: more that the site needs of the federation, plain values.
-        kind: of the packet.
+        instruction: the server's instruction.
+        info: further plain values that the site needs to know about the federation.
+        kind: the kind of packet.
     """
-    plain = {"round": instruction.round_index, "client": instruction.client_id, "seed": instruction.seed, **facts}
+    plain = {"round": instruction.round_index, "client": instruction.client_id, "seed": instruction.seed, **info}
     tensors = {OTHER + name: tensor for name, tensor in instruction.tensors.items()}
     if instruction.start is not None:
         tensors[START] = instruction.start
@@ -94,7 +95,7 @@ def instruction_packet(instruction: Instruction, facts: Mapping[str, Any], kind:
 
 
 def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
-    """The instruction that a site received, on a device."""
+    """Read the instruction from a packet that a site received, onto a device."""
     tensors = {name: tensor.to(device) for name, tensor in packet.tensors.items()}
     others = {name[len(OTHER) :]: tensor for name, tensor in tensors.items() if name.startswith(OTHER)}
     plain = packet.plain
@@ -102,11 +103,11 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
 
 
 def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
-    """The packet that a site sends back.
+    """Make the packet that a site sends back.
 
     Args:
-        update: of its model.
-        lost: whether it went on from nothing, because what it should have gone on from was no longer there.
+        update: the site's update.
+        lost: whether the site started without its earlier state, because it no longer had that.
     """
     plain = {
         "samples": update.num_samples,
@@ -121,7 +122,7 @@ def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
 
 
 def failure_packet(error: BaseException) -> Packet:
-    """An error, by its kind and the line that it comes from, without its text, which may quote samples."""
+    """Make the packet for an error: its class and line, without its text, which may quote samples."""
     words = str(error)
     if not isinstance(error, Refused):
         places = traceback.extract_tb(error.__traceback__)
@@ -131,10 +132,10 @@ def failure_packet(error: BaseException) -> Packet:
 
 
 def check_done(reply: Reply) -> Packet:
-    """A reply that is one.
+    """Return a reply that is a packet.
 
     Raises:
-        BadReply: why there is none.
+        BadReply: the site did not reply, or has failed; the text says why.
     """
     if isinstance(reply, str):
         raise BadReply(reply)
@@ -147,29 +148,29 @@ def check_done(reply: Reply) -> Packet:
 def read_update(
     packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
 ) -> ClientUpdate | None:
-    """A client's update from its site's reply; None where its model is not finite.
+    """Read a client's update from its site's reply, and check it; None where the model is not finite.
 
     Args:
         packet: the reply.
-        client: its number.
-        space: of the federation.
-        device: where the update is to be.
-        samples: how many it has announced.
-        most_steps: that it can have taken.
+        client: the client's number.
+        space: the federation's map between the module and vectors.
+        device: the device for the update.
+        samples: the number of training samples that the site has announced.
+        most_steps: the most optimizer steps that the site can have taken.
 
     Raises:
-        BadReply: what is wrong with it.
+        BadReply: the update is not valid; the text says why.
     """
     if packet.kind == "broken":
         return None
     plain, most_numbers = packet.plain, 2 * space.size + 64
     try:
         vector = packet.tensors["vector"]
-        sent = whole(plain, "samples", most=float("inf"))
-        steps = whole(plain, "steps", most_steps)
+        sent = checked_int(plain, "samples", most=float("inf"))
+        steps = checked_int(plain, "steps", most_steps)
         loss, norm = float(plain["loss"]), float(plain["norm"])
         numbers, size = plain["traffic"]
-        traffic = Traffic(whole({"traffic": numbers}, "traffic", most_numbers), float(size))
+        traffic = Traffic(checked_int({"traffic": numbers}, "traffic", most_numbers), float(size))
     except GARBLED as error:
         raise BadReply(fault_of(error)) from error
     if sent != samples:
@@ -178,7 +179,7 @@ def read_update(
         raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
     if vector.shape != (space.size,) or not vector.is_floating_point():
         raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]")
-    # Only then: what is finite in float64 need not be so here.
+    # Check after the conversion: values that are finite in float64 may overflow here.
     vector = vector.detach().to(device, space.dtype)
     reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
     if not all(tensor.isfinite().all() for tensor in (vector, *reports.values())):
@@ -186,17 +187,17 @@ def read_update(
     return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic)
 
 
-def whole(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
-    """A whole number within bounds.
+def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
+    """Return the whole number of a name, checked to be within bounds.
 
     Raises:
-        KeyError: there is nothing of this name.
-        ValueError: it is something else.
+        KeyError: there is no value of this name.
+        ValueError: the value is not a whole number within the bounds.
 
     Example:
-        >>> whole({"steps": 3}, "steps", most=3)
+        >>> checked_int({"steps": 3}, "steps", most=3)
         3
-        >>> whole({"steps": 4}, "steps", most=3)
+        >>> checked_int({"steps": 4}, "steps", most=3)
         Traceback (most recent call last):
             ...
         ValueError: 'steps': 4 (expected a whole number from 0 to 3)
@@ -208,7 +209,7 @@ def whole(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> i
 
 
 def digest(plain: Any, tensors: Mapping[str, Tensor]) -> bytes:
-    """SHA-256 of values and tensors.
+    """Compute the SHA-256 hash of values and tensors.
 
     Example:
         >>> one, other = (digest(["train", i], {"start": torch.zeros(2)}) for i in (1, 2))
@@ -223,11 +224,16 @@ def digest(plain: Any, tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Numbers, words, tensors, random generators, and lists, tuples and dictionaries of them, as what JSON can say and
-    tensors by name.
+    """Split a value into plain values that JSON can hold and tensors by name.
+
+    Args:
+        value: a number, string, None, tensor or random generator, or lists, tuples and dictionaries of these.
+
+    Returns:
+        The plain values and the tensors, for :func:`unpack`.
 
     Raises:
-        ConfigurationError: something else is in it.
+        ConfigurationError: the value holds objects of other types.
 
     Example:
         >>> import torch
@@ -259,10 +265,10 @@ def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of :func:`pack`.
+    """Restore a value from the results of :func:`pack`.
 
     Raises:
-        ValueError, TypeError, RuntimeError: this is nothing that :func:`pack` makes.
+        ValueError, TypeError, RuntimeError: the arguments do not come from :func:`pack`.
     """
     if isinstance(plain, _PLAIN):
         return plain

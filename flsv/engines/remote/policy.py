@@ -1,4 +1,4 @@
-"""SitePolicy: what the owner of a site allows, in a file at the site, whatever the server asks for."""
+"""SitePolicy: the questions and the privacy loss that a site's owner allows, in a file at the site."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from flsv.utilities.errors import ConfigurationError
 @checked
 @dataclass(frozen=True)
 class SitePolicy:
-    """What a site lets a server do. A site without one does whatever the app that it was sent asks for; and so does an
-    app without flsv's client, which reads no policy: let a SuperNode run signed apps only.
+    """Limits of what a server may do at a site.
+
+    A site without a policy does whatever the app asks for. An app without flsv's client does not read the policy: let a
+    SuperNode run signed apps only.
 
     Args:
-        questions: functions that the server may ask for, as ``"package.module:function"``, and no others. None: flsv's
+        questions: the functions that the server may ask, as ``"package.module:function"``, and no others. None: flsv's
             own and those that the app names.
-        max_epsilon: the privacy loss that this site's updates may come to, over all runs in which it takes part from
-            the same folder. What leaves must then be noised by :class:`flsv.privacy.GaussianPrivacy`. It covers updates
-            only: allow no questions where these are to be covered, too.
-        delta: the chance that epsilon does not hold.
+        max_epsilon: the largest total privacy loss of this site's updates, over all runs in which the site takes part
+            from the same folder. Updates must then be noised by :class:`flsv.privacy.GaussianPrivacy`. Answers to
+            questions are not covered: to bound the loss of all messages, allow no questions.
+        delta: the probability that epsilon does not hold.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> SitePolicy(questions=[]).check_question("os:system")
@@ -49,10 +51,10 @@ class SitePolicy:
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:
-        """The policy in a TOML file, whose keys are the arguments.
+        """Read the policy from a TOML file, whose keys are the arguments.
 
         Raises:
-            Refused: no such file, or another content.
+            Refused: the file does not exist, or is not a policy.
         """
         names = [each.name for each in fields(cls)]
         try:
@@ -64,19 +66,19 @@ class SitePolicy:
             raise Refused(f"its policy {path} cannot be read: {error}") from error
 
     def check_question(self, question: str) -> None:
-        """Before a question is answered.
+        """Check that a question may be answered.
 
         Raises:
-            Refused: it is none of :attr:`questions`.
+            Refused: it is not among :attr:`questions`.
         """
         if self.questions is not None and _lasting(question) not in map(_lasting, self.questions):
             raise Refused(f"its policy does not let it answer {question!r:.120}")
 
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:
-        """The uploads that add noise.
+        """Return the uploads that add noise.
 
         Raises:
-            Refused: there is none, and :attr:`max_epsilon` bounds what updates tell.
+            Refused: none does, and :attr:`max_epsilon` bounds the privacy loss of updates.
         """
         noises = [each for each in uploads if isinstance(each, GaussianPrivacy) and each.noise_multiplier > 0]
         if self.max_epsilon is not None and not noises:
@@ -84,15 +86,15 @@ class SitePolicy:
         return noises
 
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
-        """Before each training: book one more update. What training is repeated, or fails, is booked all the same.
+        """Book one more update before each training, also if the training repeats another, or fails.
 
         Args:
-            uploads: that its update goes through.
-            ledger: the file in which the site keeps what it has spent.
+            uploads: the uploads that the update will go through.
+            ledger: the file with the privacy loss that the site has spent.
 
         Raises:
-            Refused: it would come to more than :attr:`max_epsilon`.
-            ValueError, LookupError: the file is damaged: put it back from a backup.
+            Refused: the total would exceed :attr:`max_epsilon`.
+            ValueError, LookupError: the file is damaged: restore it from a backup.
         """
         noises = self.noise(uploads)
         if self.max_epsilon is None:
@@ -112,5 +114,5 @@ class SitePolicy:
 
 
 def _lasting(question: str) -> str:
-    """Return a question's name without the module of flsv's own ones, which may move from version to version."""
+    """Return a question's name; for flsv's own without the module, which may move from version to version."""
     return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)

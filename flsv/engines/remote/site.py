@@ -1,4 +1,4 @@
-"""Site: the participant's side of a federation across processes. It trains on its own data and answers questions."""
+"""Site: the participant's side of a federation across processes, which trains on its own data and answers questions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.evaluation import count_answers
-from flsv.core import LocalData, at
+from flsv.core import LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, digest, failure_packet, pack, read_instruction, unpack, update_packet
 from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.transport import agreement, check_agreement
-from flsv.engines.remote.visit import Kept, SiteMemory, SiteVisit, noise_seed, own_secret
+from flsv.engines.remote.visit import SiteMemory, SiteState, SiteVisit, noise_seed, own_secret
 from flsv.models.imbalance import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_manager import ClientManager
@@ -31,7 +31,7 @@ from flsv.uploads import UploadContext, sanitize_report
 from flsv.utilities.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
-#: Functions that a server may ask sites for, by module and name; a site may allow more.
+#: Questions that a server may ask sites, by module and name; a site may allow more.
 QUESTIONS = (
     "flsv.personalization.pfedsv_client:collaborate",
     "flsv.personalization.fedfomo:mix_models",
@@ -40,32 +40,32 @@ QUESTIONS = (
     "flsv.metrics.leave_self_out:leave_self_out",
     "flsv.games.judges:judge",
 )
-#: In the site's folder: what its updates have told so far, where a policy bounds it.
+#: File in the site's folder with the privacy loss that its updates have spent, where a policy bounds it.
 LEDGER = "privacy.json"
 _QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
 _QUIET |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 
 class Site:
-    """A participant.
+    """A participant of a federation across processes.
 
     Args:
         module: makes the LightningModule, the same as the server's.
         data: makes the site's own data: a LightningDataModule, or a FederatedDataModule of one client (which can hold
-            back test and validation samples of its own).
+            out test and validation samples).
         settings: makes the federation's loop, the same as the server's.
-        folder: the site's own, where it keeps what it needs between rounds.
-        trainer: arguments of the Trainer that trains here, such as ``{"accelerator": "gpu"}``.
-        questions: functions that the server may ask for beside flsv's own, as ``"package.module:function"``.
-        upload_seed: what uploads draw from, such as the noise of a private update. Default: a secret of this site's
-            own, so that the server cannot take the noise off again.
-        policy: what the site's owner allows. None: whatever the app asks for.
+        folder: the site's folder, for its state between rounds.
+        trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
+        questions: functions that the server may ask beside flsv's own, as ``"package.module:function"``.
+        upload_seed: the seed of uploads' random numbers, such as the noise of a private update. Default: a secret of
+            this site, so that the server cannot subtract the noise.
+        policy: the limits that the site's owner sets. None: there are none.
 
     Attributes:
-        policy: what holds for the next message.
+        policy: the policy for the next message.
 
     Raises:
-        ConfigurationError: the data are those of several clients.
+        ConfigurationError: the data are of several clients.
     """
 
     def __init__(
@@ -97,12 +97,17 @@ class Site:
         self._agreement = agreement(module(), federation)
 
     def answer(self, packet: Packet, who: str = "server") -> Packet:
-        """Reply to a message of the server. Errors are reported by kind and place only, because their text may quote
-        samples; this site's log has them in full. What the site's policy forbids is said in words.
+        """Reply to a message of the server.
+
+        Errors are reported by class and line only, because their text may quote samples; the site's log has them in
+        full. Refusals by the site's policy are reported in words.
 
         Args:
-            packet: the message; the log has a line of it.
-            who: has sent it.
+            packet: the message, of which the log gets a line.
+            who: the sender, for the log.
+
+        Returns:
+            The reply.
         """
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
         try:
@@ -136,14 +141,14 @@ class Site:
         return update_packet(visit.update, lost=kept is None)
 
     def _test(self, packet: Packet) -> Packet:
-        """The scores of the model that this site would use, on its own test samples."""
+        """Score the model that this site would use, on its own test samples."""
         kept = self._kept(packet)
         return Packet("tested", self._within_fit(packet, partial(self._scores, packet, kept)))
 
-    def _scores(self, packet: Packet, kept: Kept, trainer: L.Trainer) -> dict[str, float]:
+    def _scores(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> dict[str, float]:
         module, num_classes = trainer.lightning_module, packet.plain["classes"]
         space, local = self._open(packet, kept, trainer)
-        with at(local):
+        with opened(local):
             model = used_model(local, read_instruction(packet), self._config.strategies)
             assert model is not None
             space.write(module, model)
@@ -164,18 +169,18 @@ class Site:
         memory.keep(packet.plain["visit"], kept, memory.all())
         return Packet("answer", {"answer": answer}, {name: tensor.cpu() for name, tensor in tensors.items()})
 
-    def _reply(self, packet: Packet, question: Callable[..., Any], kept: Kept, trainer: L.Trainer) -> Any:
+    def _reply(self, packet: Packet, question: Callable[..., Any], kept: SiteState, trainer: L.Trainer) -> Any:
         _, local = self._open(packet, kept, trainer)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
-        with at(local):
+        with opened(local):
             answer = question(local, *args, **kwargs)
             tensors = {name: tensor.cpu() for name, tensor in local.state.items()}
             kept["store"] = {**kept.get("store", {}), TENSORS: tensors}
         return answer
 
-    def _open(self, packet: Packet, kept: Kept, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
-        """What the site holds, with what it has kept."""
+    def _open(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
+        """Open the site's data with the state that the site has kept."""
         module = trainer.lightning_module
         space, _ = shared_space(module, self._config)
         store, client = ClientStore(), packet.plain["client"]
@@ -190,11 +195,11 @@ class Site:
             tell = partial(sanitize_report, self._config.uploads, context)
         models = [kept.get(name) for name in ("start", "trained", "sent")]
         start, trained, sent = (None if model is None else model.to(module.device) for model in models)
-        manager.locals[0].visit(start, trained, sent, tell)
+        manager.locals[0].set_models(start, trained, sent, tell)
         return space, manager.locals[0]
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
-        """An answer, found where a fit would begin: the module is on its device, and nothing is trained."""
+        """Compute an answer at the start of a fit without training: the module is then on its device."""
         answers: list[Any] = []
         asked = LambdaCallback(on_fit_start=lambda trainer, module: answers.append(reply(trainer)))
         self._trainer(packet, 0, asked).fit(self._make_module(), self._data.client_loader(0))
@@ -204,7 +209,7 @@ class Site:
         callbacks = [*self._trainer_options.get("callbacks", []), callback]
         trainer = L.Trainer(**{**_QUIET, **self._trainer_options, "callbacks": callbacks, "max_epochs": rounds})
         if rounds:
-            # Whoever asks for the epoch is given the round; this one is the only one here.
+            # The epoch is the round, of which this fit is the only one.
             progress = trainer.fit_loop.epoch_progress.current
             vars(progress).update(dict.fromkeys(vars(progress), packet.plain["round"]))
         return trainer
@@ -212,8 +217,12 @@ class Site:
     def _memory(self, packet: Packet) -> SiteMemory:
         return SiteMemory(self._folder, packet.plain["run"])
 
-    def _kept(self, packet: Packet) -> Kept:
-        """What this site stands at, to be asked about."""
+    def _kept(self, packet: Packet) -> SiteState:
+        """Return the site's state after the last visit that counts, to answer a question.
+
+        Raises:
+            LookupError: the site no longer has that state.
+        """
         kept = self._memory(packet).after(packet.plain["counted"])
         if kept is None:
             raise LookupError("this site no longer holds what it kept of the round that it is asked about.")

@@ -1,4 +1,4 @@
-"""Directory: which sites are there, and the exchange of packets with them; Transport: what carries the packets."""
+"""Directory: the sites that can be reached, and the exchange of packets with them; Transport: carries the packets."""
 
 from __future__ import annotations
 
@@ -18,43 +18,42 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote.messages import GARBLED, Packet, Refused, Reply, Unwilling, check_done, fault_of, whole
+from flsv.engines.remote.messages import GARBLED, Packet, Refused, Reply, Unwilling, check_done, checked_int, fault_of
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
 Address = int
 #: Seconds between two lines about sites that are awaited.
 PAUSE = 15.0
-#: What a site can have of a split: the server counts them one by one.
+#: The most samples that a site can have in a split, since the server has a stand-in for each.
 MOST_SAMPLES = 10**8
 _SPLITS = {"train": 1, "val": 0, "test": 0}
 
 
 class Transport(Protocol):
-    """Carries packets to sites and their replies back, as :class:`flsv.engines.flower.GridTransport` does."""
+    """Carrier of packets to sites and of their replies, such as :class:`flsv.engines.flower.GridTransport`."""
 
     def present(self) -> Mapping[Address, str]:
-        """Addresses of the nodes that can be reached now, and the names under which they are registered."""
+        """Return the registered names of the nodes that can be reached now, by address."""
 
     def exchange(self, packets: Mapping[Address, Packet], seconds: float) -> Iterator[tuple[Address, Reply]]:
-        """Replies to packets as they come, until the time is over; nothing of who has not replied by then."""
+        """Send packets, and yield the replies that come within so many seconds, each with its address."""
 
 
 class Directory:
     """The sites of a federation by name, with their current addresses.
 
-    A site is known by the name under which whoever runs the transport has registered it, not by what it says, nor by
-    its address: one that was restarted, or has another key, is the same site.
+    A site is identified by the name under which the transport's operator has registered it, neither by its own words
+    nor by its address: a site that was restarted, or has another key, is the same site.
 
     Args:
         transport: carries the packets.
-        names: of all sites; a site's number is its place here.
-        ours: what the server has, see :func:`agreement`; every site compares it with what it has itself.
-        book: the file in which it is kept how many samples the sites have, so that a server goes on while some are
-            away.
+        names: the names of all sites, in the order of their numbers.
+        ours: the server's version, module and settings, see :func:`agreement`; every site compares them with its own.
+        book: file with the sites' numbers of samples, so that a server can continue while some sites are away.
         timeout: seconds that a site has for its work.
         wait: seconds to wait for all sites before the first round, and for any site within a run.
-        say: is told every 15 s which sites are awaited, and None after every exchange.
+        say: called every 15 s with a text about the sites that are awaited, and with None after every exchange.
 
     Attributes:
         sizes: number of a site to its samples by split.
@@ -86,11 +85,11 @@ class Directory:
         self._wrong: dict[str, str] = {}
 
     def gather(self) -> None:
-        """Wait until every site has said how many samples it has, now or in an earlier run.
+        """Wait until every site has announced its numbers of samples, now or in an earlier run.
 
         Raises:
-            ConfigurationError: a site cannot take part as it is set up, such as with other settings than the server's.
-            RuntimeError: some have not come in time.
+            ConfigurationError: a site cannot take part, for example because its settings differ from the server's.
+            RuntimeError: sites have not come in time.
         """
         deadline = time.monotonic() + self.wait
         with self._awaiting(lambda: [i for i in range(len(self.names)) if i not in self.sizes], len(self.names)):
@@ -108,13 +107,13 @@ class Directory:
         rank_zero_info(f"flsv: {len(here)} of {len(self.names)} sites are there{without}.")
 
     def refresh(self, strict: bool = False) -> dict[int, Address]:
-        """Numbers of the sites that are there to their addresses; who is new, or back, is greeted first.
+        """Return the addresses of the sites that can be reached, by number, after greeting those that are new or back.
 
         Args:
-            strict: whether a site that cannot take part is an error. Else a run goes on without it.
+            strict: whether a site that cannot take part is an error; else the run goes on without it.
         """
         self._here = self._sites_at(self._transport.present())
-        # The first contact starts a process and reads the data: it has the time that there is before the first round.
+        # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
         seconds = max(self.timeout, self.wait) if strict else self.timeout
         new = {site: Packet("hello", {"client": site}) for site in self._here if site not in self._greeted}
         for site, reply in self._send(new, seconds):
@@ -122,8 +121,9 @@ class Directory:
         return {site: address for site, address in self._here.items() if site in self._greeted}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
-        """Replies of sites, by their numbers; who is away, late or fails replies with words. If none is there at all,
-        as where all have been restarted, the first one is waited for."""
+        """Send packets to sites and return the replies by site; for a site that is away, late or fails, a text says so.
+
+        If no site can be reached, as when all are being restarted, wait for the first one."""
         began = time.monotonic()
         replies: dict[int, Reply] = {}
         with self._awaiting(lambda: [site for site in packets if site not in replies], len(packets)):
@@ -137,7 +137,7 @@ class Directory:
 
     @contextmanager
     def _awaiting(self, missing: Callable[[], list[int]], count: int) -> Iterator[None]:
-        """Say every now and then, while what is within blocks, which of ``count`` sites are awaited."""
+        """Report every 15 s within this context which of ``count`` sites are awaited."""
         done = threading.Event()
 
         def watch() -> None:
@@ -158,7 +158,7 @@ class Directory:
             self._say(None)
 
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
-        """Replies of sites, by their numbers, as they come."""
+        """Send packets with the server's agreement, and yield the replies as they come, each with its site's number."""
         sites = {self._here[site]: site for site in packets}
         agreed = {
             self._here[site]: Packet(each.kind, {**each.plain, "agreement": self._ours}, each.tensors)
@@ -181,11 +181,11 @@ class Directory:
         return here
 
     def _greet(self, site: int, reply: Reply, strict: bool) -> None:
-        """Take in what a site has said of itself."""
+        """Take over the numbers of samples in a site's reply to a greeting."""
         name = self.names[site]
         try:
             sizes = _sizes(check_done(reply).plain["sizes"])
-        except GARBLED as why:  # perhaps it will: it is greeted again
+        except GARBLED as why:  # the site is greeted again later
             if strict and isinstance(why, Unwilling):
                 raise ConfigurationError(
                     f"site {name!r} cannot take part: {why}. Mend it there, and start this server again."
@@ -202,23 +202,31 @@ class Directory:
                 file.write(json.dumps({self.names[i]: each for i, each in sorted(self.sizes.items())}).encode())
 
     def _warn(self, name: str, words: str) -> None:
-        """Say once what is wrong with a node."""
+        """Warn once of a node's fault."""
         if self._wrong.get(name) != words:
             self._wrong[name] = words
             warnings.warn(words, stacklevel=3)
 
 
 def _sizes(plain: Mapping[str, Any]) -> dict[str, int]:
-    """What a site has of each split.
+    """Read a site's number of samples in each split.
 
     Raises:
-        KeyError, TypeError, ValueError: the site, or the book, does not say it.
+        KeyError, TypeError, ValueError: a number is missing or not valid.
     """
-    return {split: whole(plain, split, MOST_SAMPLES, least) for split, least in _SPLITS.items()}
+    return {split: checked_int(plain, split, MOST_SAMPLES, least) for split, least in _SPLITS.items()}
 
 
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
-    """What one side has, in words: the version, the module's state, and what happens at clients."""
+    """Describe what server and sites must have in common: the version, the module's state, and the clients' training.
+
+    Args:
+        module: the LightningModule.
+        settings: the federation's loop.
+
+    Returns:
+        Descriptions by name, for :func:`check_agreement`.
+    """
     config, strategies = settings.config, settings.config.strategies
     space, _ = shared_space(module, config)
     layout = hashlib.sha256(repr(list(zip(space.names, map(tuple, space.shapes)))).encode()).hexdigest()[:16]
@@ -233,16 +241,16 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    """Return a short hash of the package's modules, whose installed version says nothing of a checkout's changes."""
+    """Return a short hash of the package's files, which shows a checkout's changes as the version does not."""
     texts = [path.read_text("utf-8") for path in sorted(Path(__file__).parents[2].rglob("*.py"))]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
 def check_agreement(own: Mapping[str, str], servers: Mapping[str, Any]) -> None:
-    """At a site.
+    """Compare a site's :func:`agreement` with the server's.
 
     Raises:
-        Refused: it has something else than the server, which is named.
+        Refused: they differ; the text says in what.
     """
     for what, value in servers.items():
         if own.get(what) != value:

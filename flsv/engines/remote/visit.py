@@ -1,4 +1,4 @@
-"""SiteVisit: a site's part of one round, in a Trainer of its own; SiteMemory: what it keeps between rounds."""
+"""SiteVisit: a site's training in one round, in a Trainer of its own; SiteMemory: the site's state between rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from flsv._lightning.batch_hooks import BatchHooks, step_loss
 from flsv._lightning.patches import PatchedAttributes, stepping
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ClientUpdate, FederationState, at
+from flsv.core import ClientUpdate, FederationState, opened
 from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import shared_space
@@ -32,11 +32,11 @@ from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
-Kept = dict[str, Any]
+SiteState = dict[str, Any]
 
 
 def own_secret(folder: Path) -> str:
-    """Drawn once and kept in the site's folder."""
+    """Return the site's secret, which is drawn once and kept in the site's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     if not path.is_file():
@@ -47,28 +47,28 @@ def own_secret(folder: Path) -> str:
 
 
 def noise_seed(secret: str, packet: Packet) -> int:
-    """The seed of a round's uploads: 63 bits that only the site knows.
+    """Compute the seed of a round's uploads: 63 bits that only the site knows.
 
-    A round that is asked for again has the same noise, or its mean would tell; whatever else is asked, in this run or
-    in another, has other noise, or the difference would.
+    If the server asks for the same round again, the noise is the same: averaging repetitions reveals nothing. Any other
+    message, in this run or another, gets other noise: subtracting two updates reveals nothing.
     """
-    asked = [packet.plain[name] for name in ("run", "round", "client", "seed", "counted")]
-    return int.from_bytes(digest([secret, asked], packet.tensors)[:8], "little") >> 1
+    named = [packet.plain[name] for name in ("run", "round", "client", "seed", "counted")]
+    return int.from_bytes(digest([secret, named], packet.tensors)[:8], "little") >> 1
 
 
 class SiteMemory:
-    """A site's state of one run, by the visit after which it was saved.
+    """A site's states of one run, by the visit after which each was saved.
 
-    The server names every visit, and says after which one the site goes on: the last that has counted. So a server that
-    was killed and asks for a round again, one that has not taken in what the site sent, and two that go on from one
-    checkpoint are given what fits them, or are told that it is no longer there.
+    The server names every visit, and says from which one the site continues: the last that counted. So a server that
+    was killed and asks for a round again, a server that did not receive the site's update, and two servers that
+    continue from one checkpoint each get the right state, or are told that it is gone.
 
     Args:
-        folder: the site's own; made where it is missing.
+        folder: the site's folder, created if it does not exist.
         run: the run's name, 16 hexadecimal digits.
 
     Raises:
-        ConfigurationError: this is no run's name.
+        ConfigurationError: ``run`` is not a run's name.
 
     Example:
         >>> import tempfile
@@ -85,27 +85,27 @@ class SiteMemory:
         self._path = folder / "runs" / run / "state.pt"
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
-    def after(self, visit: str | None) -> Kept | None:
-        """The state that was saved after a visit; empty before the first one, None if it is gone."""
+    def after(self, visit: str | None) -> SiteState | None:
+        """Return the state that was saved after a visit; empty before the first one, None if it is gone."""
         return {} if visit is None else self.all().get(visit)
 
-    def keep(self, visit: str, kept: Kept, earlier: Any) -> None:
-        """Keep this under the visit's name, and of all that was kept so far what came of ``earlier`` visits."""
+    def keep(self, visit: str, kept: SiteState, earlier: Any) -> None:
+        """Save a state under the visit's name, and delete all earlier states but those of the ``earlier`` visits."""
         with replacing(self._path) as file:
             torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
 
-    def all(self) -> dict[str, Kept]:
-        """What is kept, by visit."""
+    def all(self) -> dict[str, SiteState]:
+        """Return all saved states by visit."""
         return torch.load(self._path, map_location="cpu", weights_only=True) if self._path.is_file() else {}
 
 
 class NumberedData:
-    """A site's data under its client number, from which its random draws follow.
+    """A site's data under its client number in the federation, from which its random draws follow.
 
     Args:
-        data: of one client.
-        client: its number.
-        num_clients: of the federation.
+        data: the data module, of one client.
+        client: the site's number.
+        num_clients: the federation's number of clients.
     """
 
     def __init__(self, data: FederatedDataModule, client: int, num_clients: int) -> None:
@@ -117,7 +117,7 @@ class NumberedData:
 
 
 class _OwnSteps(LocalSteps):
-    """A site knows of nobody's steps but its own."""
+    """Step counts of a site, which knows its own number only."""
 
     def most(self) -> float:
         assert self.client is not None
@@ -125,19 +125,19 @@ class _OwnSteps(LocalSteps):
 
 
 class SiteVisit(L.Callback):
-    """Trains the module from an instruction's start point; then holds the update.
+    """Callback that trains the module from an instruction's start point, and then holds the update.
 
     Args:
-        packet: the server's instruction, and how many clients and classes the federation has.
-        data: the site's, dealt to one client.
-        kept: what the site kept of an earlier round.
-        config: of the federation's loop.
-        upload_seed: what uploads draw from; None: the run's seed.
+        packet: the server's instruction, and the federation's numbers of clients and classes.
+        data: the site's data module, of one client.
+        kept: the site's state after an earlier round.
+        config: the federation's parts.
+        upload_seed: the seed of uploads' random numbers; None: the run's seed.
         limit: Lightning's ``limit_train_batches``, per local epoch.
 
     Attributes:
-        update: what the site sends; None where its model is not finite.
-        kept: what it keeps.
+        update: the site's update; None where its model is not finite.
+        kept: the site's state after the visit.
 
     Raises:
         Refused: in the fit, at the first batch that ends after the packet's time is over.
@@ -147,7 +147,7 @@ class SiteVisit(L.Callback):
         self,
         packet: Packet,
         data: FederatedDataModule,
-        kept: Kept,
+        kept: SiteState,
         config: FederationConfig,
         upload_seed: int | None = None,
         limit: float = 1.0,
@@ -162,7 +162,7 @@ class SiteVisit(L.Callback):
         self.update: ClientUpdate | None = None
 
     def loader(self) -> CohortLoader:
-        """The visit's batches."""
+        """Make the loader of the visit's batches."""
         return CohortLoader(
             self._numbered,
             [self._instruction.client_id],
@@ -205,7 +205,7 @@ class SiteVisit(L.Callback):
             space.write(pl_module, model)
         seed_global_rngs(here.seed, "round", here.round_index)
         turn.shared.begin_round()
-        batches = len(trainer.train_dataloader)  # type: ignore[arg-type]
+        batches = len(trainer.train_dataloader)  # type: ignore[arg-type]  # a CohortLoader, see `loader`
         epoch = batches // self._config.local_epochs
         self._hooks = BatchHooks(
             trainer, lambda: turn.position % epoch, turn.begin_batch, partial(self._end_batch, trainer)
@@ -220,7 +220,7 @@ class SiteVisit(L.Callback):
             raise Refused(f"it has stopped, not ready after {self._seconds} s")
         if self._turn.end_batch(step_loss(trainer, outputs)):
             self._leave()
-            trainer.should_stop = True  # the other rounds are other visits
+            trainer.should_stop = True  # other rounds are other visits
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._turn.remove()
@@ -229,12 +229,12 @@ class SiteVisit(L.Callback):
     def _leave(self) -> None:
         self.update = self._turn.end()
         if self.update is None:
-            return  # as if it had not taken part
+            return  # as if the site had not taken part
         shared = self._turn.shared
         shared.end_round(self.update.vector)
         self._store.commit()
         self._store.to("cpu")
-        with at(self._holder) as local:
+        with opened(self._holder) as local:
             self.kept = {
                 "store": self._store.state_dict().get(self._instruction.client_id, {}),
                 "buffers": shared.buffers(),
@@ -245,7 +245,7 @@ class SiteVisit(L.Callback):
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
-        """A schedule that steps per round is the federation's: it stands where the round stands."""
+        """Step the schedulers that step once a round, which belong to the federation, up to the present round."""
         for config in trainer.lr_scheduler_configs:
             if config.interval != "epoch":
                 continue
@@ -255,6 +255,6 @@ class SiteVisit(L.Callback):
                     "does not validate. Use one that follows the round."
                 )
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's, of steps before the optimizer's first
+                warnings.simplefilter("ignore")  # torch warns of schedules that step before the optimizer
                 for _ in range(self._instruction.round_index // config.frequency):
                     config.scheduler.step()

@@ -40,7 +40,7 @@ from torch import Tensor
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import ShapleyEstimate, check_num_players
+from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
@@ -117,8 +117,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
 
 def _distinct(masks: Tensor) -> Tensor:
     """Keep each coalition once, where it comes first."""
-    first = {tuple(mask): place for place, mask in reversed(list(enumerate(masks.tolist())))}
-    return masks[sorted(first.values())]
+    return masks[list(first_positions(coalition_keys(masks)).values())]
 
 
 @checked

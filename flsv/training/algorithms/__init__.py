@@ -1,4 +1,4 @@
-"""Client algorithms change how clients train: corrected gradients, other optimizers. One file each."""
+"""Client algorithms, which change how clients train: corrected gradients, other optimizers. Each has a file."""
 
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.training.algorithms.ditto import Ditto

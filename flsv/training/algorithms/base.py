@@ -1,4 +1,4 @@
-"""ClientAlgorithm: changes how a client trains, without changes to its module."""
+"""ClientAlgorithm: base class of algorithms that change how a client trains, without changes to its module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flsv.core import Instruction, LocalData
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.training.non_vector_state import NonVectorState
-from flsv.training.rows.row_step import loss_of, step_arguments
+from flsv.training.rows.row_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
@@ -23,24 +23,24 @@ class ClientContext:
     """One client's training in one round, as a client algorithm sees it.
 
     Attributes:
-        instruction: what the server said.
-        local: the client's own data; they are open in every hook of its algorithm.
-        state: what the client keeps between rounds.
-        start: ``[P]``, what it started from.
-        num_steps: optimizer steps so far.
-        lr_sum: the learning rates of these steps, added up.
-        optimizer: that takes the present step; None before the first.
-        module: in which it trains.
-        samples: how many training samples the client has.
-        batches: how many batches it trains on in the round.
-        position: how many of them it has trained on.
-        local_epochs: that these are the batches of.
-        epoch: the local epoch, from 0, that the present step belongs to.
-        trained: ``[P]``, what it has made of it; None before the end.
-        sent: ``[P]``, the model that leaves, after the uploads; None before the end. What a client reports follows from
-            this one: from ``trained`` it would tell what noise hides, and differ from what the server sees.
-        upload: ``upload(vector, start, name)`` gives another model of this client's as it leaves, ``[P]`` each: after
-            the uploads, which keep what they keep of it under this name. Before the end it leaves as it is.
+        instruction: the server's message to the client.
+        local: the client's own data, which can be read in every hook of its algorithm.
+        state: tensors that the client keeps between rounds, by name.
+        start: ``[P]``, the model that the client started from.
+        num_steps: number of optimizer steps so far.
+        lr_sum: sum of the learning rates of these steps.
+        optimizer: the optimizer that takes the present step; None before the first step.
+        module: the module in which the client trains.
+        samples: the client's number of training samples.
+        batches: the number of batches that the client trains on in the round.
+        position: the number of batches that it has trained on so far.
+        local_epochs: the number of local epochs that ``batches`` covers.
+        epoch: the local epoch, from 0, of the present step.
+        trained: ``[P]``, the model that the client has trained; None before the end.
+        sent: ``[P]``, the model that the client sends, after the uploads; None before the end. Compute reports from
+            this model: from ``trained`` they would reveal what noise hides, and differ from what the server sees.
+        upload: ``upload(vector, start, name)`` applies the uploads to another model ``[P]`` of this client, and keeps
+            their state under this name. Before the end of training it returns the model unchanged.
     """
 
     def __init__(
@@ -72,21 +72,26 @@ class ClientContext:
 
     @property
     def num_parameters(self) -> int:
-        """How many leading entries of a vector are parameters; the rest are buffers."""
+        """Return how many leading entries of a vector are parameters; the rest are buffers."""
         return self.space.num_parameters
 
     def received(self, name: str) -> Tensor:
-        """A tensor that the server sent under this name."""
+        """Return the tensor that the server sent under this name."""
         return self.instruction.tensors[name]
 
     def entries(self, vector: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-        """The entries of a vector (``[P]``, or its leading parameters) that belong to these parameters, in their shapes
-        and dtypes: views."""
+        """Return the entries of a vector that belong to these parameters, as views in their shapes and dtypes.
+
+        Args:
+            vector: ``[P]``, or its leading ``[num_parameters]``.
+            parameters: parameters of the client's module that are shared.
+        """
         views = self.space.unflatten(vector)
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
 
     def flat(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
-        """``[num_parameters]``: tensors, such as gradients, at the places of these parameters; 0 elsewhere."""
+        """Write tensors, such as gradients, at the places of these parameters in a new vector ``[num_parameters]``, 0
+        elsewhere."""
         vector = self.start.new_zeros(self.num_parameters)
         views = self.space.unflatten(vector)
         for parameter, tensor in zip(parameters, tensors):
@@ -95,26 +100,28 @@ class ClientContext:
         return vector
 
     def is_shared(self, parameter: Tensor) -> bool:
-        """Whether a vector holds this parameter."""
+        """Return whether vectors hold this parameter."""
         return parameter in self._names
 
     def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Those of the parameters that a vector holds, and their gradients."""
+        """Return the parameters that vectors hold, and their gradients."""
         pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
         return [p for p, _ in pairs], [g for _, g in pairs]
 
     def own_model(self, name: str) -> Tensor:
-        """``[P]``: a second model of this client's own, which is changed in place. It lies in the client's state under
-        this name: it is kept from round to round and saved with the run. At first it is the model that the client has
-        started from."""
+        """Return a second model ``[P]`` of the client's own, to change in place.
+
+        It lies in the client's state under this name, so it is kept from round to round and saved with the run. At
+        first it is a copy of the model that the client started from."""
         if name not in self.state:
             self.state[name] = self.start.clone()
         return self.state[name]
 
     def own_batches(self, name: str) -> Iterator[Any]:
-        """The client's own training batches beside those that it trains on, as ``training_step`` gets them: pass after
-        pass without an end, each shuffled by the random stream of this name, the round and the client. A second call
-        in the same round goes on where the first one was."""
+        """Draw training batches of the client beside those that it trains on, as ``training_step`` gets them.
+
+        The iterator has no end: pass follows pass, each shuffled by the random stream of this name, the round and the
+        client. A second call in the same round continues the same iterator."""
         return self._streams.setdefault(name, self._drawn(name))
 
     def _drawn(self, name: str) -> Iterator[Any]:
@@ -130,23 +137,22 @@ class ClientContext:
                 yield found[0]
 
     def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """The loss of a batch at another model, and its gradient: what an optimizer step of that model starts from.
+        """Compute the loss of a batch and its gradient at another model of the same structure.
 
-        ``training_step`` runs with this model in the place of the client's. Afterwards the module is as it was, with
-        its buffers, gradients and metrics; what the step logs is left out, and it draws random numbers of its own. So
-        the client's training goes on as if nothing had happened.
+        ``training_step`` runs with this model in the place of the client's. Afterwards the module's parameters,
+        buffers, gradients and metrics are restored; logged values are dropped, and random numbers are drawn from a
+        stream of their own. The client's training is not affected.
 
         Args:
-            model: ``[P]``. Its buffers (BatchNorm's statistics) move in place, its parameters do not. Parameters that
-                are not shared are those of the client's module.
-            batch: as ``training_step`` gets it: that of :meth:`ClientAlgorithm.begin_batch`, or one of
-                :meth:`own_batches`.
+            model: ``[P]``. Its buffers (BatchNorm's statistics) are updated in place, its parameters are not.
+                Parameters that are not shared are those of the client's module.
+            batch: the batch of :meth:`ClientAlgorithm.begin_batch`, or one of :meth:`own_batches`.
 
         Returns:
-            The loss, a scalar, and its gradient ``[num_parameters]`` by the shared trainable parameters, 0 for others.
+            The loss, a scalar, and its gradient ``[num_parameters]``, 0 for parameters that are not trained.
 
         Raises:
-            ConfigurationError: a module that steps its optimizers itself, or a ``training_step`` that gives no loss.
+            ConfigurationError: the module steps its optimizers itself, or ``training_step`` returns no loss.
         """
         module: Any = self.module
         if not getattr(module, "automatic_optimization", True):
@@ -165,8 +171,8 @@ class ClientContext:
         with isolated_rngs(told.seed, *path), unlogged(module), torch.enable_grad():
             space.write(module, model)
             try:
-                place = self.position % max(self.batches // self.local_epochs, 1)  # it begins anew in every local epoch
-                loss = loss_of(run(*step_arguments(module, batch, place)))
+                place = self.position % max(self.batches // self.local_epochs, 1)  # `batch_idx` restarts per epoch
+                loss = training_loss(run(*step_arguments(module, batch, place)))
                 gradients = torch.autograd.grad(loss, trained, allow_unused=True)
                 model[self.num_parameters :] = space.read(module)[self.num_parameters :]
             finally:
@@ -178,76 +184,83 @@ class ClientContext:
 
 
 class ClientAlgorithm(Strategy):
-    """Base class. It works with any module, precision, accumulation and optimizer.
+    """Base class of client algorithms, which work with any module, precision, gradient accumulation and optimizer.
 
-    Of its two sides, what takes a :class:`ClientContext` happens at a client: it may use its arguments and the
-    constructor's. What a client keeps goes into ``context.state``, what it reports is declared in ``reports``. What
-    :class:`flsv.core.strategy.Strategy` has beside ``report`` happens at the server.
+    Methods that take a :class:`ClientContext` run at a client: they may use their arguments and the constructor's. Keep
+    a client's state in ``context.state`` and declare its reports in ``reports``. The methods of
+    :class:`flsv.core.strategy.Strategy`, except ``report``, run at the server.
 
     Attributes:
-        uses: the name of the :meth:`ClientContext.own_model` that a client uses, and is tested with; None: it uses what
-            it is sent.
+        uses: the name of the :meth:`ClientContext.own_model` that a client uses and is tested with; None: a client uses
+            the model that it is sent.
     """
 
     uses: ClassVar[str | None] = None
-    #: Whether clients take other steps than without it.
+    #: Whether clients take other optimizer steps than without the algorithm.
     changes_steps: bool = True
-    #: Whether all that it does is :meth:`change`: then it also trains models that are rows of stacked tensors.
+    #: Whether :meth:`change` is all that the algorithm does, so that it can also train rows of stacked tensors.
     entrywise: ClassVar[bool] = False
 
     def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
-        """Before every step: change gradients in place, entry by entry, by parameters and what they were at the start
-        of the visit. The tensors are those of one model, or of many, stacked."""
-
-    def check_fit(self, trainer: Any, config: Any) -> None:
-        """At the server, before the first round of a fit, whose trainer has its optimizers set up.
+        """Change gradients in place before an optimizer step, entry by entry.
 
         Args:
-            trainer: the fit's.
+            parameters: the trained parameters, of one model, or of many, stacked.
+            starts: the same parameters at the start of the client's turn.
+            gradients: the parameters' gradients.
+        """
+
+    def check_fit(self, trainer: Any, config: Any) -> None:
+        """Check a fit before its first round; called at the server.
+
+        Args:
+            trainer: the trainer, with its optimizers set up.
             config: the federation's parts, a :class:`flsv.configuration.federation_config.FederationConfig`.
 
         Raises:
-            ConfigurationError: what it cannot work with.
+            ConfigurationError: the algorithm cannot work with them.
         """
 
     def begin_client(self, context: ClientContext) -> None:
-        """A client is about to train."""
+        """Prepare for the training of a client."""
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
-        """Before every batch, as ``training_step`` gets it. Several of them are one step's where gradients are
-        accumulated."""
+        """Prepare for a batch, as ``training_step`` gets it; with accumulated gradients a step has several batches."""
 
     def frozen_parameters(self, context: ClientContext, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
-        """Before every optimizer step: those of the parameters that it is to leave as they are.
+        """Select the parameters that the next optimizer step must not change.
 
         Args:
-            context: the client's.
-            parameters: all that have a gradient, whether they are shared or not.
+            context: the client's training.
+            parameters: all parameters that have a gradient, shared or not.
         """
         return ()
 
     def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Before every optimizer step, and before gradient clipping: change the gradients, in place.
+        """Change the gradients in place, before every optimizer step and before gradient clipping.
 
         Args:
-            context: the client's.
-            parameters: the trainable parameters that have a gradient and are shared.
-            gradients: their gradients.
+            context: the client's training.
+            parameters: the shared parameters that have a gradient.
+            gradients: the parameters' gradients.
         """
 
     def leave_client(self, context: ClientContext) -> None:
-        """The client trains no more, in this round or ever: whatever :meth:`begin_client` has done to the module is
-        undone. Called before :meth:`end_client`, and also where the model is not finite or training has failed."""
+        """Undo what :meth:`begin_client` did to the module: the client's training is over.
+
+        Called before :meth:`end_client`, and also where the model is not finite or training has failed."""
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
-        """The client has trained: ``context.trained`` and ``context.sent`` are there. What it reports, by names
-        declared in ``reports``. Not called where the model is not finite."""
+        """Return the client's reports after its training, by names declared in ``reports``.
+
+        ``context.trained`` and ``context.sent`` are set. Not called where the model is not finite."""
         return {}
 
 
 def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
-    """At a client: the model ``[P]`` that it uses, and is tested with: its algorithm's, else its personalizer's, else
-    the one that it is sent."""
+    """Return the model ``[P]`` that a client uses and is tested with; called at the client.
+
+    This is the model of its client algorithm, else that of its personalizer, else the one that it is sent."""
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:
         return local.state[algorithm.uses]

@@ -5,17 +5,17 @@ Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Pe
 
 Departures:
 
-- A client takes one personal step on every batch that it trains the federation's model on: as many local iterations s
-  as that one takes, on the same batches.
-- A client that is drawn for the first time starts its personal model from what it is sent then; the paper's all start
-  from the first global model.
+- A client takes one personal step on every batch that it trains the federation's model on, so that the paper's local
+  iterations s are as many as those of the federation's model, on the same batches.
+- A client that is drawn for the first time starts its personal model from the model that it is sent then; in the paper
+  all clients start from the first global model.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import NonNegative, Positive
 from flsv.utilities.errors import ConfigurationError
@@ -24,13 +24,14 @@ PERSONAL = "ditto_model"
 
 
 class Ditto(ClientAlgorithm):
-    """Client k keeps a personal model v_k. With w the global model of the round, every batch moves it by
+    """Ditto's clients: each client k keeps a personal model v_k, which every batch moves by
 
         v_k <- v_k - lr (grad F_k(v_k) + lamda (v_k - w)),
 
-    which goes down F_k(v) + lamda/2 |v - w|^2. The federation's model is trained and averaged as without. What a client
-    uses, and is tested with (``ClientEvaluation(every=...)``), is v_k. Nothing crosses but the federation's model. A
-    batch costs two forward and backward passes. v_k is as long as the model, and stays in the client's state.
+    a step down F_k(v) + lamda/2 |v - w|^2, with w the global model of the round. The federation's model is trained and
+    averaged as without Ditto, and is all that crosses. A client uses v_k and is tested with it
+    (``ClientEvaluation(every=...)``). v_k has the size of the model and stays in the client's state. Each batch costs
+    two forward and backward passes.
 
     Args:
         lamda: how strongly the personal model is held near the global one, at least 0; 0: each client trains alone. The
@@ -38,8 +39,8 @@ class Ditto(ClientAlgorithm):
         lr: the learning rate of the personal model.
 
     Raises:
-        ConfigurationError: an argument out of range; before training, a personalizer, which would give clients another
-            start than the global model; a module that steps its optimizers itself.
+        ConfigurationError: an argument is out of range; before training, there is a personalizer, which would give
+            clients another start than the global model, or the module steps its optimizers itself.
 
     Example:
         >>> Ditto()
@@ -52,7 +53,7 @@ class Ditto(ClientAlgorithm):
         self.lamda = lamda
         self.lr = lr
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         personalizer = federation.strategies.get("personalizer")
         if personalizer is not None:
             raise ConfigurationError(

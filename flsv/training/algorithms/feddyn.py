@@ -1,14 +1,14 @@
-"""FedDyn: adds a term to each client's loss so that all clients have their minimum where the federation has its.
+"""FedDyn: adds a term to each client's loss so that the clients' losses and the federation's have the same minimum.
 
-Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1. It takes both sides,
+Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1. FedDyn needs both sides,
 :class:`FedDyn` at the clients and :class:`FedDynServer` at the server: ``configs/feddyn.yaml``.
 
 Departures:
 
 - The local problem is not solved exactly: clients take ``local_epochs`` with the module's own optimizer, as in the
   authors' code.
-- A client's gradient and the server's h follow from the model that the client *sends*: the same where uploads (attacks,
-  noise, compression) change nothing; where they do, h stays the mean of the clients' gradients.
+- A client's gradient and the server's h are computed from the model that the client *sends*. Where uploads (attacks,
+  noise, compression) change the model, h stays the mean of the clients' gradients.
 - The global model is the paper's theta^t; the authors' code also tests the plain mean of the clients' models.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
-from flsv.core.strategy import Contributions, Federation
+from flsv.core.strategy import Contributions, FederationInfo
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
@@ -28,16 +28,17 @@ GRADIENT = "feddyn_gradient"
 
 
 class FedDyn(ClientAlgorithm):
-    """Client i minimizes L_i(w) - <g_i, w> + alpha/2 |w - x|^2 from x, and then keeps g_i <- g_i - alpha (w_i - x).
+    """FedDyn's clients: client i minimizes L_i(w) - <g_i, w> + alpha/2 |w - x|^2 from x, then keeps
+    g_i <- g_i - alpha (w_i - x).
 
-    g_i, 0 at first, comes to be the gradient of its own loss where the federation ends. Nothing crosses but the model.
+    g_i is 0 at first and converges to the gradient of L_i at the federation's final model. Only the model crosses.
 
     Args:
-        alpha: how strongly clients are held, above 0. The paper tries 0.001 to 0.1; larger for fewer local steps.
+        alpha: how strongly clients are held near x, above 0. The paper tries 0.001 to 0.1; larger for fewer local
+            steps.
 
     Raises:
-        ConfigurationError: an alpha that is not above 0; before training, an aggregator that is not
-            :class:`FedDynServer`.
+        ConfigurationError: ``alpha`` is not above 0; before training, the aggregator is not :class:`FedDynServer`.
 
     Example:
         >>> FedDyn(alpha=0.1)
@@ -47,10 +48,10 @@ class FedDyn(ClientAlgorithm):
     def __init__(self, alpha: Positive = 0.01) -> None:
         self.alpha = alpha
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         check_sides(federation)
 
     def begin_client(self, context: ClientContext) -> None:
@@ -70,16 +71,16 @@ class FedDyn(ClientAlgorithm):
 
 
 class FedDynServer(Aggregator):
-    """The mean of the cohort's models, less h / alpha:
+    """FedDyn's server: the mean of the cohort's models minus h / alpha,
 
         h <- h - alpha 1/n sum_{i in cohort} (w_i - x);   x <- 1/k sum_{i in cohort} w_i - h / alpha
 
-    with all n clients in the first line, so that h is the mean of the g_i, and the k of the cohort in the second. h /
-    alpha is what is kept, and alpha is the clients' affair. Buffers (BatchNorm's statistics) are averaged. Leave
-    ``server_lr`` at 1.
+    with all n clients in the first equation, so that h is the mean of the g_i, and the k clients of the cohort in the
+    second. The server stores h / alpha, so only the clients need to know alpha. Buffers (BatchNorm's statistics) are
+    averaged. Leave ``server_lr`` at 1.
 
     Raises:
-        ConfigurationError: before training, another client algorithm than :class:`FedDyn`.
+        ConfigurationError: before training, the client algorithm is not :class:`FedDyn`.
 
     Example:
         >>> FedDynServer()
@@ -89,11 +90,11 @@ class FedDynServer(Aggregator):
     saved = ("_shift",)
     of_clients = True
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
         self._shift = federation.global_vector.new_zeros(federation.space.num_parameters)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         check_sides(federation)
         self._num_clients = federation.num_clients
 
@@ -112,8 +113,8 @@ class FedDynServer(Aggregator):
         self._shift = self._next
 
 
-def check_sides(federation: Federation) -> None:
-    """One side without the other runs, and is not FedDyn."""
+def check_sides(federation: FederationInfo) -> None:
+    """Raise ConfigurationError where only one side is set: it would run, but not compute FedDyn."""
     client, server = federation.strategies.get("client_algorithm"), federation.strategies.get("aggregator")
     if not (isinstance(client, FedDyn) and isinstance(server, FedDynServer)):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""FedProx: a proximal term holds clients near the global model, or near their start point.
+"""FedProx: a proximal term that holds clients near the global model, or near their start point.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, equation 2.
 """
@@ -16,15 +16,15 @@ from flsv.utilities.declared import NonNegative
 
 
 class FedProx(ClientAlgorithm):
-    """Adds mu/2 |w - w_anchor|^2 to every client's loss, for any module.
+    """FedProx's clients: each adds mu/2 |w - w_anchor|^2 to its loss, for any module.
 
     Args:
         mu: the weight of the term, at least 0. 0 is FedAvg. The paper tries 0.001 to 1.
         anchor: ``"global"``, the global model at the start of the round, as in the paper; ``"start"``, the model that
-            the client starts from, where it has one of its own (FedAMP).
+            the client starts from, which a personalizer may give it (FedAMP).
 
     Raises:
-        ConfigurationError: a negative mu; another anchor.
+        ConfigurationError: ``mu`` is negative; ``anchor`` is unknown.
 
     Example:
         >>> FedProx(mu=0.1)
@@ -39,7 +39,7 @@ class FedProx(ClientAlgorithm):
         self.anchor = anchor
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
-        # Whoever starts from the global model has it.
+        # A client that starts from the global model has it already.
         at_start = self.anchor == "start" or start is state.global_vector
         return {} if at_start else {"anchor": state.model()}
 

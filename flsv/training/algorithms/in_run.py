@@ -1,4 +1,4 @@
-"""InRunValues: while clients train, they compute what each of their samples does to the server's validation loss.
+"""InRunValues: clients compute, while they train, how much each of their samples reduces the server's validation loss.
 
 Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025, arXiv 2406.11011. The value of a sample in a
 step is lr <g, gradient of its part of the batch's loss>, summed over steps, by ghost dot products
@@ -7,13 +7,13 @@ step is lr <g, gradient of its part of the batch's loss>, summed over steps, by 
 Departures:
 
 - g is the gradient of the server's validation loss at the global model that the round starts from, sent down once a
-  round. The paper has the validation samples at hand and works g out anew in every step.
-- With momentum a step's gradient counts for all that it moves in the round: :func:`flsv.functional.step_weights`. What
-  a buffer brings along from an earlier round, weight decay, clipping and uploads do is no sample's: the server's metric
-  has it as the rest.
-- ``every`` looks at some of the steps only.
+  round. The paper computes g anew in every step, from validation samples that the trainer has.
+- With momentum a step's gradient counts for all movement in the round that it causes:
+  :func:`flsv.functional.step_weights`. Effects of momentum from an earlier round, weight decay, clipping and uploads
+  belong to no sample: the server's metric reports their sum as the rest.
+- With ``every`` only some of the steps are measured.
 
-A sample is one element of the data set: of a language model a piece of text, whose tokens' losses are all its own.
+A sample is one element of the data set: for a language model a piece of text, to which all its tokens' losses belong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flsv.core import FederationState, LocalData
 from flsv.core.artifacts import keep_artifact
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.data.labels import batch_labels
 from flsv.functional.shapley.in_run import step_weights
 from flsv.metrics import InRunShapley
@@ -40,39 +40,40 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import shuffle_stream
 
 GRADIENT, VALUES = "validation_gradient", "in_run_values"
-#: Of the client's state: the class of every training sample, as its last batch said.
+#: Name in the client's state of the training samples' classes, as each sample's last batch had them.
 CLASSES = "in_run_classes"
 UNSEEN = torch.iinfo(torch.long).min
-#: Of a sample in a batch without classes.
+#: Class of the samples in a batch without classes.
 NO_CLASS = -1
-#: How far the products of a step may be from its gradient's, by rounding.
+#: How far the sum of a step's products may be from the product with its gradient, by rounding.
 _TOLERANCE = 1e-2
 
 
 class InRunValues(ClientAlgorithm):
     """The client's side of :class:`flsv.metrics.InRunShapley`, which has to be among the metrics.
 
-    Down comes the gradient of the validation loss, as long as the model; up go the samples' values summed by class,
-    ``[M]``. The values of single samples, summed over rounds, stay at the client: tensor ``in_run_values`` of its
-    state, in the order of its training samples, and ``in_run_values.csv`` in its folder, as often as pictures are
-    drawn.
+    The server sends the gradient of the validation loss, which has the size of the model; each client reports its
+    samples' values summed by class, ``[M]``. The values of single samples, summed over rounds, stay at the client: as
+    the tensor ``in_run_values`` of its state, in the order of its training samples, and as ``in_run_values.csv`` in its
+    folder, written as often as pictures are drawn.
 
-    One more forward pass of every trained layer in each step that is looked at (of LoRA, that of the adapters alone).
+    The cost is one more forward pass of every trained layer in each step that is measured (with LoRA, of the adapters
+    alone).
 
-    With ``InRunShapley(loss="val_loss")`` data need no classes: all samples are of one. Nothing shows then whether a
-    ``collate_fn`` changes the order of a batch's samples, which it must not.
+    With ``InRunShapley(loss="val_loss")`` the data need no classes: all samples count as one class. It is then not
+    detected if a ``collate_fn`` changes the order of a batch's samples, which it must not.
 
     Args:
-        every: one step of so many is looked at, and counts for all of them; which ones moves on with the rounds. A
-            client that takes fewer steps may not be looked at in a round.
+        every: measure one step in ``every``, which then counts for all of them; the first step that is measured shifts
+            with the rounds. A client that takes fewer steps may not be measured in a round.
 
     Raises:
-        ConfigurationError: before training, an optimizer that is not one ``torch.optim.SGD`` with a single learning
-            rate and momentum (neither Nesterov's nor dampened), and noise for privacy, which the values would go round;
-            before the first step, a layer whose samples cannot be told apart (BatchNorm), batches without classes;
-            after the first backward pass, gradients that have come by other ways than layers, or are scaled; at the end
-            of the second pass over a client's samples, or of a later one, a sample whose class is not what it was: a
-            ``collate_fn`` changes the order, or the classes are drawn anew.
+        ConfigurationError: before training, the optimizer is not one ``torch.optim.SGD`` with a single learning rate
+            and momentum (neither Nesterov's nor dampened), or updates get noise for privacy, which the values would
+            bypass; before the first step, a layer mixes a batch's samples (BatchNorm), or batches have no classes;
+            after the first backward pass, gradients do not come from layers alone, or are scaled; at the end of the
+            second pass over a client's samples, or of a later one, a sample's class has changed: a ``collate_fn``
+            changes the order, or the classes are drawn anew.
 
     Example:
         >>> InRunValues(every=4)
@@ -94,10 +95,10 @@ class InRunValues(ClientAlgorithm):
 
     # ---- at the server
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         self._games = self._sent = None
         losses = {m.loss: m.measured_by for m in federation.metrics.values() if isinstance(m, InRunShapley)}
         if len(losses) > 1:
@@ -195,7 +196,7 @@ class InRunValues(ClientAlgorithm):
         if self._watched:
             steps, rows, classes = zip(*self._watched)
             counts = torch.tensor([len(each) for each in rows])
-            # A batch that no step has followed has moved nothing.
+            # Batches without a step after them have moved nothing.
             moved = torch.zeros(max(steps) + 1, dtype=torch.float64)
             weights = step_weights(self._rates, self._momentum) * (len(self._rates) / max(self._looked, 1))
             moved[: len(weights)] = weights[: len(moved)]
@@ -221,7 +222,7 @@ class InRunValues(ClientAlgorithm):
         return {VALUES: by_class.index_add(0, self._classes, self._values)}
 
     def _rows(self, context: ClientContext, count: int) -> Tensor:
-        """Which of the client's training samples the next batch has, in its order."""
+        """Return the indices of the client's training samples in the next batch, in the batch's order, ``[count]``."""
         batches = max(context.batches // context.local_epochs, 1)
         epoch, first = divmod(self._position, batches)
         if first == 0:
@@ -238,12 +239,13 @@ class InRunValues(ClientAlgorithm):
         if len(rows) != count:
             raise ConfigurationError(
                 f"client {context.instruction.client_id} trains on more samples in an epoch than its "
-                f"{context.samples}: whose value is whose cannot be told. Leave out what adds samples to its batches."
+                f"{context.samples}, so that values cannot be assigned to samples. Leave out what adds samples to its "
+                "batches."
             )
         return rows
 
     def _recognize(self, context: ClientContext) -> None:
-        """After a pass: a sample has the class that it had in the pass before, or it is another sample."""
+        """Check after a pass over the samples that each has the class of the pass before: else their order changed."""
         if not self._seen:
             return
         rows, classes = (torch.cat(each) for each in zip(*self._seen))
@@ -254,8 +256,8 @@ class InRunValues(ClientAlgorithm):
             place = other[0]
             raise ConfigurationError(
                 f"{self!r}: training sample {int(rows[place])} of client {context.instruction.client_id} has class "
-                f"{int(classes[place])} now and had {int(before[place])} in an earlier pass: whose value is whose "
-                "cannot be told. Leave out what changes the order of a batch's samples, such as a collate_fn that "
+                f"{int(classes[place])} now and had {int(before[place])} in an earlier pass, so that values cannot be "
+                "assigned to samples. Leave out what changes the order of a batch's samples, such as a collate_fn that "
                 "sorts them, or draws their classes anew."
             )
         self._known[rows] = classes

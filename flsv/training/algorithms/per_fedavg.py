@@ -1,12 +1,12 @@
-"""Per-FedAvg: trains a global model from which one gradient step on a client's own data leads to a good one.
+"""Per-FedAvg: trains a global model that one gradient step on a client's own data turns into a good model.
 
 Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
 Meta-Learning Approach", NeurIPS 2020, Algorithm 1, in the two versions of its section 5: ``configs/per_fedavg.yaml``.
 
 Departures:
 
-- The outer step is the module's own optimizer's: with plain SGD its learning rate is the paper's beta.
-- The batch D is the one that the Trainer gives; D' and D'' are drawn beside it, from the same samples in another order.
+- The module's own optimizer takes the outer step: with plain SGD its learning rate is the paper's beta.
+- D is the Trainer's batch; D' and D'' are drawn from the same samples in another order.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from flsv.utilities.declared import Positive
 
 
 class PerFedAvg(ClientAlgorithm):
-    """In every step a client's gradient is that of its loss after one step of length alpha, on batches D, D' and D'':
+    """Per-FedAvg's clients: a step's gradient is that of the loss after one step of length alpha, on three batches:
 
         w~ = w - alpha grad f(w; D);   w <- w - beta (I - alpha H(w; D'')) grad f(w~; D').
 
-    After training, a client's own model is one such step away from the global one: fine-tune it for a step.
+    After training, fine-tune the global model for one such step to get a client's own model.
 
     Args:
         alpha: the length of the inner step, above 0.
         hessian: ``"first_order"``: H is left out (FO), a step costs two gradients; ``"free"``: H grad f is the
             difference of two gradients at w + delta grad f and w - delta grad f (HF), a step costs four.
-        delta: of ``"free"``, above 0.
+        delta: the distance between these two points with ``"free"``, above 0.
 
     Raises:
-        ConfigurationError: an argument out of range; in the first step, a module that steps its optimizers itself.
+        ConfigurationError: an argument is out of range; in the first step, the module steps its optimizers itself.
 
     Example:
         >>> PerFedAvg(alpha=0.02)

@@ -4,10 +4,11 @@ T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 
 server's part is FedAvg with equal weights, and the paper's beta is ``FedAvg("uniform", server_lr=...)``:
 ``configs/pfedme.yaml``.
 
-As in the authors' code (github.com/CharlieDinh/pFedMe), the first of a batch's K inner steps goes on from the theta of
-the batch before. Its weight decay of theta (mu = 0.001) is left out. The defaults are those of its ``main.py``:
-``personal_learning_rate`` 0.09, ``learning_rate`` 0.005, ``lamda`` 15, ``K`` 5, with a ``beta`` of 1, batches of 20
-samples and 20 batches a round for 800 rounds. The settings in its README have eta lamda from 0.075 to 0.3.
+As in the authors' code (github.com/CharlieDinh/pFedMe), the first of a batch's K inner steps continues from the theta
+of the batch before. The authors' weight decay of theta (mu = 0.001) is left out. The defaults are those of their
+``main.py``: ``personal_learning_rate`` 0.09, ``learning_rate`` 0.005, ``lamda`` 15, ``K`` 5, with a ``beta`` of 1,
+batches of 20 samples and 20 batches a round for 800 rounds. The settings in their README have eta lamda from 0.075 to
+0.3.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class MoreauSGD(torch.optim.Optimizer):
-    """For every batch, K inner steps on the Moreau envelope and one outer step on the shared weights w:
+    """Optimizer that takes, for every batch, K inner steps on the Moreau envelope and one step on the shared weights w:
 
         theta <- theta - lr (grad f(theta) + lamda (theta - w)),  K times;   w <- w - outer_lr lamda (w - theta).
 
-    The parameters hold theta; w starts where theta does, when the client starts. At the end of its visit the loop calls
-    :meth:`upload_parameters`: w is what the server averages, theta what the client keeps, so evaluate the clients with
-    ``ClientEvaluation(models="trained")``. Not with ``accumulate_grad_batches`` or
-    ``FederatedLoop(optimizer_state="persist")``: the first would add up gradients over the inner steps, the second
-    would have w go on from the client's last context. BatchNorm's statistics, theta's, are shared.
+    The parameters hold theta, and w starts as theta when a client starts. At the end of the client's turn the loop
+    calls :meth:`upload_parameters`: the server averages w, and the client keeps theta, so evaluate the clients with
+    ``ClientEvaluation(models="trained")``. Do not use ``accumulate_grad_batches``, which would add up gradients over
+    the inner steps, or ``FederatedLoop(optimizer_state="persist")``, with which w would continue from the client's last
+    round. BatchNorm's statistics are theta's, and are shared.
 
-    A batch costs ``inner_steps`` forward and backward passes: compare with other methods at the same number of these.
+    A batch costs ``inner_steps`` forward and backward passes: compare with other methods at equal numbers of passes.
 
     Args:
-        params: parameters, or groups of them.
+        params: parameters, or groups of parameters.
         lr: the inner step, ``personal_learning_rate`` in the authors' code; below 2 / lamda, or theta diverges.
-        outer_lr: the paper's eta; eta lamda is the share of the way that w moves to theta with every batch. The
-            authors' 0.075 needs some hundred rounds. At 1, w is theta, and the method is FedAvg of clients that take
-            ``inner_steps`` SGD steps per batch, with a proximal pull to the batch's start, and fine-tuning.
+        outer_lr: the paper's eta; each batch moves w by the share eta lamda of the way to theta. The authors' share of
+            0.075 needs some hundred rounds. With a share of 1, w is theta, and the method is FedAvg of clients that
+            take ``inner_steps`` SGD steps per batch, with a proximal pull to the batch's start, and fine-tuning.
         lamda: how strongly theta is held near w.
         inner_steps: K, forward and backward passes per batch.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> w = torch.nn.Parameter(torch.tensor([1.0]))
@@ -83,8 +84,13 @@ class MoreauSGD(torch.optim.Optimizer):
         check_number(self, "outer_lr", group["outer_lr"], above=0, most=1 / lamda, hint=f"It is 1 / {lamda=}.")
 
     @torch.no_grad()
+    # torch declares overloads.
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One batch: ``closure`` clears the gradients, computes the loss and its gradients, and returns the loss."""
+        """Take the steps of a batch.
+
+        Args:
+            closure: clears the gradients, computes the loss and its gradients, and returns the loss.
+        """
         if closure is None:
             raise ConfigurationError("MoreauSGD.step needs a closure, as Lightning's automatic optimization gives one.")
         loss = None
@@ -103,14 +109,14 @@ class MoreauSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def upload_parameters(self) -> None:
-        """Put w into the parameters."""
+        """Write w into the parameters."""
         for group in self.param_groups:
             for theta in group["params"]:
                 if theta in self.state:
                     theta.copy_(self.state[theta]["shared"])
 
     def _groups(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
-        """Per group, the parameters that have a gradient and their shared weights."""
+        """Yield each group, its parameters that have a gradient, and their shared weights w."""
         for group in self.param_groups:
             thetas = [theta for theta in group["params"] if theta.grad is not None]
             for theta in thetas:

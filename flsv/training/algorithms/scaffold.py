@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates correct the clients' gradients for client drift.
+"""SCAFFOLD: control variates that correct the clients' gradients for client drift.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, Algorithm 1 with
 option II. The server's average is ``FedAvg(weighting="uniform")``, and the paper's eta_g is
@@ -7,9 +7,9 @@ option II. The server's average is ``FedAvg(weighting="uniform")``, and the pape
 Departures:
 
 - K eta_l, by which option II divides, is the sum of the learning rates of the client's steps.
-- Option II takes y_i to be what the client *sends*: the same where uploads (attacks, noise, compression) change
-  nothing; where they do, the variates tell no more than the upload, and the server's stays the mean of the clients'.
-- With gradient clipping, corrected gradients are clipped; with weight decay, the variates hold its part, too.
+- y_i in option II is the model that the client *sends*. Where uploads (attacks, noise, compression) change the model,
+  the variates reveal no more than the upload, and the server's variate stays the mean of the clients'.
+- With gradient clipping, corrected gradients are clipped; with weight decay, the variates include it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import FederationState, Round
-from flsv.core.strategy import Federation
+from flsv.core.strategy import FederationInfo
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.errors import ConfigurationError
 
@@ -26,17 +26,17 @@ VARIATE, CHANGE = "control_variate", "control_variate_change"
 
 
 class SCAFFOLD(ClientAlgorithm):
-    """Control variates: c at the server, c_i at each client, all 0 at first. In a round that starts from x,
+    """SCAFFOLD's control variates: c at the server, c_i at each client, all 0 at first. In a round that starts from x,
 
         y_i <- y_i - lr (g_i(y_i) - c_i + c),  K times from y_i = x;   c_i+ = c_i - c + (x - y_i) / (K lr);
         c <- c + 1/n sum_{i in cohort} (c_i+ - c_i).
 
-    Only parameters have variates; buffers (BatchNorm's statistics) are averaged as ever. c goes down beside the model,
-    the change of c_i comes up: traffic is twice FedAvg's.
+    Only parameters have variates; buffers (BatchNorm's statistics) are averaged as in FedAvg. The server sends c beside
+    the model, and each client reports the change of c_i: traffic is twice FedAvg's.
 
     Raises:
-        ConfigurationError: before training, an optimizer that does not take plain SGD steps: with momentum, (x - y_i) /
-            (K lr) is many times a gradient, and the variates grow without bound.
+        ConfigurationError: before training, the optimizer does not take plain SGD steps: with momentum, (x - y_i) /
+            (K lr) is many times a gradient, and the variates would grow without bound.
 
     Example:
         >>> SCAFFOLD()
@@ -47,11 +47,11 @@ class SCAFFOLD(ClientAlgorithm):
     reports = (CHANGE,)
     saved = ("_variate",)
 
-    def begin(self, federation: Federation) -> None:
+    def begin(self, federation: FederationInfo) -> None:
         self.resume(federation)
         self._variate = federation.global_vector.new_zeros(federation.space.num_parameters)
 
-    def resume(self, federation: Federation) -> None:
+    def resume(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
         groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
         sgd = [type(optimizer) for optimizer in federation.optimizers] == [torch.optim.SGD]
@@ -75,7 +75,7 @@ class SCAFFOLD(ClientAlgorithm):
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         assert context.sent is not None
         server, cut = context.received(VARIATE), context.num_parameters
-        if not context.lr_sum:  # a schedule that starts at 0: nothing has been seen
+        if not context.lr_sum:  # a schedule that starts at 0: the client has not moved
             return {CHANGE: torch.zeros_like(server)}
         change = (context.start[:cut] - context.sent[:cut]) / context.lr_sum - server
         context.state[VARIATE] = context.state[VARIATE] + change

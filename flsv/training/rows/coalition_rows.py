@@ -1,4 +1,4 @@
-"""CoalitionRows: a client trains the models of its coalitions beside its own, as rows of one batched model."""
+"""CoalitionRows: training of a client's coalition models beside its own model, as rows of one batched model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from flsv.training.rows.kernel import RowTraining, clipping, models_of, states_o
 from flsv.training.rows.row_step import NotBatched, State, batched_steps, purely
 from flsv.utilities.seeding import derive_seed, restore_torch_rngs, torch_rngs
 
-#: How far a coalition's model may be from the client's own where both are the same training, relative to how far that
-#: went; and in bf16-mixed.
+#: How far a coalition's model may be from the client's own where both train alike, relative to the distance that the
+#: client's model has moved; and the same in bf16-mixed.
 TOLERANCE, ROUNDED = 0.01, 0.1
-#: Of so many visits one trains a row of the client's own model, to compare.
+#: One turn in so many trains a row of the client's own model, to compare.
 COMPARED = 4
 
 
 class CoalitionRows:
-    """Trains the coalitions' models of one client at once, in a Trainer's fit of the client's own.
+    """Models of a client's coalitions, trained together while the Trainer trains the client's own model.
 
-    A visit is compared with the client's own training where all coalitions start from the client's own model, as in the
-    first round, and one of four others, drawn at random, in which one more row does.
+    The training is compared with the client's own in turns where all coalitions start from the client's own model, as
+    in the first round, and in one of four other turns, drawn at random, in which one more row starts from that model.
 
     Args:
-        context: the client's.
-        rows: ``[m, P]``, the models of its coalitions.
-        algorithm: what the client does differently, entry by entry; None: nothing.
+        context: the client's training.
+        rows: ``[m, P]``, the models of the client's coalitions.
+        algorithm: the client algorithm, which must be entrywise; None: there is none.
 
     Raises:
         NotBatched: in the first step of a visit that is compared, a module that does not allow it; at the end,
@@ -41,19 +41,21 @@ class CoalitionRows:
         self._context, self._rows, self._algorithm = context, rows, algorithm
         told = context.instruction
         chosen = derive_seed(told.seed, "compared rows", told.round_index, told.client_id) % COMPARED == 0
-        # At first all coalitions are the initial model: what becomes of one becomes of all, and of the client's own.
+        # In the first round all coalitions are the initial model: one row stands for all, and for the client's own.
         self._alike = bool(len(rows)) and bool((rows == context.start).all())
         self._compared = self._alike or (chosen and bool(len(rows)))
         self._states: State = {}
         self._pending: list[tuple[Any, Any]] = []
 
     def begin_batch(self, batch: Any) -> None:
-        """Before the client's own step on it: what its model draws from here on, all draw."""
+        """Remember a batch and the random state before the client's own step on it, which the rows will draw from."""
         if len(self._rows):
             self._pending.append((batch, torch_rngs(self._rows.device)))
 
     def step(self) -> None:
-        """On the batches since the last step; the client's own gradients are there, and it has not taken its step."""
+        """Take the rows' step on the batches since the last one.
+
+        Called after the client's own gradients are computed and before its own step."""
         if not len(self._rows):
             return
         module: Any = self._context.module
@@ -86,14 +88,14 @@ class CoalitionRows:
             rows = torch.cat([context.start[None], rows])
         self._states = states_of(context.space, module, rows)
         own = dict(module.named_parameters())
-        apart = {name for name, parameter in own.items() if parameter.grad is None or name not in self._states}
+        frozen = {name for name, parameter in own.items() if parameter.grad is None or name not in self._states}
         change = None if self._algorithm is None else self._algorithm.change
         clip = clipping(trainer)
-        self._kernel = RowTraining(module, trainer.optimizers[0], clip, apart, shared=True, change=change)
+        self._kernel = RowTraining(module, trainer.optimizers[0], clip, frozen, shared=True, change=change)
         self._kernel.begin(self._states)
 
     def trained(self) -> Tensor:
-        """``[m, P]``, what has become of the rows."""
+        """Return the trained rows ``[m, P]``."""
         if not self._states:
             return self._rows
         rows = models_of(self._context.space, self._states, self._rows)
@@ -124,7 +126,7 @@ def not_the_same(reason: str, remedy: str = "Value the run by flsv retrain") -> 
 
 @contextmanager
 def _drawing(states: Any, device: torch.device) -> Iterator[None]:
-    """Within it rows draw what the client's own model has drawn of a batch."""
+    """Draw the same random numbers within this context as the client's own model did on a batch."""
     now = torch_rngs(device)
     restore_torch_rngs(states, device)
     try:

@@ -1,10 +1,11 @@
-"""The kernel: trains many models of one structure at once, as rows of stacked tensors.
+"""RowTraining: trains many models of one structure at once, as rows of stacked tensors.
 
-One call gives every row's gradient (:mod:`flsv.training.rows.row_step`); the module's own optimizer then steps on the
-stacked parameters, which for an optimizer that works entry by entry is the same as one optimizer per row. Equal to
-training one after the other up to rounding, since batched kernels sum in another order. ``engine="vmap"`` has a client
-a row, each on batches of its own; ``flsv retrain`` a coalition a row, on the batches of the client that all of them
-have in common, as :class:`flsv.metrics.ShadowShapley` has, which takes step after step beside the client's own.
+One call computes every row's gradient (:mod:`flsv.training.rows.row_step`); the module's own optimizer then steps on
+the stacked parameters, which for an elementwise optimizer is the same as one optimizer per row. The results equal those
+of training one after the other up to rounding, since batched kernels sum in another order. With ``engine="vmap"`` each
+row is a client, on batches of its own. In ``flsv retrain`` and :class:`flsv.metrics.ShadowShapley` each row is a
+coalition, and all rows take the batches of a client that the coalitions have in common; ShadowShapley's rows step
+beside the client's own model.
 """
 
 from __future__ import annotations
@@ -26,30 +27,32 @@ from flsv.training.group_options import SCHEDULED
 from flsv.training.rows.row_step import RowStep, State
 from flsv.utilities.errors import ConfigurationError
 
-#: Of parameters, what they were at the start, and gradients, which are changed in place.
+#: Function of parameters, their values at the start, and gradients, which it changes in place.
 Change = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
 
-#: Their steps work entry by entry, so that of stacked parameters they are every row's own.
+#: Optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 
 
 class RowTraining:
-    """Trains models of one structure side by side.
+    """Training of models of one structure side by side.
 
     Args:
-        module: whose ``training_step`` gives the loss; it is called under ``torch.func``, so it has to be pure: no
-            values read off tensors, nothing kept but buffers.
-        optimizer: of the module's parameters, :func:`is_elementwise`; its class and options are used, its state is not
-            touched.
+        module: the module whose ``training_step`` computes the loss. It is called under ``torch.func``, so it must read
+            no values off tensors and keep nothing but buffers.
+        optimizer: an optimizer of the module's parameters that :func:`is_elementwise`; its class and options are used,
+            its state is not changed.
         clip: changes gradients ``[m, ...]`` by name in place before a step, see :func:`clipping`; None: nothing.
-        apart: names of parameters that are not trained: they have no gradient, or are in no row.
-        shared: all rows take the same batches. What they draw then, all draw alike; rows of batches of their own must
-            not draw.
+        frozen: names of parameters that are not trained: they have no gradient, or are in no row.
+        shared: whether all rows take the same batches. They then draw the same random numbers; rows with batches of
+            their own must not draw any.
         change: changes all rows' gradients before each step, see :class:`flsv.training.algorithms.ClientAlgorithm`.
 
     Attributes:
-        module, optimizer, apart: as given.
-        states: of the rows that train, ``[m, ...]`` by name.
+        module: the module.
+        optimizer: the optimizer.
+        frozen: names of parameters that are not trained.
+        states: parameters and buffers of the rows in training, ``[m, ...]`` by name.
 
     Example:
         >>> class Line(nn.Linear):
@@ -70,14 +73,14 @@ class RowTraining:
         module: nn.Module,
         optimizer: Optimizer,
         clip: Callable[[State], None] | None = None,
-        apart: Collection[str] = (),
+        frozen: Collection[str] = (),
         shared: bool = False,
         change: Change | None = None,
     ) -> None:
-        self.module, self.optimizer, self.apart = module, optimizer, frozenset(apart)
+        self.module, self.optimizer, self.frozen = module, optimizer, frozenset(frozen)
         self._clip, self._change = clip, change
         names = {parameter: name for name, parameter in module.named_parameters()}
-        trained = {p for p in names if p.requires_grad and names[p] not in apart}
+        trained = {p for p in names if p.requires_grad and names[p] not in frozen}
         self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
         self._trained = {name for group in self._groups for name in group}
         self._step = RowStep(module, sorted(self._trained), shared)
@@ -90,16 +93,16 @@ class RowTraining:
         """Train every row on its batches, one after the other.
 
         Args:
-            states: parameters and buffers by name, ``[m, ...]``, which are used up; the module's own stand for what is
-                not among them, and nothing may write into these.
-            batches: of each row, in the order of the states.
-            after_step: called after every step, such as a schedule's.
+            states: parameters and buffers by name, ``[m, ...]``, which are overwritten. Entries that are missing are
+                the module's own, which steps must not change.
+            batches: the batches of each row, in the order of the states.
+            after_step: called after every step, for example to step a schedule.
 
         Returns:
-            The states after it, and the mean losses ``[m]``.
+            The states after training, and the mean losses ``[m]``.
         """
         first = next(iter(states.values()))
-        # The longest first: who is done leaves a prefix.
+        # The row with the most batches first, so that the rows still training are always a prefix.
         order = sorted(range(len(first)), key=lambda i: -batches.lengths[i])
         lengths = [batches.lengths[i] for i in order]
         index = None if order == sorted(order) else torch.tensor(order, device=first.device)
@@ -122,23 +125,27 @@ class RowTraining:
         return _rows(stacked, back), losses[back]
 
     def begin(self, states: State) -> None:
-        """Other rows, whose states are changed in place from now on."""
+        """Begin with new rows, whose states are changed in place from now on."""
         self.states = states
         self._starts = {name: states[name].clone() for name in self._trained} if self._change else {}
         self._stacked = StackedOptimizer(self.optimizer, self._groups, states)
 
     def end(self) -> None:
-        """Keep nothing of the rows."""
+        """Release the stacked states."""
         self.states, self._starts = {}, {}
         del self._stacked
 
     def gradients(self, batch: Any) -> State:
-        """Gradients ``[m, ...]`` of all rows on a batch that they share, by name; buffers move."""
+        """Compute the gradients ``[m, ...]`` of all rows on a batch that they share, by name, and update buffers."""
         return self._step(self.states, batch)[0]
 
     def take(self, gradients: State, active: int | None = None) -> None:
-        """An optimizer's step of all rows, or of the first ones, by their gradients ``[m, ...]``, with the options that
-        schedulers have given the module's optimizer."""
+        """Take an optimizer step, with the options that schedulers have set in the module's optimizer.
+
+        Args:
+            gradients: ``[m, ...]`` by name.
+            active: step the first ``active`` rows only; None: all.
+        """
         self._stacked.follow(self.optimizer)
         if self._change is not None:
             now, before = ([part[name][:active] for name in gradients] for part in (self.states, self._starts))
@@ -148,7 +155,7 @@ class RowTraining:
         self._stacked.step(active, gradients)
 
     def _derive(self, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor) -> State:
-        """Of the rows that still train, on batches of one size after the other; their losses are added to."""
+        """Compute the gradients of the rows that still train, grouped by batches of equal size; add up their losses."""
         gradients: State = {}
         for places, batch in given:
             if len(places) == len(losses):
@@ -168,9 +175,9 @@ class RowTraining:
 
 
 def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State:
-    """Models ``[m, P]`` as states to train: a module's parameters and buffers ``[m, ...]`` by name.
+    """Split models ``[m, P]`` into states to train: the module's parameters and buffers ``[m, ...]`` by name.
 
-    Counters that no vector holds are the module's; as in a round, they are not averaged.
+    Counters, which vectors do not hold, are copies of the module's.
     """
     held = dict([*module.named_parameters(), *module.named_buffers()])
     states = {name: tensor.to(held[name].dtype, copy=True) for name, tensor in space.unflatten(models).items()}
@@ -179,7 +186,7 @@ def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State
 
 
 def models_of(space: ParameterSpace, states: State, like: Tensor) -> Tensor:
-    """The inverse: ``[m, P]``, in the dtype of ``like``."""
+    """Concatenate states ``[m, ...]`` into models ``[m, P]`` in the dtype of ``like``, the inverse of ``states_of``."""
     return torch.cat([states[name].flatten(1).to(like) for name in space.names], 1)
 
 
@@ -188,12 +195,12 @@ def _rows(states: State, index: Tensor) -> State:
 
 
 class StackedOptimizer:
-    """One optimizer for the first of the stacked models.
+    """One optimizer for stacked models, of which the first ``active`` still train.
 
     Args:
-        like: its class and options.
-        groups: names of the parameters with gradients, by its groups.
-        stacked: the models, which are stepped in place.
+        like: an optimizer of the class and options to use.
+        groups: names of the parameters with gradients, by the optimizer's groups.
+        stacked: the models, which are changed in place.
     """
 
     def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
@@ -209,7 +216,7 @@ class StackedOptimizer:
 
     @torch.no_grad()
     def step(self, active: int | None, gradients: State) -> None:
-        """One step of the first ``active`` models (None: all); the others have ended and stay as they are."""
+        """Take a step of the first ``active`` models (None: all); the others have ended and do not change."""
         if active is not None and active != self._active:
             self._narrow(active)
         for name, view in self._views.items():
@@ -217,7 +224,7 @@ class StackedOptimizer:
         self._optimizer.step()
 
     def follow(self, like: Optimizer) -> None:
-        """Take over what schedulers have written into another's groups."""
+        """Copy the options that schedulers have written into another optimizer's groups."""
         for group, theirs in zip(self._optimizer.param_groups, like.param_groups):
             group.update({name: value for name, value in theirs.items() if name in SCHEDULED})
 
@@ -237,13 +244,13 @@ class StackedOptimizer:
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
-    """Whether its steps are known to work entry by entry."""
+    """Return whether an optimizer's steps are known to work entry by entry."""
     return type(optimizer).__name__ in ELEMENTWISE and type(optimizer).__module__.startswith("torch.optim")
 
 
 def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
-    """Return what shortens the gradients ``[m, ...]`` of many models, by name and in place, as a trainer shortens those
-    of one; None: it does not."""
+    """Return a function that clips the gradients ``[m, ...]`` of many models, by name and in place, as a trainer clips
+    those of one; None where the trainer does not clip."""
     limit: Any = trainer.gradient_clip_val
     if limit is None:
         return None
@@ -251,7 +258,7 @@ def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
 
 
 def clip(gradients: State, limit: float) -> None:
-    """As ``torch.nn.utils.clip_grad_norm_`` does it, for every model."""
+    """Clip the norm of every model's gradients to ``limit``, as ``torch.nn.utils.clip_grad_norm_`` does for one."""
     squares = torch.stack([g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()])
     factors = (limit / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
     for gradient in gradients.values():
@@ -264,10 +271,10 @@ def _clip_values(gradients: State, limit: float) -> None:
 
 
 class GivenBatches:
-    """Stacks existing batches.
+    """Batches of each client, stacked where they have the same size.
 
     Args:
-        given: of every client.
+        given: every client's batches.
 
     Attributes:
         lengths: every client's number of batches.
@@ -282,11 +289,13 @@ class GivenBatches:
         self._given, self.lengths = given, [len(batches) for batches in given]
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
-        """The ``step``-th batches of some clients. Those of one size come together, since a mean over padding would be
-        another loss: places among ``clients``, and their batches stacked.
+        """Yield the ``step``-th batches of some clients, grouped by size: a mean over padding would be another loss.
+
+        Yields:
+            Positions within ``clients``, and the stacked batches of these clients.
 
         Raises:
-            ConfigurationError: batches that hold something else than tensors.
+            ConfigurationError: batches hold other objects than tensors.
         """
         flat = [tree_flatten(self._given[client][step]) for client in clients]
         shapes = [tuple(map(_shape, leaves)) for leaves, _ in flat]
@@ -297,12 +306,12 @@ class GivenBatches:
 
 
 class SharedBatches:
-    """The same batches for all rows, as they come.
+    """Batches that all rows share.
 
     Args:
-        batches: as the module gets them.
-        count: how many.
-        rows: that train on them.
+        batches: the batches, as the module gets them.
+        count: the number of batches.
+        rows: the number of rows.
     """
 
     def __init__(self, batches: Iterator[Any], count: int, rows: int) -> None:

@@ -1,5 +1,7 @@
-"""Says what no models can be trained with as rows of one batched model: the one place that does, but for the trial of
-the steps themselves (:mod:`flsv.training.rows.row_trial`)."""
+"""Checks whether a fit's models can be trained as rows of one batched model, from its settings, hooks and optimizer.
+
+:mod:`flsv.training.rows.row_trial` tries the steps themselves.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from torch import nn
 from flsv._lightning.patches import callbacks_of
 from flsv.training.rows.kernel import ELEMENTWISE, is_elementwise
 
-#: Hooks around a batch or a step that modules and callbacks have.
+#: Hooks around a batch or a step, of modules and callbacks.
 HOOKS_OF_A_BATCH = (
     "on_train_batch_start",
     "on_train_batch_end",
@@ -33,7 +35,7 @@ HOOKS_OF_A_BATCH = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
-#: Those that only modules have.
+#: Hooks around a batch or a step, of modules.
 HOOKS_OF_A_MODULE = (
     *HOOKS_OF_A_BATCH,
     "backward",
@@ -53,27 +55,28 @@ OF_THE_RUN = (
     ThroughputMonitor,
     Timer,
 )
-#: In which many models can take a step as each would.
+#: Precisions in which rows step as single models do.
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
 def moves_batches(trainer: L.Trainer) -> bool:
-    """Whether the module or the data define what happens to a batch on its way."""
+    """Return whether the module or the data module overrides a hook that transfers batches."""
     hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-    parts = (trainer.lightning_module, L.LightningModule), (trainer.datamodule, L.LightningDataModule)  # type: ignore[attr-defined]
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
+    parts = (trainer.lightning_module, L.LightningModule), (data, L.LightningDataModule)
     return any(is_overridden(hook, part, base) for hook in hooks for part, base in parts)
 
 
 def not_batched(
     trainer: L.Trainer, algorithm: Any, optimizer_state: str, schedules: bool = False, accumulates: bool = False
 ) -> str | None:
-    """Say why clients of a fit cannot be trained at once, and what to do; None: but for a trial, they can.
+    """Say why clients of a fit cannot be trained at once, and what to do; None: no reason is known before a trial.
 
     Args:
-        trainer: with its optimizers set up.
+        trainer: the trainer, with its optimizers set up.
         algorithm: the loop's ``client_algorithm``.
-        optimizer_state: likewise.
-        schedules: whether the caller steps the schedulers of each step.
+        optimizer_state: the loop's ``optimizer_state``.
+        schedules: whether the caller steps schedulers that step per batch.
         accumulates: whether the caller accumulates gradients.
     """
     if algorithm is not None:
@@ -125,7 +128,7 @@ def _not_by_hooks(trainer: L.Trainer) -> str | None:
 
 
 def not_by_rounds(trainer: L.Trainer) -> str | None:
-    """Say why coalitions would not take over what happens to a federation's schedules between rounds; None: they do."""
+    """Say why coalitions cannot follow the federation's schedules between rounds; None: they can."""
     plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
     if plateau:
         return f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"

@@ -1,15 +1,15 @@
-"""One step of many models at once, as rows of stacked tensors: each model's loss and gradients.
+"""RowStep: loss and gradients of many models at once, as rows of stacked tensors.
 
-``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``. Where all that is trained are linear layers,
-as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` runs the losses only, and autograd itself derives
-their sum by the stacked parameters, since no model's loss depends on another's. That saves what a transformed backward
-pass costs for every operation, and small models are bound by that. Linear layers multiply as ``W x^T`` then: for few
-outputs a batched product of that order takes little more than half the time of ``x W^T``. For convolutions autograd's
-own backward pass of a batched one is slower, and recurrent layers have none.
+A step is ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``. Where only linear layers are
+trained, as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` computes the losses only, and autograd
+differentiates their sum by the stacked parameters, since no model's loss depends on another's. That saves the cost of a
+transformed backward pass per operation, which dominates for small models. Linear layers then multiply as ``W x^T``: for
+few outputs this batched product takes little more than half the time of ``x W^T``. For batched convolutions autograd's
+own backward pass is slower, and batched recurrent layers have none.
 
-Every step is traced anew, so that it sees the module as it is: what a schedule of the module's own has changed in it,
-and the epoch. Within such steps a module must not keep anything or ask the trainer for what one client has:
-:class:`flsv.training.rows.step_watch.Watch` and :func:`pure_step` see to it.
+Every step is traced anew, so that it sees the module's present attributes and the epoch. Within such steps a module
+must neither keep values nor read a single client's values from the trainer:
+:class:`flsv.training.rows.step_watch.Watch` and :func:`pure_step` detect that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ State = dict[str, Tensor]
 
 
 class BatchIndex:
-    """Replaces ``batch_idx``, because clients are at different batches at the same time."""
+    """Stand-in for ``batch_idx`` that refuses to be read: clients are at different batches at the same time."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
@@ -50,13 +50,14 @@ class BatchIndex:
 
 
 def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
-    """What ``training_step`` is called with: ``batch_idx`` only where it takes it, as Lightning does it."""
-    takes = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)  # type: ignore[arg-type]
+    """Return the arguments of ``training_step``: with ``batch_idx`` only where it takes one, as Lightning does."""
+    hook: Any = module.training_step
+    takes = is_param_in_hook_signature(hook, "batch_idx", min_args=2)
     return (batch, batch_idx) if takes else (batch,)
 
 
-def loss_of(outputs: Any) -> Tensor:
-    """The loss in what ``training_step`` gives, a scalar.
+def training_loss(outputs: Any) -> Tensor:
+    """Return the loss, a scalar, in what ``training_step`` returned.
 
     Raises:
         ConfigurationError: there is none.
@@ -72,11 +73,11 @@ class RowStep:
     """Losses and gradients of stacked models.
 
     Args:
-        module: whose ``training_step`` gives the loss of one.
-        trained: names of the parameters to derive by.
-        shared: all models are given one and the same batch ``[B, ...]``, which is not stacked: what depends on it alone
-            is computed once, and a step that draws random numbers, as dropout does, draws the same for all. Otherwise
-            one that draws is an error.
+        module: the module whose ``training_step`` computes the loss of one model.
+        trained: names of the parameters to differentiate by.
+        shared: whether all models get the same batch ``[B, ...]``, which is not stacked: what depends on the batch
+            alone is computed once, and random numbers, as of dropout, are the same for all. Otherwise a step that draws
+            random numbers is an error.
 
     Example:
         >>> class Line(nn.Linear):
@@ -97,8 +98,7 @@ class RowStep:
 
     @cached_property
     def _linear(self) -> bool:
-        """Whether all that is trained are linear layers, in a precision in which products of one's own are rounded as a
-        layer's."""
+        """Return whether only linear layers are trained, in a precision in which our products round as a layer's do."""
         linear = {name for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
         devices = {parameter.device.type for parameter in self._module.parameters()}
         rounded = any(map(torch.is_autocast_enabled, devices))
@@ -111,12 +111,12 @@ class RowStep:
         return vmap(of_one, dims, randomness=randomness)
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
-        """One batch of each.
+        """Compute the gradients and losses of one batch per model.
 
         Args:
-            states: parameters and buffers by name, ``[m, ...]``; the module's own stand for what is not among them.
-                Buffers are updated in place.
-            batch: ``[m, B, ...]`` in all its tensors; ``[B, ...]`` where it is shared.
+            states: parameters and buffers by name, ``[m, ...]``; missing entries are the module's own. Buffers are
+                updated in place.
+            batch: a structure of tensors ``[m, B, ...]``; ``[B, ...]`` where the batch is shared.
 
         Returns:
             Gradients by name ``[m, ...]``, and losses ``[m]``.
@@ -127,14 +127,14 @@ class RowStep:
         return gradients, losses
 
     def _derive(self, states: State, batch: Any) -> tuple[State, Tensor, State]:
-        """Gradients, losses, and what buffers are after it."""
+        """Compute gradients, losses, and the updated buffers."""
         rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
         trained = [states[name] for name in self._trained]
         if self._linear:
             trained = [tensor.detach().requires_grad_() for tensor in trained]
             with torch.enable_grad():
                 losses, after = self._of_many(trained, rest, batch)
-                # Zeros for what this batch has not used, as for one model whose gradients are zeroed before.
+                # Zeros for parameters that this batch has not used, as for one model after `zero_grad`.
                 slopes = torch.autograd.grad(losses.sum(), trained, allow_unused=True, materialize_grads=True)
         else:
             slopes, (losses, after) = self._of_many(trained, rest, batch)
@@ -142,30 +142,31 @@ class RowStep:
         return gradients, losses.detach(), {name: tensor.detach() for name, tensor in after.items()}
 
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
-        # What is written in place within a transformation must be of it.
+        # Tensors that are changed in place within a torch.func transformation must be made within it.
         given = dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()}
         held = {place: tensor for name, tensor in given.items() for place in self._places[name]}
         with _WeightFirst(trained) if self._linear else nullcontext():
-            # Tied by hand: torch would tie a layer that has two names to itself, and leave rows in the module.
+            # Tied weights are handled by `_places`: torch would tie a layer with two names to itself, and leave rows in
+            # the module.
             outputs = functional_call(self._stepped, held, (batch, *self._index), tie_weights=False)
-        # Where a step puts a new tensor for a buffer, that one.
-        return loss_of(outputs), {name: held[self._places[name][0]] for name in rest}
+        # `held` has the new tensor where a step replaces a buffer.
+        return training_loss(outputs), {name: held[self._places[name][0]] for name in rest}
 
 
 class _Stepped(nn.Module):
-    """A module whose ``forward`` is its step."""
+    """A module whose ``forward`` is the ``training_step`` of another."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = module
+        self.module: Any = module
 
     def forward(self, *arguments: Any) -> Any:
-        return self.module.training_step(*arguments)  # type: ignore[operator]
+        return self.module.training_step(*arguments)
 
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Return where the layers of a stepped module hold each parameter and buffer, by its name; a layer that is
-    registered under several names counts once."""
+    """Return all places where layers of a :class:`_Stepped` module hold a parameter or buffer, by its name; a layer
+    that is registered under several names counts once."""
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     places = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
@@ -176,7 +177,7 @@ def _places(module: nn.Module) -> dict[str, list[str]]:
 
 
 class _WeightFirst(TorchFunctionMode):
-    """Linear layers with these weights as ``(W x^T)^T + b``."""
+    """Mode in which linear layers with these weights compute ``(W x^T)^T + b``."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()
@@ -192,8 +193,11 @@ class _WeightFirst(TorchFunctionMode):
 
 @contextmanager
 def batched_steps(trainer: L.Trainer) -> Iterator[None]:
-    """Within it many models take steps in the fit of one: in its precision, with its trainer out of reach. What
-    torch.func cannot do is a refusal."""
+    """Run steps of many models within a fit of one: in its precision, and without access to its trainer.
+
+    Raises:
+        NotBatched: torch.func cannot do such a step.
+    """
     module = trainer.lightning_module
     with refusing(module), pure_step(module), _uncounted(module), trainer.precision_plugin.train_step_context():
         yield
@@ -201,8 +205,9 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) -> Iterator[None]:
-    """Within it, whatever is raised is a refusal, and so is it to change what the module keeps; see
-    :class:`flsv.training.rows.step_watch.Watch`."""
+    """Turn any error within this context into NotBatched, and raise it also where the module's attributes change.
+
+    See :class:`flsv.training.rows.step_watch.Watch` for the arguments."""
     watch = Watch(module, draws, counts)
     with refusing(module, (Exception,)):
         yield
@@ -212,7 +217,7 @@ def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) 
 
 @contextmanager
 def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Within it, what torch.func cannot do is a refusal, and so is each of these errors."""
+    """Turn errors of torch.func, and errors of these types, into NotBatched within this context."""
     try:
         yield
     except Exception as error:
@@ -229,7 +234,7 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
 
 
 class NotBatched(ConfigurationError):
-    """A module whose steps cannot be batched; ``reason`` says why."""
+    """The error that a module's steps cannot be batched; ``reason`` says why."""
 
     reason = ""
 
@@ -243,7 +248,7 @@ def refusal(module: nn.Module, reason: str) -> NotBatched:
     return error
 
 
-#: What a Trainer has for one client that trains in it.
+#: Attributes of a Trainer that belong to the one client that trains in it.
 _OF_ONE_CLIENT = frozenset(
     {"callback_metrics", "callbacks", "fit_loop", "global_step", "is_last_batch", "logged_metrics"}
     | {"lr_scheduler_configs", "num_training_batches", "optimizers", "strategy"}
@@ -251,7 +256,7 @@ _OF_ONE_CLIENT = frozenset(
 
 
 class _ManyClients:
-    """A trainer as many clients at once may see it."""
+    """A trainer without the attributes that belong to one client."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._trainer = trainer
@@ -266,8 +271,7 @@ class _ManyClients:
 
 @contextmanager
 def _uncounted(module: nn.Module) -> Iterator[None]:
-    """Within it, a module's torchmetrics count nothing and are 0: they would count rows, and their states are no
-    tensors of a row."""
+    """Keep a module's torchmetrics from counting within this context; they return 0. Their states have no rows."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):
@@ -288,8 +292,7 @@ def _always(answer: Any, *_: Any, **__: Any) -> Any:
 
 @contextmanager
 def pure_step(module: L.LightningModule) -> Iterator[None]:
-    """Within it, what ``training_step`` logs is left out, and asking the trainer for what belongs to one client raises
-    a ConfigurationError."""
+    """Drop what ``training_step`` logs within this context, and refuse access to trainer attributes of one client."""
     own: dict[str, Any] = vars(module)
     trainer = module.trainer
     with unlogged(module):

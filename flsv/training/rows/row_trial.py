@@ -1,8 +1,8 @@
-"""A trial before the first round: can models of this module be trained as rows of one batched model?
+"""Trial, before the first round, whether models of a module can be trained as rows of one batched model.
 
 A copy of the module trains on a few batches of a client, one after the other as the Trainer would, and as one of two
-rows. The fit's module, optimizers, metrics and trainer are only read, and the random state is put back: whatever comes
-of the trial, the training is the one that it would have been.
+rows. The fit's module, optimizers, metrics and trainer are only read, and the random state is restored, so that the
+trial does not change the training.
 """
 
 from __future__ import annotations
@@ -29,24 +29,33 @@ from flsv.training.rows.kernel import GivenBatches, RowTraining, SharedBatches, 
 from flsv.training.rows.row_step import (
     NotBatched,
     batched_steps,
-    loss_of,
     pure_step,
     purely,
     refusal,
     refusing,
     step_arguments,
+    training_loss,
 )
 from flsv.training.rows.step_watch import Watch
 from flsv.utilities.seeding import isolated_rngs
 
-#: Batches that are tried, and how far the model may be from the client's, relative to how far it went, where they are
-#: shared: an optimizer that divides by a gradient's size makes the rounding of small gradients large.
+#: Number of batches in a trial; and, for shared batches, how far a row may be from the client's model, relative to the
+#: distance moved: an optimizer that divides by a gradient's size amplifies the rounding of small gradients.
 BATCHES, SHARE = 3, 1e-3
 
 
 def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Collection[str]) -> str | None:
-    """Say by a trial why models of a trainer's module cannot be trained as rows that share their batches, and go on as
-    a federation's model between rounds; None: they can. See :func:`try_rows`."""
+    """Try whether models of a trainer's module can be trained as rows that share their batches, round after round.
+
+    Args:
+        trainer: the trainer, with its optimizers set up and its data assigned to clients.
+        space: the map between the module and vectors.
+        seed: the run's seed.
+        draws: the global generators that a step may draw from, see :func:`try_rows`.
+
+    Returns:
+        Why they cannot; None if they can.
+    """
     name = type(trainer.lightning_module).__name__
     try:
         try_rows(trainer, space, seed, shared=True, draws=draws)
@@ -62,7 +71,7 @@ def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
     module, limit = trainer.lightning_module, trainer.limit_val_batches
     if not is_overridden("validation_step", module, L.LightningModule) or not limit:
         return ""
-    loaders = each_loader(trainer.datamodule.val_dataloader())  # type: ignore[attr-defined]
+    loaders = each_loader(trainer.datamodule.val_dataloader())  # type: ignore[attr-defined]  # Lightning lacks it
     first = [KeptBatches(islice(loader, 1)) for loader in loaders]
     if not sum(map(len, first)):
         return ""
@@ -79,24 +88,24 @@ def try_rows(
     space: ParameterSpace,
     seed: int,
     shared: bool,
-    apart: Collection[str] = (),
+    unstacked: Collection[str] = (),
     draws: Collection[str] = (),
 ) -> set[str]:
-    """Train a copy of a trainer's module on the first batches of a client in both ways, and compare.
+    """Train a copy of a trainer's module on a client's first batches, as usual and as rows, and compare the models.
 
     Args:
-        trainer: with its optimizers set up and its data dealt.
+        trainer: the trainer, with its optimizers set up and its data assigned to clients.
         space: the map between the module and vectors.
-        seed: of the run.
+        seed: the run's seed.
         shared: whether all rows take the same batches, see :class:`flsv.training.rows.kernel.RowTraining`.
-        apart: names of what is the same at all clients, and not stacked.
+        unstacked: names of parameters and buffers that are the same at all clients and are not stacked.
         draws: the global generators that a step may draw from, of :data:`flsv.training.rows.step_watch.GENERATORS`.
 
     Returns:
         Names of the parameters that have no gradient.
 
     Raises:
-        NotBatched: the module cannot be copied or trained so, or comes to something else; with the reason.
+        NotBatched: the module cannot be copied or trained as rows, or the models differ; with the reason.
     """
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"):
@@ -119,10 +128,10 @@ def try_rows(
         with torch.no_grad():
             for name, tensor in _named(copied):
                 tensor.copy_(start[name])
-        both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in apart}
+        both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in unstacked}
         training = RowTraining(copied, optimizer, clipping(trainer), unused, shared)
         batches = SharedBatches(iter(given), len(given), 2) if shared else GivenBatches([given, given])
-        # The batches have gone through it one by one: whatever it raises now, it raises of many.
+        # The batches have passed one by one: an error now comes from training rows.
         with isolated_rngs(seed, "steps"), purely(copied, draws, shared), batched_steps(own):
             rows, means = training.train(both, batches)
     _compare(trainer, "the loss", means[0], torch.stack(losses).mean().to(means), tolerance(trainer))
@@ -140,27 +149,28 @@ def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
-    """Return the norm of all of them together."""
+    """Return the Euclidean norm of all tensors together."""
     return sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5
 
 
 def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
-    """Return what the first client that has samples trains on first, as a module gets it."""
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    """Return the first training batches of the first client that has samples, as a module gets them."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
     client = int((data.num_samples > 0).nonzero()[0])
+    # A generator, which Iterable.__iter__ need not be.
     with closing(iter(CohortLoader(data, [client], seed=seed, round_index=0))) as loader:  # type: ignore[type-var]
         return [tree_map_only(Tensor, torch.clone, as_given(own, batch)) for batch in islice(loader, BATCHES)]
 
 
 def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set[str]]:
-    """Train a trainer's module on these batches: losses, and names of the parameters without a gradient."""
+    """Train a trainer's module on batches; return the losses, and the names of parameters without a gradient."""
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []
     without: list[set[str]] = []
     for step, batch in enumerate(given):
         optimizer.zero_grad()
         with refusing(module), pure_step(module):
-            loss = loss_of(trainer.strategy.training_step(*step_arguments(module, batch, step)))
+            loss = training_loss(trainer.strategy.training_step(*step_arguments(module, batch, step)))
         loss.backward()
         without.append({name for name, p in module.named_parameters() if p.grad is None})
         limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
@@ -177,7 +187,16 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
 def _compare(
     trainer: L.Trainer, name: str, batched: Tensor, ordinary: Tensor, allowed: float, way: float = 0.0
 ) -> None:
-    """``way``: how far the model has moved; where precision rounds, a share of it may differ."""
+    """Raise NotBatched where a batched and an ordinary result differ by more than rounding.
+
+    Args:
+        trainer: the fit's trainer.
+        name: the entry that is compared.
+        batched: the result of training rows.
+        ordinary: the result of training one after the other.
+        allowed: relative and absolute tolerance.
+        way: the distance that the model has moved, a share of which may differ where the precision rounds.
+    """
     if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
         return
     if float((batched - ordinary).float().norm()) <= share_of_way(trainer) * way:

@@ -1,8 +1,8 @@
-"""Watches whether steps of a module draw random numbers, or change what it keeps beside parameters and buffers.
+"""Watch: detects steps of a module that draw random numbers, or change the module beside parameters and buffers.
 
-Rows of one batched model have parameters and buffers of their own and share all else. So a counter, a list of outputs,
-a generator or a past batch that a step leaves in the module would pass from row to row, and from the rows to the client
-whose module it is.
+Rows of one batched model have parameters and buffers of their own and share everything else. So a counter, a list of
+outputs, a generator or a past batch that a step leaves in the module would pass from row to row, and from the rows to
+the client whose module it is.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
-#: The global generators.
+#: Names of the global random generators.
 GENERATORS = ("torch", "NumPy", "random")
-#: What Lightning and torch keep on a module.
+#: Attributes that Lightning and torch keep on a module.
 _LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
 _LIGHTNINGS |= {"_metric_attributes"}
-#: What is looked at no closer than whether it is the same object, and how deep in objects, lists and dictionaries.
+#: Types whose objects are compared by identity only, and how deep objects, lists and dictionaries are compared.
 _WHOLE, _DEPTH = (nn.Module, Dataset, DataLoader, L.Trainer, L.LightningDataModule), 4
 
 
 class Watch:
-    """Whether steps of a module draw random numbers, or change what it keeps, from now on.
+    """Snapshot of a module's attributes and the global generators, to detect what later steps change.
 
     Args:
-        module: whose steps.
-        draws: of which global generators random numbers may be drawn, of :data:`GENERATORS`.
-        counts: whether its torchmetrics may count.
+        module: the module whose steps are watched.
+        draws: global generators that steps may draw from, of :data:`GENERATORS`.
+        counts: whether the module's torchmetrics may count.
     """
 
     def __init__(self, module: nn.Module, draws: Collection[str] = (), counts: bool = False) -> None:
@@ -43,7 +43,7 @@ class Watch:
         self._before, self._drawn = dict(self._kept()), _random_states()
 
     def changed(self) -> str:
-        """Return what the steps have done; empty: nothing."""
+        """Describe what the steps have changed; empty: nothing."""
         drawn = [name for name, state in _random_states().items() if state != self._drawn[name]]
         if drawn := [name for name in drawn if name not in self._draws]:
             return f"it draws random numbers by {drawn[0]}, as dropout or an augmentation does"
@@ -53,7 +53,7 @@ class Watch:
         return f"it changes what the module keeps beside parameters and buffers: {text}" if names else ""
 
     def _kept(self) -> Iterator[tuple[str, Any]]:
-        """Yield the attributes of a module and its layers by name, and by what to see that they have changed."""
+        """Yield the names of a module's and its layers' attributes, each with a mark that differs once it changes."""
         for prefix, layer in self._module.named_modules():
             if self._counts and isinstance(layer, (Metric, MetricCollection)):
                 continue
@@ -65,7 +65,7 @@ class Watch:
 
 
 def _mark(value: Any, depth: int) -> Any:
-    """Return what differs once a value has changed, or what it holds has."""
+    """Return a mark that differs once a value, or something that it holds, has changed."""
     kind = type(value).__name__, id(value)
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         return repr(value)
@@ -86,7 +86,7 @@ def _checksum(array: Any) -> int | None:
     return None if array.dtype == object else zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 
-#: What of a value of these kinds changes with it.
+#: Types, and functions of their values that return another result once the value has changed.
 _CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (Tensor, lambda tensor: None if tensor.is_inference() else tensor._version),
     (torch.Generator, lambda generator: generator.get_state().numpy().tobytes()),

@@ -172,7 +172,7 @@ def test_how_many_samples_sites_have_is_drawn(tmp_path: Path, recwarn: pytest.Wa
     assert [str(each.message) for each in recwarn if "could not be drawn" in str(each.message)] == []
 
 
-def test_nobody_replies(tmp_path: Path) -> None:
+def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> None:
     remote = Remotely(tmp_path, shapfed)
     remote.transport.spoil = lambda address, packet, reply: None if packet.kind == "train" else reply
     with pytest.warns(UserWarning, match="left out"), pytest.raises(RuntimeError, match="no site sent a model"):
@@ -198,7 +198,7 @@ def test_nobody_replies(tmp_path: Path) -> None:
 def test_what_a_deployment_cannot_give_is_refused(options: dict[str, Any], words: str) -> None:
     loop = shapfed(**options)
     with pytest.raises(ConfigurationError, match=words):
-        check_deployment(loop.config, loop.board.fields, loop.board.evaluating)
+        check_deployment(loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating)
 
 
 def test_how_a_run_has_ended_is_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

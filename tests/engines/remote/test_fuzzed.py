@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flsv.core import ClientUpdate, FederationState, Instruction, NoAnswer, Traffic
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote import Directory, Packet
-from flsv.engines.remote.clients import Remote
+from flsv.engines.remote.clients import RemoteSites
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics.leave_self_out import leave_self_out
 from helpers.sites import NAMES, Replay, module, shapfed
@@ -94,7 +94,7 @@ def update(client: int, **reports: torch.Tensor) -> Packet:
     return update_packet(ClientUpdate(client, SAMPLES, MODEL + 0.1, 0.5, 3, 23.0, reports, Traffic(SPACE.size, 9.0)))
 
 
-def remote(folder: Path, kind: str = "hello", lyons: Any = HELLO) -> tuple[Remote, Replay]:
+def remote(folder: Path, kind: str = "hello", lyons: Any = HELLO) -> tuple[RemoteSites, Replay]:
     """Lyon sends this, the others what they should; nobody is in the book."""
     (folder / "book.json").unlink(missing_ok=True)
     transport = Replay()
@@ -102,7 +102,7 @@ def remote(folder: Path, kind: str = "hello", lyons: Any = HELLO) -> tuple[Remot
     transport.says = {**good, "ask": {}, "test": {}}
     transport.says[kind][101] = lyons
     directory = Directory(transport, NAMES, {}, folder / "book.json", timeout=1, wait=0.2)
-    return Remote(directory, FederationState(run="0" * 16, num_clients=3), 1, 1, ["change"]), transport
+    return RemoteSites(directory, FederationState(run="0" * 16, num_clients=3), 1, 1, ["change"]), transport
 
 
 @pytest.fixture(scope="module")

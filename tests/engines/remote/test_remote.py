@@ -139,7 +139,7 @@ SLOW = {"cssv", "local heads", "privacy", "compression with memory", "own models
 def test_sites_give_what_one_process_gives(tmp_path: Path, case: str) -> None:
     make, options = CASES[case]
     remote, _ = both(tmp_path, make, **options)
-    assert all(value.isfinite().any() for value in remote.board.contributions.values())
+    assert all(value.isfinite().any() for value in remote.contribution_metrics.contributions.values())
     (record,) = (tmp_path / "b").rglob("run.json")
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 144}
 
@@ -196,7 +196,7 @@ def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")
-def test_sites_that_lack_classes(tmp_path: Path) -> None:
+def test_sites_that_lack_classes_give_what_one_process_gives(tmp_path: Path) -> None:
     def in_run() -> FederatedLoop:
         metrics = {"in_run": InRunShapley(order=2)}
         return fedavg(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
@@ -217,7 +217,7 @@ def test_sites_that_lack_classes(tmp_path: Path) -> None:
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
 
 
-def test_models_that_only_their_sites_have(tmp_path: Path) -> None:
+def test_models_known_only_to_their_sites_are_judged_there(tmp_path: Path) -> None:
     """A site that trains the global model uses a mixture of its own, which the server does not know."""
     make = partial(judged, partial(PFedSV, "relevance", k=2, shared=1.0))
     remote, local = both(tmp_path, make, **SPLITS)
