@@ -293,6 +293,7 @@ def test_what_rows_cannot_train_is_retrained(tmp_path: Path, what: str, caplog: 
     assert len(said) == 1
     assert "costs 3 more fits" in said[0]
     assert re.search(match, said[0])
+    assert "bug report" not in said[0]  # torch's advice to its own developers
 
 
 class Later(Plain):
