@@ -4,11 +4,11 @@
 
 The texts are the chapters of Python's own manual that every installation has (``help("if")`` shows one), so nothing is
 downloaded. Each client has the chapters on one subject; those of "formats" are written backwards. What a client is
-worth is what its updates take off the loss that the module logs when it validates, in nats per character, summed over
-the rounds. That shows what each round has gained; to pay, retrain (``flsv retrain``): in the benchmark, 32 % of a
-payment by this metric goes to the wrong clients. The server
-validates on a tenth of everybody's text, so backward text counts as much as any other, and the only author of it is
-worth most: a value says what a client adds *for this validation set*. About half a minute on two cores.
+worth is by how much it lowers the loss that the module logs when it validates, in nats per character: its Shapley value
+over all coalitions. A recurrent network cannot be rows of one batched model, so that each coalition is trained when the
+run has ended, by a fit of its own: 7 more fits in all. The server validates on a tenth of everybody's text, so backward
+text counts as much as any other, and the only author of it is worth as much as the others: a value says what a client
+adds *for this validation set*. This is one seed: to pay, retrain with several (``flsv retrain``). About half a minute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from flsv import FederatedDataModule, FederatedLoop
 from flsv.data import CharacterData, GroupPartitioner
-from flsv.metrics import CumulativeShapley
+from flsv.metrics import ShadowShapley
 from flsv.models import CharacterModel
 
 CLIENTS = {
@@ -53,17 +53,13 @@ def main(rounds: int, characters: int) -> dict[str, float]:
     texts = CharacterData(str(path), text="text", group="client", length=32, batch_size=32, val_fraction=0.1)
     data = FederatedDataModule(texts, GroupPartitioner())
     module = CharacterModel(hidden=64, optimizer=partial(torch.optim.Adam, lr=0.005))
-    value = CumulativeShapley(performance="val_loss", mode="min", weighting="samples")
-    loop = FederatedLoop(metrics={"value": value})
+    loop = FederatedLoop(metrics={"value": ShadowShapley(performance="val_loss", mode="min")})
     trainer = L.Trainer(
         max_epochs=rounds, callbacks=[loop], default_root_dir="runs/text", accelerator="auto", devices=1
     )
     trainer.fit(module, data)
 
-    values = dict(zip(sorted(CLIENTS), loop.metrics["value"].compute().tolist()))
-    for name, value in sorted(values.items(), key=lambda item: -item[1]):
-        print(f"{name:10} {value:+.3f} nats per character")
-    return values
+    return dict(zip(data.client_names, loop.contributions["value"].tolist()))  # the table shows the shares
 
 
 if __name__ == "__main__":

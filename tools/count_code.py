@@ -84,7 +84,7 @@ def surroundings(root: Path) -> dict[str, int]:
     """What :data:`BUDGETS` limits, counted in a checkout."""
     pages = [*root.glob("*.md"), *root.glob("docs/**/*.md")]
     words = {path: len(path.read_text(encoding="utf-8").split()) for path in pages}
-    guides = [path for path in words if "docs" in path.parts and path.parent.name not in NO_GUIDES]
+    guides = [path for path in words if "docs" in path.relative_to(root).parts and path.parent.name not in NO_GUIDES]
     guides = [path for path in guides if not path.name.startswith("benchmark")]
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in root.glob("t*s/**/*.py")}
     tools = [path for path in lines if path.relative_to(root).parts[0] == "tools"]

@@ -23,7 +23,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 METRICS = "flsv.metrics"
-_QUESTION = re.compile(r"^- (.+?) \((\w+)\): (.+?)\.$", flags=re.MULTILINE | re.DOTALL)
+_QUESTION = re.compile(r"^- (.+?\?) (.+?)\.$", flags=re.MULTILINE | re.DOTALL)
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).with_name("pages")), trim_blocks=True, lstrip_blocks=True
 )
@@ -195,8 +195,7 @@ def questions() -> dict[str, list[str]]:
     """Question to the names of the metrics that answer it, as the package's docstring has them."""
     text = ast.get_docstring(ast.parse((ROOT / "flsv" / "metrics" / "__init__.py").read_text())) or ""
     return {
-        question: re.findall(r"\b[A-Z][a-zA-Z]+[a-z][A-Z]\w+\b", names)
-        for question, _, names in _QUESTION.findall(text)
+        question: re.findall(r"\b[A-Z][a-zA-Z]+[a-z][A-Z]\w+\b", names) for question, names in _QUESTION.findall(text)
     }
 
 

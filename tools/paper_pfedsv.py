@@ -14,7 +14,7 @@ from cells import Cell, Measured, built, federated_loop
 from torch import Generator, Tensor
 
 from flsv import FederatedLoop
-from flsv.cli.compare import run
+from flsv.cli.compare import run_algorithm
 from flsv.core import LocalData
 from flsv.core.strategy import Contributions
 from flsv.data import FederatedDataModule
@@ -65,7 +65,7 @@ def measured(cell: Cell, root: str) -> Measured:
         if isinstance(loop.personalizer, Informed):
             cli.datamodule.setup("fit")
             loop.personalizer.relevant = relevant(cell, cli.datamodule)
-        outcome = run(cell.row, cli.trainer, cli.model, cli.datamodule, "own")
+        outcome = run_algorithm(cell.row, cli.trainer, cli.model, cli.datamodule, "own")
     everybody, truth = cli.datamodule.num_clients, relevant(cell, cli.datamodule)
     found: Measured = {
         models: [100 * float(value) for value in outcome.scores("accuracy", models)]

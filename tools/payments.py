@@ -26,7 +26,7 @@ from torch import Tensor
 from flsv import FederatedLoop, Reporting
 from flsv.benchmark import Federation, federation, names, truth_table
 from flsv.benchmark.federation import SETS, quiet
-from flsv.benchmark.scores import mean, share_error, spearman
+from flsv.benchmark.scores import nanmean, share_error, spearman
 from flsv.benchmark.truth import SEEDS, arcs, sampled_truth
 from flsv.core.parameter_space import ParameterSpace
 from flsv.filters import OutlierFilter
@@ -250,7 +250,7 @@ def truth_of(each: Federation, scores: dict[tuple[int, int], Any], nobody: Tenso
             known = {seed: dict(zip(members_of(masks), utilities.tolist()))}
             found.append(sampled_truth(known, masks.shape[1], each.circles).mean)
     values = torch.stack(found).mean(0)
-    return values + (mean(starts) - mean([*starts, *nobody.tolist()])) / len(values) if starts else values
+    return values + (nanmean(starts) - nanmean([*starts, *nobody.tolist()])) / len(values) if starts else values
 
 
 def ways(scores: dict[tuple[int, int], Any], run: int, nobody: float) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -306,8 +306,8 @@ def table(federations: list[Federation], folder: Path) -> str:
                     rows.setdefault((size, coalitions, way), {}).setdefault(each.name, []).append(score)
     lines = [["clients", "coalitions", "utilities", "misallocated, %", "worst", "rank", "worst", "federations"]]
     for key, by_name in rows.items():
-        errors, ranks = ([mean(score[i] for score in of) for of in by_name.values()] for i in (0, 1))
-        cells = f"{100 * mean(errors):.1f}", f"{100 * max(errors):.1f}", f"{mean(ranks):.3f}", f"{min(ranks):.2f}"
+        errors, ranks = ([nanmean(score[i] for score in of) for of in by_name.values()] for i in (0, 1))
+        cells = f"{100 * nanmean(errors):.1f}", f"{100 * max(errors):.1f}", f"{nanmean(ranks):.3f}", f"{min(ranks):.2f}"
         lines.append([*key, *cells, str(len(by_name))])
     return grid(lines)
 

@@ -1,4 +1,4 @@
-"""BatchHooks: lets a Trainer's batch hooks drive the clients' turns, with each client's own batch numbers.
+"""BatchHooks, by which a Trainer's batch hooks drive the clients' turns, with each client's own batch numbers.
 
 An epoch is the whole cohort to Lightning, and all its counts are of the epoch.
 """
@@ -65,7 +65,7 @@ class BatchHooks:
 
     def remove(self) -> None:
         """Give module and callbacks their own hooks back."""
-        self._patches.give_back()
+        self._patches.restore()
         trainer: Any = self._trainer
         trainer.callbacks = [each for each in trainer.callbacks if each not in self._own]
 

@@ -1,4 +1,4 @@
-"""Evaluates a model within a fit; and how far two ways to compute the same may be apart, by the trainer's precision."""
+"""Evaluation of a model within a fit; and how far two ways to compute the same may differ, by precision."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TF32 = 5e-3
 
 
 def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches ``(x, y)`` as the trainer's module would get them to validate on: converted, transferred, through all
-    hooks."""
+    """Yield the batches ``(x, y)`` as the trainer's module would get them in validation: converted, transferred and
+    passed through all hooks."""
     for batch in batches:
         with validating(trainer):
             batch = as_given(trainer, batch, dataloader_idx)
@@ -35,20 +35,20 @@ def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 
 
 
 def as_given(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> Any:
-    """A batch as the trainer's module gets it: converted, through all hooks, on its device."""
+    """Return a batch as the trainer's module gets it: converted, passed through all hooks, on the module's device."""
     batch = trainer.strategy.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=dataloader_idx)
 
 
 def all_on_device(trainer: L.Trainer, loaders: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same for one or several loaders, one after the other."""
+    """Yield the batches of one or several loaders, one loader after the other; see :func:`on_device`."""
     for index, loader in enumerate(each_loader(loaders)):
         yield from on_device(trainer, loader, index)
 
 
 def each_loader(loaders: Any) -> Sequence[Any]:
-    """The loaders in one or several, in Lightning's order."""
+    """Return the single loaders of one or several, in Lightning's order."""
     if isinstance(loaders, CombinedLoader) and loaders._mode != "sequential":
         return [[batch for batch, _, _ in loaders]]  # batches of all of them at once
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "sequential")
@@ -57,7 +57,7 @@ def each_loader(loaders: Any) -> Sequence[Any]:
 
 @contextmanager
 def validating(trainer: L.Trainer) -> Iterator[None]:
-    """The trainer says that it validates: what hooks ask before they augment, a module's as well as a data module's."""
+    """Let the trainer report that it validates, which hooks of modules and data modules ask before they augment."""
     before = trainer.state.stage
     trainer.state.stage = RunningStage.VALIDATING
     try:
@@ -68,7 +68,7 @@ def validating(trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """``module`` in evaluation mode; afterwards every layer is in the mode that it was in."""
+    """Put ``module`` into evaluation mode within the context; afterwards every layer has its former mode again."""
     training = [layer for layer in module.modules() if layer.training]
     module.eval()
     try:
@@ -104,14 +104,14 @@ def free_cached(device: torch.device) -> None:
 
 
 def tolerance(trainer: L.Trainer) -> float:
-    """For models of this trainer; for a precision that is not known, the widest."""
+    """Return how far two ways to compute the same may differ in this trainer's precision; if unknown, the widest."""
     precision: Any = trainer.precision
     rounding = TOLERANCES.get(precision, max(TOLERANCES.values()))
     return max(rounding, TF32) if precision == "32-true" and uses_tf32(trainer.strategy.root_device) else rounding
 
 
 def share_of_way(trainer: L.Trainer) -> float:
-    """Of the way that training has moved a model, how much rounding may be; 0 where no step rounds."""
+    """Return the share of a model's distance from its start that may be rounding; 0 where no step rounds."""
     precision: Any = trainer.precision
     if precision == "bf16-mixed":
         return 0.1
@@ -119,8 +119,8 @@ def share_of_way(trainer: L.Trainer) -> float:
 
 
 def uses_tf32(device: torch.device) -> bool:
-    """Whether products or convolutions of float32 may be rounded to TensorFloat32: on CUDA convolutions are, unless
-    ``torch.backends.cudnn.allow_tf32 = False``, and products where
+    """Return whether products or convolutions of float32 may be rounded to TensorFloat32: on CUDA convolutions are,
+    unless ``torch.backends.cudnn.allow_tf32 = False``, and products where
     ``torch.set_float32_matmul_precision("high")`` or ``"medium"`` allows it.
 
     Example:
@@ -131,7 +131,7 @@ def uses_tf32(device: torch.device) -> bool:
 
 
 def tf32_of() -> list[str]:
-    """What torch's settings allow to be rounded to TensorFloat32: ``"convolutions"``, ``"products"``."""
+    """List what torch's settings allow to be rounded to TensorFloat32: ``"convolutions"``, ``"products"``."""
     # torch 2.9 has names of its own for it, and refuses the earlier ones once these are set.
     backends: dict[str, Any] = {"convolutions": torch.backends.cudnn, "products": torch.backends.cuda.matmul}
     found = []

@@ -1,4 +1,4 @@
-"""Replaces attributes of Lightning: of a Trainer and its loggers, for the length of a fit."""
+"""Attributes of Lightning, of a Trainer and its loggers, that are replaced for the length of a fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLASS = object()
 
 
 class PatchedAttributes:
-    """Sets attributes, and remembers what they were.
+    """Attributes that are set for a while, with the values that they had before.
 
     Example:
         >>> from types import SimpleNamespace
@@ -29,7 +29,7 @@ class PatchedAttributes:
         >>> patched = PatchedAttributes([(trainer, "limit", 1)])
         >>> trainer.limit
         1
-        >>> patched.give_back()
+        >>> patched.restore()
         >>> trainer.limit
         5
     """
@@ -43,7 +43,7 @@ class PatchedAttributes:
         for owner, name, value in changes or []:
             setattr(owner, name, value)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Put everything back; a second call does nothing."""
         for owner, name, value in self._before:
             if value is _CLASS:
@@ -60,12 +60,12 @@ def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
 
 @contextmanager
 def unlogged(module: nn.Module) -> Iterator[None]:
-    """Within it, what a module logs is left out."""
+    """Drop whatever the module logs within the context."""
     patches = PatchedAttributes([(module, name, _nothing) for name in ("log", "log_dict") if hasattr(module, name)])
     try:
         yield
     finally:
-        patches.give_back()
+        patches.restore()
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -73,20 +73,20 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def metric_states(module: nn.Module) -> list[tuple[Metric, dict[str, Any]]]:
-    """Copies of what a module's torchmetrics have counted, for :func:`put_metric_states`."""
+    """Copy the states of a module's torchmetrics, for :func:`put_metric_states`."""
     metrics = [layer for layer in module.modules() if isinstance(layer, Metric)]
     return [(m, {**m._copy_state_dict(), "_update_count": m._update_count, "_computed": m._computed}) for m in metrics]
 
 
 def put_metric_states(states: list[tuple[Metric, dict[str, Any]]]) -> None:
-    """Put them back."""
+    """Put states of torchmetrics back, as :func:`metric_states` has copied them."""
     for metric, state in states:
         for name, value in state.items():
             setattr(metric, name, value)
 
 
 def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
-    """The attribute to patch so that the round is the x-axis of what Lightning logs once an epoch.
+    """Return the attribute to patch so that the round is the x-axis of what Lightning logs once an epoch.
 
     Lightning plots epoch-level values over the number of batches so far, unless a module logs a value named ``step``.
     That name, however, is also what checkpoints are named by, so the round is handed to the loggers directly. What is
@@ -110,7 +110,7 @@ def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
 
 
 def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """The attributes to patch so that Lightning writes no placeholder into TensorBoard's table of runs.
+    """Return the attributes to patch so that Lightning writes no placeholder into TensorBoard's table of runs.
 
     Lightning hands a module's and a data module's hyper-parameters to TensorBoard as soon as a fit begins, all of
     them, with ``hp_metric = -1`` as the only result; and TensorBoard keeps the first table that it is given. Without
@@ -120,22 +120,22 @@ def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """The attribute to patch so that a Trainer without a profiler does not make two dozen generators a batch."""
+    """Return the attribute to patch so that a Trainer without a profiler does not make two dozen generators a batch."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
 def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
-    """What has the length of a client's batches, by a :class:`flsv.training.local_steps.LocalSteps`: before the first
-    cohort's are there, and in ``configure_optimizers``, whose schedules are a client's. None: the round's are there."""
+    """Return an object whose length is that of a client's batches, by a :class:`flsv.training.local_steps.LocalSteps`:
+    before the first cohort is set up, and in ``configure_optimizers``. None: the round's batches are there."""
     configuring = trainer.lightning_module._current_fx_name == CONFIGURE
     return counts.length() if configuring or not counts.begun else None
 
 
 def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
-    """The attributes to patch so that a Trainer tells the client that trains its own numbers of steps and batches. They
-    are properties, so for the length of a fit this one trainer is of a class of its own; others, and copies of it, keep
-    what they have.
+    """Return the attributes to patch so that a Trainer tells the training client its own numbers of steps and batches.
+    They are properties, so for the length of a fit this one trainer gets a class of its own; others, and copies of it,
+    keep what they have.
     """
     kind, setup_data = type(trainer), trainer.fit_loop.setup_data
 
@@ -166,14 +166,14 @@ def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
     return [(trainer, "__class__", own), (trainer.fit_loop, "setup_data", set_up_unless_counted)]
 
 
-def configured(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
-    """What the module's ``configure_optimizers`` gives now: optimizers and schedulers of their own."""
+def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
+    """Call the module's ``configure_optimizers`` and return its optimizers and schedulers."""
     optimizers, configs = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
     return optimizers, [config.scheduler for config in configs]
 
 
 def kept_schedulers(trainer: L.Trainer) -> list[str]:
-    """The module's attributes that are learning-rate schedulers which ``configure_optimizers`` does not return."""
+    """List the module's attributes that are learning-rate schedulers which ``configure_optimizers`` does not return."""
 
     def parts(scheduler: Any) -> Iterator[int]:
         yield id(scheduler)

@@ -36,14 +36,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class RoundBoundary:
-    """Remembers Lightning's own progress at the last boundary between two rounds."""
+    """Lightning's own progress at the last boundary between two rounds, remembered."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._trainer = trainer
         self.remember()
 
     def remember(self) -> None:
-        """The trainer stands at a boundary now."""
+        """Remember Lightning's progress: the trainer now stands between two rounds."""
         self._loop = deepcopy(self._trainer.fit_loop.state_dict())
         self._counts = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
 
@@ -62,8 +62,8 @@ class RoundBoundary:
 
 
 def global_weights(trainer: L.Trainer, within: Callable[[], dict[str, Tensor] | None]) -> tuple[Any, str, Any]:
-    """The attribute to patch (:class:`flsv._lightning.patches.PatchedAttributes`) so that whatever saves the module
-    saves the global model: other callbacks, whatever their order, and checkpoints of weights only, at which no callback
+    """Return the attribute to patch (:class:`flsv._lightning.patches.PatchedAttributes`) so that whatever saves the
+    module saves the global model: other callbacks, in any order, and checkpoints of weights only, for which no callback
     is asked.
 
     Args:
@@ -83,7 +83,7 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 class FinetuningState:
-    """What a trainer's finetuning callbacks have done, at the last boundary between two rounds.
+    """The state of a trainer's finetuning callbacks at the last boundary between two rounds.
 
     ``BaseFinetuning`` and its kind change the optimizer and their own state when an epoch begins: a checkpoint saved
     within the round would hold that, and the resumed round would do it twice. And on resume Lightning freezes
@@ -101,7 +101,7 @@ class FinetuningState:
         self._trained: dict[str, list[str]] | None = None
 
     def begin_round(self) -> None:
-        """Before these callbacks begin the epoch."""
+        """Remember the callbacks' state before they begin the epoch."""
         if self._trainer is not None and self._callbacks:
             self._states = {callback.state_key: deepcopy(callback.state_dict()) for callback in self._callbacks}
             groups = [optimizer.state_dict()["param_groups"] for optimizer in self._trainer.optimizers]
@@ -109,7 +109,7 @@ class FinetuningState:
             self._trained = _trained(self._trainer.lightning_module)
 
     def state(self, within_round: bool) -> dict[str, list[str]] | None:
-        """Names of what is trained, to be saved; within a round, of what was trained before it."""
+        """Return the names of the trained parameters, to be saved; within a round, of those trained before it."""
         if self._trainer is None or not self._callbacks:
             return None
         return self._trained if within_round else _trained(self._trainer.lightning_module)
@@ -155,7 +155,7 @@ REPLACED = ("on_train_batch_end", "on_train_epoch_end")
 
 
 class RoundAverage:
-    """A trainer's weight averaging callback, where it has one.
+    """The weight averaging callback of a trainer, where it has one.
 
     Args:
         callbacks: the trainer's.
@@ -178,31 +178,31 @@ class RoundAverage:
             rank_zero_info(f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds.")
 
     def begin_round(self) -> None:
-        """Nothing is due yet."""
+        """Forget updates of the average that were due in the round before."""
         self._due = False
 
     def end_batch(self, trainer: L.Trainer) -> None:
-        """After every batch: an update that is due now is due at the round's end."""
+        """Note after a batch whether the callback would update its average now: then it does so at the round's end."""
         callback = self._callback
         if callback is not None and not self._due and trainer.global_step > callback._latest_update_step:
             self._due = callback.should_update(step_idx=trainer.global_step - 1)
 
     def end_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """The module holds the new global model."""
+        """Update the average, if that is due; the module holds the new global model."""
         callback = self._callback
         if callback is not None and (self._due or callback.should_update(epoch_idx=trainer.current_epoch)):
             callback._average_model.update_parameters(module)
             callback._latest_update_step = trainer.global_step
             callback._latest_update_epoch = trainer.current_epoch
 
-    def give_back(self, module: L.LightningModule) -> None:
-        """After an exception: one in the middle of validation has left the average in the module."""
+    def restore(self, module: L.LightningModule) -> None:
+        """Put the model back where an exception in the midst of validation has left the average."""
         if self._swapped:
             self._swap_models(module)
 
     def place_last(self, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint saved after training: the module holds the average, and what can be resumed is the last global
-        model. The callback may have put its average into the checkpoint already, or be about to."""
+        """Make a checkpoint that is saved after training one to resume from: the module holds the average, and the
+        checkpoint gets the last global model. The callback may have put its average there already, or be about to."""
         if self.last is not None:
             checkpoint["current_model_state" if "current_model_state" in checkpoint else "state_dict"] = self.last
 
@@ -223,7 +223,7 @@ Check = Callable[[dict[str, Any], Any], None]
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Lightning's own checkpoint files, written so that an earlier one is never lost, and judged before they are used.
+    """Lightning's own checkpoint files, written so that an earlier one is never lost, and checked before they are used.
 
     Lightning writes into the system's temporary folder and moves the file, which between file systems is a copy: a kill
     or a full disk in between leaves half a checkpoint in the place of a whole one. Remote paths (``s3://...``) are
@@ -237,7 +237,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         self.check = check
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write beside the target, flush to the disk, move.
+        """Write beside the target, flush to the disk, then move the file into its place.
 
         Raises:
             OSError: naming the file; what was there is as it was.
@@ -254,7 +254,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             file.write(buffer.getbuffer())
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read and check.
+        """Read a checkpoint and check it.
 
         Raises:
             ConfigurationError: there is no such file, it cannot be read, or it holds something else.

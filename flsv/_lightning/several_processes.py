@@ -19,7 +19,7 @@ Record = tuple[int, dict[str, Any], int | None]
 
 
 class LoggedValues:
-    """What ``self.log(..., on_epoch=True)`` says of an epoch; installed on a trainer for the length of one fit.
+    """The values of ``self.log(..., on_epoch=True)`` in an epoch; installed on a trainer for the length of one fit.
 
     Lightning adds an epoch's values up as they come. Here every process remembers what its hooks have logged, and when
     the epoch's batches are done, all of it is added up anew in the order in which one process would have logged it: the
@@ -53,7 +53,7 @@ class LoggedValues:
 
     def remove(self) -> None:
         """Give Lightning its own methods back; a second call does nothing."""
-        self._patches.give_back()
+        self._patches.restore()
 
     def _remembered(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
         self._log(fx, name, value, **kwargs)
@@ -102,7 +102,7 @@ def _state(metric: Metric) -> dict[str, Any]:
 
 
 def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
-    """What the metric would hold, had it seen everybody's batches."""
+    """Set the metric's state to what it would be had this process seen the batches of all ``states``."""
     if not states:
         metric.reset()
         return
@@ -136,15 +136,15 @@ class Counted(NamedTuple):
         return Counted(*(mine - theirs for mine, theirs in zip(self, other)))
 
 
-def counted(trainer: L.Trainer) -> Counted:
-    """So far in this process, and what was added."""
+def counts_so_far(trainer: L.Trainer) -> Counted:
+    """Return what this process has counted so far."""
     loop = trainer.fit_loop.epoch_loop
     return Counted(loop.batch_progress.total.ready, trainer.global_step, loop._batches_that_stepped)
 
 
 def add(trainer: L.Trainer, others: Counted) -> None:
-    """Go on as if what the others have counted had been counted here: names of checkpoints and the x-axis of loggers
-    hold these numbers, and where ``trainer.global_step`` stands still, nothing is saved."""
+    """Add what other processes have counted to this one's counts: names of checkpoints and the x-axis of loggers hold
+    these numbers, and where ``trainer.global_step`` stands still, nothing is saved."""
     loop = trainer.fit_loop.epoch_loop
     progress = loop.automatic_optimization.optim_progress.optimizer
     counts = [(loop.batch_progress, others.batches)]
@@ -181,8 +181,8 @@ class IdleLoader:
 
 
 def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Attributes that let an idle batch pass through a Trainer: nothing is moved, no step is taken, and the module is
-    not told of it."""
+    """Return the attributes to patch so that an idle batch passes through a Trainer: nothing is moved, no step is
+    taken, and the module is not told of it."""
     module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
 
     def passing(step: Any) -> Any:

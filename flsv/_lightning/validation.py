@@ -1,4 +1,4 @@
-"""Runs Lightning's validation on a copy of the module without disturbing the fit.
+"""Lightning's validation on a copy of the module, which does not disturb the fit.
 
 A module under validation reads its trainer, logs to it, and is handed batches by it. So a copy gets a stand-in for the
 trainer: a shallow copy with its own validation loop, results and strategy, without callbacks, and with loggers that log
@@ -58,15 +58,15 @@ class KeptBatches:
 
     @property
     def samples(self) -> int:
-        """As Lightning counts them: the first dimension of a batch's tensors."""
+        """Return the number of samples as Lightning counts them: the first dimension of a batch's tensors."""
         return sum(extract_batch_size(batch) for batch in self._batches)
 
 
 @torch.inference_mode(False)
 def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
-    """The batches of one or several validation loaders, on the module's device if nobody's hooks have a say in how they
-    get there; otherwise those hooks run at every pass, as in any validation. ``limit_val_batches`` holds only for a
-    loader that does not know its length.
+    """Read the batches of one or several validation loaders once. They are kept on the module's device unless
+    somebody's transfer hooks decide how they get there: then these hooks run at every pass, as in any validation.
+    ``limit_val_batches`` limits only a loader that does not know its length.
 
     Raises:
         ConfigurationError: no batches, or some that cannot be copied.
@@ -107,7 +107,7 @@ class ValidationRun:
         self._stand_in, self._loop = _validating_stand_in(trainer, module, loaders)
 
     def logged(self) -> dict[str, Tensor]:
-        """Name to value of all that the module logs, under the names of ``trainer.callback_metrics``.
+        """Validate, and return all that the module logs, under the names of ``trainer.callback_metrics``.
 
         With several loaders there is beside ``"name/dataloader_idx_0"`` and so on the plain ``"name"``, the mean over
         the loaders, weighted by what Lightning weighs batches by (the batch size), or for what is no mean by samples.
@@ -122,13 +122,13 @@ class ValidationRun:
         return values
 
     def batches(self) -> Generator[Any, None, None]:
-        """All batches, as ``validation_step`` would be given them, within the context in which it would run."""
+        """Yield all batches as ``validation_step`` would be given them, within the context in which it would run."""
         for told in self._given():
             yield told["batch"]
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
-        """The arguments of every ``validation_step``, and of several loaders which one it is; within the context and
-        the precision in which it would run, with the module in the mode in which it would be."""
+        """Yield the arguments of every ``validation_step`` and, of several loaders, the number of its loader; within
+        the context and precision in which it would run, with the module in the mode that it would have."""
         self.module.on_validation_model_eval()
         for told in self._given():
             arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")
@@ -149,7 +149,7 @@ class ValidationRun:
 
 
 class _Loop(_EvaluationLoop):
-    """Remembers what each of several loaders' values weighs."""
+    """The evaluation loop that remembers the weight of each of several loaders' values."""
 
     parts: dict[str, list[tuple[Tensor, float]]]
 
@@ -175,7 +175,7 @@ class _Loop(_EvaluationLoop):
 
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
-    """A trainer that a copy of its module may take for its own, without callbacks, and with loggers that log nothing.
+    """Make a trainer that a copy of its module takes for its own: without callbacks, and with loggers that log nothing.
 
     Args:
         trainer: of the fit; it is read.
@@ -204,7 +204,7 @@ def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
 def _validating_stand_in(
     trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]
 ) -> tuple[L.Trainer, _Loop]:
-    """The same, and the loop that validates the module."""
+    """Make a stand-in for the trainer, see :func:`stand_in`, and the loop that validates the module."""
     own = stand_in(trainer, module)
     own.limit_val_batches, own.overfit_batches = 1.0, 0.0
     loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
@@ -212,8 +212,8 @@ def _validating_stand_in(
     return own, loop
 
 
-def number(name: str, logged: Mapping[str, Any]) -> float:
-    """The value logged under ``name``, if it is one number."""
+def logged_number(name: str, logged: Mapping[str, Any]) -> float:
+    """Return the value logged under ``name``, if it is one number."""
     value = torch.as_tensor(logged[name])
     if value.numel() != 1:
         raise ConfigurationError(f"{name!r} is logged as {list(value.shape)}, expected one number.")

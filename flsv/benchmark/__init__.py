@@ -1,4 +1,4 @@
-"""``flsv bench``: every contribution metric against the Shapley values of federations that were really retrained."""
+"""``flsv bench``: every contribution metric compared with Shapley values from retraining every coalition."""
 
 from flsv.benchmark.built_in import Duplicates
 from flsv.benchmark.federation import Federation, federation, names

@@ -1,7 +1,7 @@
-"""Data of the benchmark's federations: scikit-learn's digits and diabetes, which need no download, and copies.
+"""Data of the benchmark's federations, scikit-learn's digits and diabetes, which need no download; and corruptions.
 
 Public image sets have classes of equal size; federations of clinics have a common class and rare ones, or a number to
-predict. So classes may be merged here and thinned out, in the server's validation set, too.
+predict. So classes may be merged and thinned out, also in the server's validation set.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
 LOADERS = {"diabetes": load_diabetes, "digits": load_digits}
-#: Those whose target is a number.
+#: Data sets whose target is a number.
 REGRESSIONS = ("diabetes",)
 
 
 @checked
 class BuiltInData(L.LightningDataModule):
-    """One of scikit-learn's built-in data sets, with a fixed split into training and validation data.
+    """Data module of one of scikit-learn's built-in data sets, with a fixed split into training and validation data.
 
     Samples are ``(features float32 [D], target)``: a class (int64), or a number (float32). Features, and targets that
-    are numbers, are moved and scaled to mean 0 and deviation 1 of the training rows.
+    are numbers, are standardized to mean 0 and deviation 1 of the training rows.
 
     Args:
         name: ``"digits"`` (1,797 images of 8 x 8 pixels, ten classes) or ``"diabetes"`` (442 patients, ten features, a
             regression).
-        merge: the first so many classes become one, class 0.
+        merge: number of first classes that become one, class 0.
         keep: share in (0, 1] of the samples of each class, after merging; None: all of them.
         val_fraction: share of the rows that the server validates on, stratified by class.
 
@@ -66,7 +66,7 @@ class BuiltInData(L.LightningDataModule):
         inputs, targets = LOADERS[name](return_X_y=True)
         if not numbers:
             targets = np.maximum(targets - (merge - 1), 0)
-            kept = _kept(targets, keep)
+            kept = _kept_rows(targets, keep)
             inputs, targets = inputs[kept], targets[kept]
         train, val = train_test_split(
             np.arange(len(targets)), test_size=val_fraction, stratify=None if numbers else targets, random_state=0
@@ -76,11 +76,11 @@ class BuiltInData(L.LightningDataModule):
         self.train_set, self.val_set = (TensorDataset(features[rows], wanted[rows]) for rows in (train, val))
 
     def train_dataloader(self) -> DataLoader:
-        """Batches of 32."""
+        """Return shuffled training batches of 32."""
         return DataLoader(self.train_set, batch_size=32, shuffle=True)
 
     def val_dataloader(self) -> DataLoader:
-        """All of it at once."""
+        """Return the validation samples in one batch."""
         return DataLoader(self.val_set, batch_size=len(self.val_set))
 
 
@@ -89,8 +89,8 @@ def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
     return torch.tensor((columns - mean) / np.where(deviation > 0, deviation, 1), dtype=torch.float32)
 
 
-def _kept(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
-    """Sorted rows: the first so many of each class."""
+def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
+    """Return the sorted rows to keep: the first of each class, as many as its share of them."""
     if keep is None:
         return np.arange(len(targets))
     classes = int(targets.max()) + 1
@@ -101,7 +101,7 @@ def _kept(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
 
 
 class Duplicates(Corruption):
-    """Clients that repeat a few of their samples until they have as many as they claim.
+    """Corruption by clients that repeat a few of their samples until they have as many as they claim.
 
     The first ``ceil(unique * n)`` samples of a random order stay, the others become copies of them in turn. A client
     counts all of them.
@@ -143,10 +143,10 @@ class Duplicates(Corruption):
 
 
 class LostInputs(Corruption):
-    """Clients who lack a part of the inputs: the last columns of a table, the end of a picture; they are 0.
+    """Corruption that sets a part of the inputs to 0: the last columns of a table, the end of a picture.
 
     Args:
-        share: of the inputs that is lost, above 0 and below 1.
+        share: share of the inputs that is lost, above 0 and below 1.
         clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
 
     Example:
@@ -168,7 +168,7 @@ class LostInputs(Corruption):
 
 
 class TurnedInputs(Corruption):
-    """Clients whose inputs come in the opposite order: a sensor that was built in upside down.
+    """Corruption that reverses the order of the inputs, as of a sensor that was mounted upside down.
 
     Args:
         clients: whom it concerns, see :class:`flsv.data.ClientChoice`.

@@ -1,9 +1,9 @@
-"""The benchmark's federations: each is a YAML file in this package, so small that all its coalitions can be trained, or
-those along some orders of its clients.
+"""Federations of the benchmark: each is a YAML file in this package, so small that all its coalitions, or those along
+some orders of its clients, can be trained.
 
-A file holds the sections ``data`` and ``model`` of a configuration of ``flsv fit`` and says beside them how many rounds
-there are, what a model is measured by, who is bad and in which way, and whether the federation is held out from tuning.
-A file of one's own will do as well, wherever it lies.
+A file holds the sections ``data`` and ``model`` of a configuration of ``flsv fit``, and the number of rounds, the
+performance by which models are scored, the bad clients by kind, and whether the federation is held out from tuning.
+Files of your own work in the same way, wherever they are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from annotated_types import Ge
 from jsonargparse import ArgumentError, ArgumentParser
 
 from flsv.attacks import Attack, Collusion
-from flsv.configuration.identity import Identity, dealt, versions
+from flsv.configuration.identity import Identity, sample_hashes, versions
 from flsv.data import FederatedDataModule
 from flsv.games.performance import Mode, performance_of
 from flsv.utilities.declared import Count, checked
@@ -36,35 +36,35 @@ from flsv.utilities.errors import ConfigurationError
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 SETS = ("tuning", "held_out", "fresh")
-#: What clients keep back of their samples where a metric is asked of them.
+#: Share of their samples that clients hold out where a metric has them evaluate models.
 CLIENT_VAL_FRACTION = 0.2
 
 
-#: What of a federation changes no value.
+#: Fields of a federation that change no value.
 ELSEWHERE = ("name", "title", "set", "bad", "circles", "needs", "root")
 
 
 @checked
 @dataclass(frozen=True)
 class Federation:
-    """One of the benchmark's federations.
+    """Federation of the benchmark.
 
     Args:
-        name: the file's, without its ending.
-        title: in words.
+        name: the file's name without its ending.
+        title: description in words.
         set: ``"tuning"``; ``"held_out"``: nothing in flsv was chosen by looking at it; or ``"fresh"``: made after the
-            last choice, of the kinds in which metrics fail, and looked at once. A file that does not say is held out.
-        rounds: how many.
+            last choice, of the kinds in which metrics fail, and looked at once. A file without ``set`` is held out.
+        rounds: number of rounds.
         data: the section ``data`` of a configuration of ``flsv fit``.
         model: the section ``model``.
-        performance: what a model is measured by on the server's validation set, see :mod:`flsv.games.performance`.
+        performance: score of a model on the server's validation set, see :mod:`flsv.games.performance`.
         mode: likewise.
-        bad: kind of badness to the clients that are bad in that way.
+        bad: kind of badness to the clients of that kind.
         attacks: as of :class:`flsv.FederatedLoop`.
         local_epochs: likewise.
-        circles: 0: the truth is of all 2^n coalitions. Of more clients than ten or so: of the coalitions along so many
-            circles of the clients for each training seed, see :mod:`flsv.benchmark.truth`.
-        needs: files below ``root`` without which it cannot be run.
+        circles: 0: the truth uses all 2^n coalitions. With more than about ten clients: the number of circles of
+            clients per training seed along which coalitions are trained, see :mod:`flsv.benchmark.truth`.
+        needs: files below ``root`` that it needs.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``.
 
     Raises:
@@ -92,10 +92,10 @@ class Federation:
     root: str | None = None
 
     def check(self) -> None:
-        """Read its data and make its module, its attacks and the performance, before anything is trained.
+        """Read the data and make the module, the attacks and the performance, before training.
 
         Raises:
-            ConfigurationError: something of it cannot be: what, and what to do.
+            ConfigurationError: one of them cannot be made; the message says why and what to do.
         """
         clients = len(self.num_samples)
         for kind, bad in self.bad.items():
@@ -111,12 +111,12 @@ class Federation:
 
     @property
     def available(self) -> bool:
-        """Whether its data are there."""
+        """Whether all files of its data exist."""
         return not self.missing
 
     @property
     def missing(self) -> list[str]:
-        """What of its data is not there."""
+        """The files of its data that do not exist."""
         root = self._root
         return [path for path in self.needs if root is None or not (Path(root) / path).exists()]
 
@@ -126,25 +126,25 @@ class Federation:
         return self.datamodule().no_classes is None
 
     def datamodule(self) -> FederatedDataModule:
-        """Its data, dealt out; the same object every time, until :meth:`release`."""
+        """Return the partitioned data; the same object every time, until :meth:`release`."""
         return self._datamodule
 
     def release(self) -> None:
-        """Let go of its data: who asks for them afterwards reads them again."""
+        """Release the data; the next use reads them again."""
         for name in ("_datamodule", "with_client_validation"):
             self.__dict__.pop(name, None)
 
     @cached_property
     def num_samples(self) -> torch.Tensor:
-        """int64 ``[n]``: every client's training samples; once known, its data are not needed for it."""
+        """Every client's number of training samples, int64 ``[n]``; kept when the data are released."""
         return self.datamodule().num_samples
 
     @cached_property
     def identity(self) -> Identity:
-        """What its numbers hang on; once known, its data are not needed for it."""
+        """Settings, versions and data on which its values depend; kept when the data are released."""
         said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ELSEWHERE}
         told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
-        return Identity({**versions(), **told}, dealt(self.datamodule()))
+        return Identity({**versions(), **told}, sample_hashes(self.datamodule()))
 
     @cached_property
     def _datamodule(self) -> FederatedDataModule:
@@ -165,23 +165,23 @@ class Federation:
 
     @cached_property
     def with_client_validation(self) -> Federation:
-        """The same, every client with a fifth of its samples for its own validation set, on which it does not train
-        then; corruptions of training data do not touch them. Itself where clients have such sets anyway."""
+        """The same federation in which every client holds a fifth of its samples out for validation, which corruptions
+        of training data do not change. Itself where clients have validation sets anyway."""
         splits = self.data.get("splits", {})
         if splits.get("client_val"):
             return self
         return replace(self, data={**self.data, "splits": {**splits, "client_val": CLIENT_VAL_FRACTION}})
 
     def module(self) -> L.LightningModule:
-        """A new module; its network is built when training starts."""
+        """Make a new module; its network is built when training starts."""
         return self._built(L.LightningModule, dict(self.model))
 
     def attackers(self) -> list[Attack | Collusion]:
-        """New objects of its attacks."""
+        """Make new objects of the attacks."""
         return self._built(list[Attack | Collusion], copy.deepcopy(list(self.attacks)))
 
     def trainer(self, *callbacks: L.Callback) -> L.Trainer:
-        """A new trainer of so many rounds on the CPU, which writes nothing."""
+        """Make a new trainer of ``rounds`` rounds on the CPU, which writes no files."""
         return L.Trainer(
             max_epochs=self.rounds,
             accelerator="cpu",
@@ -189,11 +189,11 @@ class Federation:
             callbacks=list(callbacks),
             num_sanity_val_steps=0,
             limit_val_batches=0,
-            **QUIET,  # type: ignore[arg-type]
+            **QUIET,  # type: ignore[arg-type]  # all are bool options
         )
 
     def badness(self) -> dict[str, torch.Tensor]:
-        """Kind to bool ``[n]``: who is bad in that way."""
+        """Return for each kind of badness its clients, bool ``[n]``."""
         found = {}
         for kind, clients in self.bad.items():
             found[kind] = torch.zeros(len(self.num_samples), dtype=torch.bool)
@@ -205,7 +205,7 @@ class Federation:
         return self.root or os.environ.get("FLSV_DATA_ROOT")
 
     def _built(self, kind: Any, section: Any) -> Any:
-        """What a section of the file names."""
+        """Build the object that a section of the file describes."""
         parser = ArgumentParser(exit_on_error=False)
         if kind is FederatedDataModule:
             parser.add_class_arguments(kind, "part")
@@ -220,10 +220,10 @@ class Federation:
 
 
 def federation(name: str, root: str | None = None) -> Federation:
-    """A federation of the package by its name, or one of your own by its file.
+    """Read a federation of the package by its name, or one of your own by its file.
 
     Raises:
-        ConfigurationError: there is none of this name, or the file says something that a federation does not have.
+        ConfigurationError: there is no federation of this name, or the file has unknown or wrong entries.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
@@ -240,21 +240,21 @@ def federation(name: str, root: str | None = None) -> Federation:
 
 
 def names(which: str | None = None) -> list[str]:
-    """Names of the package's federations, or of those of a set."""
+    """List the names of the package's federations, or of those of a set."""
     found = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
     return found if which is None else [name for name in found if federation(name).set == which]
 
 
-def federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
-    """Those of some names, sets and files, without those whose data are not there.
+def available_federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
+    """Read federations by names, sets and files, and leave out those whose data do not exist.
 
     Args:
-        given: as :func:`federation` takes them, or names of sets.
+        given: names and files as of :func:`federation`, or names of sets.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``.
-        say: is told who is left out.
+        say: called with a message for each federation that is left out.
 
     Raises:
-        ConfigurationError: none is left.
+        ConfigurationError: no federation is left.
     """
     wanted = [name for each in given for name in (names(each) if each in SETS else [each])]
     found = []
@@ -271,7 +271,7 @@ def federations(given: Sequence[str], root: str | None, say: Callable[[str], Non
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within it, Lightning and warnings say nothing of the hundred fits that nobody asked for one by one."""
+    """Silence Lightning and warnings of the many fits of a benchmark, within the context."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.ERROR)

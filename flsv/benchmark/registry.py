@@ -1,7 +1,7 @@
-"""The metrics that the benchmark knows: how to build each, and what it needs; and baselines for them.
+"""Metrics of the benchmark, with their arguments and needs, and baselines to compare them with.
 
-They stand in ``metrics.yaml``; one of your own needs no entry: ``flsv bench --metric my_package.MyMetric``. Baselines
-are numbers of samples, the training loss, and values of the data alone.
+They are listed in ``metrics.yaml``; one of your own needs no entry: ``flsv bench --metric my_package.MyMetric``.
+Baselines are numbers of samples, the training loss, and values of the data alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COMPONENTS = 32
 
 
 class SampleCount(ContributionMetric):
-    """The clients' numbers of training samples. ``compute`` gives ``[num_clients]``, NaN for clients never seen.
+    """Number of training samples of each client. ``compute`` returns ``[num_clients]``, NaN for clients never seen.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -66,12 +66,12 @@ class SampleCount(ContributionMetric):
         self.counted[client_ids] = num_samples.to(self.counted)
 
     def compute(self) -> Tensor:
-        """``[num_clients]``."""
+        """Return the clients' numbers of samples, ``[num_clients]``."""
         return self.counted
 
 
 class TrainingLoss(SampleCount):
-    """Minus a client's mean training loss over its rounds.
+    """Mean training loss of each client over its rounds, times -1.
 
     Example:
         >>> metric = TrainingLoss(num_clients=2)
@@ -88,31 +88,36 @@ class TrainingLoss(SampleCount):
         self.add_state("total", torch.zeros(num_clients), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients), dist_reduce_fx="sum")
 
+    # mypy: torchmetrics' update takes anything.
     def update(self, client_ids: Tensor, losses: Tensor) -> None:  # type: ignore[override]
         """Add one round; shapes ``[k]``, ``[k]``."""
         self.total = self.total.index_add(0, client_ids, losses.to(self.total))
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(losses).to(self.seen))
 
     def compute(self) -> Tensor:
-        """``[num_clients]``, NaN for clients never seen."""
+        """Compute minus the mean losses, ``[num_clients]``, NaN for clients never seen."""
         return -self.total / self.seen  # 0 / 0 is NaN
 
 
 def divergence(data: FederatedDataModule) -> Tensor:
-    """``[n]``, the aggregation weights of Guo et al.: samples, less how one-sided the labels are."""
+    """Compute the aggregation weights of Guo et al., ``[n]``: numbers of samples, lowered by the labels' divergence."""
     return divergence_weights(data.num_samples, label_divergence(data.class_counts))
 
 
 def knn(data: FederatedDataModule) -> Tensor:
-    """``[n]``, sums of the clients' samples' values for a classifier by the 10 nearest neighbors; the samples lie in
-    one place. In principal components of the validation set."""
+    """Compute KNN Shapley values (10 neighbors) of the pooled samples and sum them by client, ``[n]``.
+
+    Samples are compared in principal components of the validation set.
+    """
     x, y, owner, x2, y2 = _pooled(data)
     return _sums(knn_shapley(x, y, x2, y2), owner, data.num_clients)
 
 
 def lava_values(data: FederatedDataModule) -> Tensor:
-    """``[n]``, minus sums of the clients' samples' calibrated gradients towards the validation set, by LAVA with
-    Gaussian classes; the samples lie in one place. In principal components of the validation set."""
+    """Compute LAVA's calibrated gradients of the pooled samples and sum them by client, times -1, ``[n]``.
+
+    Samples are compared with the validation set in its principal components, with Gaussian classes.
+    """
     x, y, owner, x2, y2 = _pooled(data)
     return -_sums(lava(x, y, x2, y2, inner="gaussian"), owner, data.num_clients)
 
@@ -122,7 +127,7 @@ def _sums(values: Tensor, owner: Tensor, clients: int) -> Tensor:
 
 
 def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Samples, classes, whose they are; the validation samples and their classes."""
+    """Pool all clients' samples: return samples, classes, owners, validation samples and their classes."""
     parts, owners = [], []
     for client in range(data.num_clients):
         batches = list(data.client_loader(client, shuffle=False))
@@ -138,33 +143,33 @@ def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     mean = x2.mean(0)
     _, _, directions = torch.linalg.svd(x2 - mean, full_matrices=False)
     basis = directions[:COMPONENTS].T
-    # In units in which validation samples have a mean squared length of 1: LAVA's regularization is one of units.
+    # Scaled so that validation samples have a mean squared length of 1: LAVA's regularization depends on the scale.
     scale = ((x2 - mean) @ basis).square().sum(1).mean().sqrt().clamp(min=1e-12)
     return (x - mean) @ basis / scale, y, torch.cat(owners), (x2 - mean) @ basis / scale, y2
 
 
-#: From so many clients on, the games of a round are sampled.
+#: From this many clients on, the games of a round are sampled.
 MANY = 11
 
 
 class WrongArguments(ConfigurationError):
-    """A metric that cannot be created in any federation."""
+    """Error of a metric that cannot be created in any federation."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A metric of the benchmark.
+    """Entry of a metric in the benchmark.
 
     Args:
-        title: in words.
-        made_by: a class or a function from a data module, that is set up, to values ``[n]``; or the path of either.
-        arguments: of the class. ``performance``, ``mode``, ``rounds`` and ``loss`` (the name of a loss that the module
-            logs; None for classifiers) are the federation's where they are not said here and the class takes them.
-        needs: names in :data:`flsv.metrics.needs.NEEDS`, of a function; of a class what it needs here beyond what it
-            says itself, see :func:`flsv.metrics.needs.needs_of`.
-        client_algorithm: the clients' side of it, a class path; it must not change what they train.
-        per_client: evaluations a client a round that its estimator gets as its budget where there are :data:`MANY`
-            clients or more; None: what the metric takes itself.
+        title: description in words.
+        made_by: a class, or a function from a data module that is set up to values ``[n]``; or the path of either.
+        arguments: arguments of the class. ``performance``, ``mode``, ``rounds`` and ``loss`` (the name of a loss that
+            the module logs; None for classifiers) are the federation's if they are missing and the class takes them.
+        needs: names in :data:`flsv.metrics.needs.NEEDS`, of a function; of a class those that it needs here beyond its
+            own, see :func:`flsv.metrics.needs.needs_of`.
+        client_algorithm: class path of the metric's client algorithm, which must not change the trained models.
+        per_client: budget of the estimator, in evaluations per client and round, with :data:`MANY` clients or more;
+            None: the metric's default.
     """
 
     title: str
@@ -180,35 +185,35 @@ class Entry:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """All that it needs, by the names in :data:`flsv.metrics.needs.NEEDS`."""
+        """All needs of the metric, by their names in :data:`flsv.metrics.needs.NEEDS`."""
         made_by = self._made_by
         own: tuple[str, ...] = ()
         if isinstance(made_by, type):
             rounds = {"rounds": 1} if "rounds" in inspect.signature(made_by).parameters else {}
-            with suppress(TypeError, ValueError):  # which the first federation says
+            with suppress(TypeError, ValueError):  # raised in the first federation
                 own = needs_of(made_by(**{**rounds, **self.arguments}))
         return tuple(need for need in NEEDS if need in {*self.needs, *own})
 
     @property
     def own(self) -> bool:
-        """Whether it is somebody's own, who may be at work on it."""
+        """Whether the metric is not flsv's, so that its code may still change."""
         return isinstance(self.made_by, str) and not self.made_by.startswith("flsv.")
 
     def identity(self) -> str:
-        """A hash of what it is made of: class, arguments, and the code of what is not flsv's."""
+        """Hash the metric's class and arguments, and its code if it is not flsv's."""
         said = (self.made_by, dict(self.arguments), self.client_algorithm, self.per_client)
         return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[:12]
 
     def options(self) -> dict[str, Any]:
-        """New arguments of :class:`flsv.FederatedLoop` without which the metric gives nothing."""
+        """Make the arguments of :class:`flsv.FederatedLoop` that the metric requires."""
         return {} if self.client_algorithm is None else {"client_algorithm": _located(self.client_algorithm)()}
 
     def build(self, federation: Federation) -> Metric | Callable[[FederatedDataModule], Tensor]:
-        """A new metric for a federation, or the function.
+        """Make a new metric for a federation, or return the function of its data.
 
         Raises:
-            WrongArguments: it takes no such arguments, or is no metric.
-            ConfigurationError: it is of no use in this federation.
+            WrongArguments: the class does not take these arguments, or is no metric.
+            ConfigurationError: the metric cannot be used in this federation.
         """
         if "classes" in self.needed and not federation.classifies:
             raise ConfigurationError(f"{self.title}: the samples of {federation.name} have no classes.")
@@ -226,7 +231,7 @@ class Entry:
             made = made_by(**given)
         except ConfigurationError:
             raise
-        except (TypeError, ValueError) as error:  # torchmetrics' own, of keywords that nobody takes
+        except (TypeError, ValueError) as error:  # torchmetrics raises them for unknown keywords
             raise WrongArguments(f"{self.title}: {error}") from error
         if not isinstance(made, Metric):
             raise WrongArguments(
@@ -237,7 +242,7 @@ class Entry:
 
 
 def identity_of(federations: Mapping[str, Federation], entries: Mapping[str, Entry]) -> Callable[[str, str], str]:
-    """What the values of a federation and a metric, by their names, are of; nothing of others."""
+    """Return a function from the names of a federation and a metric to the identity of their values."""
     where = {}
     for name, each in federations.items():
         where[name] = each.identity.key
@@ -258,13 +263,13 @@ def _located(path: str) -> Any:
 
 
 def entry(name: str) -> tuple[str, Entry]:
-    """A metric by its name here or by its class path, perhaps with arguments: ``my_package.MyMetric(momentum=0.5)``.
+    """Find a metric by its name or its class path, perhaps with arguments: ``my_package.MyMetric(momentum=0.5)``.
 
     Returns:
-        What it is called in tables, and the entry.
+        Its name in tables, and the entry.
 
     Raises:
-        ConfigurationError: there is none, or its arguments are no plain values.
+        ConfigurationError: there is no such metric, or its arguments are no plain values.
 
     Example:
         >>> entry("cgsv")[1].title
@@ -289,11 +294,11 @@ def entry(name: str) -> tuple[str, Entry]:
     return short, Entry(short, path, arguments, like.needs, like.client_algorithm)
 
 
-#: Beside a metric of one's own: who has more samples, who fits better, and what is measured with and without
+#: Compared with a metric of your own: numbers of samples, training losses, and a metric each without and with
 #: validation data.
 BASELINES = ("size", "training_loss", "cgsv", "fedsv_samples")
 METRICS = {
     name: Entry(**{**said, "needs": tuple(said.get("needs", ()))})
     for name, said in yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")).items()
 }
-"""By the name that ``--metric`` takes; see ``metrics.yaml``."""
+"""Entries by the name that ``--metric`` takes; see ``metrics.yaml``."""

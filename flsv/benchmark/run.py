@@ -1,4 +1,4 @@
-"""Runs metrics in the benchmark's federations, all metrics of a federation in one fit where possible."""
+"""Runs of metrics in the benchmark's federations, all metrics of a federation in one fit where possible."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from torchmetrics import Metric
 
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
-from flsv.benchmark.scores import Results, Values
+from flsv.benchmark.scores import BenchResults, Values
 from flsv.benchmark.truth import Truth
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric, ShadowShapley
 from flsv.results.folder import Reporting
-from flsv.results.measured import overall
+from flsv.results.rows import overall
 from flsv.utilities.seeding import isolated_rngs
 
 
-def run(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
-    """One fit of a federation with these metrics in it.
+def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
+    """Run one fit of a federation with these metrics in it, or without any.
 
-    A metric that the federation refuses is left out. Where a fit with all of them fails, each rides alone, so that one
-    that fails fails alone. Metrics that have clients do more, or keep samples back, have a fit of their own. Without
-    entries: the run by itself.
+    A metric that the federation refuses is left out. If a fit with all metrics fails, each gets a fit of its own, so
+    that an error affects one metric only. Metrics for which clients train more, or hold out samples, have own fits.
 
     Args:
-        federation: where.
+        federation: the federation to fit.
         entries: metrics by name.
-        seed: of the run.
+        seed: seed of the run.
+
+    Returns:
+        The metrics' values, costs, refusals and errors.
 
     Raises:
-        ConfigurationError: the fit fails without any metric, too; a metric takes no such arguments.
+        ConfigurationError: the fit fails without any metric, too, or a metric does not take its arguments.
     """
     if not entries:
         return _fit(federation, {}, seed)
@@ -46,7 +48,7 @@ def run(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Valu
             if isinstance(made, ContributionMetric):
                 made.check(federation.num_samples)
             if isinstance(made, Metric):
-                companies.setdefault((each.client_algorithm or _trains(made), _asks(made)), {})[name] = each
+                companies.setdefault((each.client_algorithm or _coalitions(made), _asks_clients(made)), {})[name] = each
             else:
                 data, start = federation.datamodule(), time.process_time()
                 result.values[name] = made(data)
@@ -54,7 +56,7 @@ def run(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Valu
         except WrongArguments:
             raise
         except Exception as error:
-            result.blame(name, error)
+            result.record_error(name, error)
     for key in sorted(companies):
         company = companies[key]
         where = federation.with_client_validation if key[1] else federation
@@ -65,27 +67,27 @@ def run(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Valu
             fault = error
         if len(company) > 1:
             for name, each in company.items():
-                result.add(run(federation, {name: each}, seed))
+                result.add(run_metrics(federation, {name: each}, seed))
         else:
-            _fit(federation, {}, seed)  # whose fault is it?
-            result.blame(next(iter(company)), fault)
+            _fit(federation, {}, seed)  # raises unless the metric is to blame
+            result.record_error(next(iter(company)), fault)
     return result
 
 
-def _trains(metric: Metric) -> str:
-    """The coalitions that clients train for it."""
+def _coalitions(metric: Metric) -> str:
+    """Return the option ``coalitions`` of a metric for which clients train coalitions; empty for others."""
     return str(metric.coalitions) if isinstance(metric, ShadowShapley) else ""
 
 
-def _asks(metric: Metric) -> bool:
-    """Whether clients evaluate models for it, on samples that they keep back."""
+def _asks_clients(metric: Metric) -> bool:
+    """Return whether clients evaluate models for the metric, on samples that they hold out."""
     return isinstance(metric, ContributionMetric) and metric.evaluates
 
 
 def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
     gc.collect()  # the trainer, module and data of the run before refer to each other, and are large
     metrics: dict[str, Any] = {name: each.build(federation) for name, each in entries.items()}
-    # Names of columns are the user's; those of a loop's metrics have no brackets.
+    # Names in tables may have brackets; those of a loop's metrics may not.
     keys = {name: f"metric_{place}" for place, name in enumerate(metrics)}
     given = next((each.options() for each in entries.values()), {})
     loop = FederatedLoop(
@@ -115,12 +117,11 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
 
 
 class _Clock:
-    """How long a loop's metrics take, with all that they ask a round for: time of the processor, which does not depend
-    on what else runs on the machine."""
+    """Clock of a loop's metrics, evaluations included, in processor time, which other programs do not affect."""
 
     def __init__(self, loop: FederatedLoop) -> None:
-        self.seconds, self._update = 0.0, loop.contribution_metrics.update
-        loop.contribution_metrics.update = self  # type: ignore[method-assign, assignment]
+        self.seconds, self._update = 0.0, loop.board.update
+        loop.board.update = self  # type: ignore[method-assign, assignment]  # wrapped on purpose
 
     def __call__(self, *args: Any) -> None:
         start = time.process_time()
@@ -135,23 +136,23 @@ def bench(
     seeds: int = 3,
     folder: Path | None = None,
     say: Any = print,
-) -> Results:
+) -> BenchResults:
     """Run all metrics in all federations.
 
     Args:
         federations: by name, each with its truth.
         entries: metrics by name.
         seeds: runs of each federation.
-        folder: where values are kept; what is there is not run again.
-        say: is told of every fit.
+        folder: folder of stored values, which are not run again.
+        say: called with a message after every fit.
 
     Returns:
-        What is known.
+        All values, also those stored before.
 
     Raises:
-        Exception: of a fit that fails whatever is measured in it; what was done before is kept.
+        Exception: a fit fails even without metrics; the values of earlier fits are stored.
     """
-    results = Results(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
+    results = BenchResults(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
     done, total = 0, seeds * len(federations)
     # One federation after the other: the data of all of them at once are some gigabytes.
     for name, (federation, _) in federations.items():
@@ -160,7 +161,7 @@ def bench(
             todo = {m: each for m, each in entries.items() if (name, seed, m) not in results.values}
             if not todo:
                 continue
-            found = run(federation, todo, seed)
+            found = run_metrics(federation, todo, seed)
             results.add(name, seed, found)
             at = f"{done} of {total}: {name}, seed {seed}"
             say(f"{at}: {len(found.values)} metrics, {found.fit:.1f} s")

@@ -1,4 +1,4 @@
-"""Clients' values: kept as a file, and how near they are to the truth."""
+"""Scores of clients' values against the truth, and storage of values in a file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from scipy import stats
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
-from flsv.utilities.csv_files import Cell, number_or_nan, whole
+from flsv.utilities.csv_files import Cell, number_or_nan, parse_int
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import Kept
+from flsv.utilities.result_file import ResultFile
 
 NAN = float("nan")
 
 
-def mean(values: Iterable[float]) -> float:
-    """Of those that are known (not NaN); NaN of none.
+def nanmean(values: Iterable[float]) -> float:
+    """Compute the mean of the values that are not NaN; NaN if there are none.
 
     Example:
-        >>> mean([1.0, NAN, 2.0])
+        >>> nanmean([1.0, NAN, 2.0])
         1.5
     """
     known = [value for value in values if value == value]
@@ -33,11 +33,11 @@ def mean(values: Iterable[float]) -> float:
 
 
 def spearman(values: Tensor, truth: Tensor) -> float:
-    """Rank correlation, ties at their mean rank; 0 where all values are equal, since they say nothing.
+    """Compute the rank correlation, ties at their mean rank; 0 where all values are equal, since they rank nobody.
 
     Args:
-        values: ``[n]``, what is judged. Clients without a value (NaN) are ranked last, together.
-        truth: ``[n]``.
+        values: ``[n]``, a metric's values. Clients without a value (NaN) share the last rank.
+        truth: ``[n]``, the true values.
 
     Example:
         >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.2, 9.0])), 6)
@@ -47,7 +47,7 @@ def spearman(values: Tensor, truth: Tensor) -> float:
 
 
 def pearson(values: Tensor, truth: Tensor) -> float:
-    """Correlation; 0 where all values are equal. Clients without a value count as the least of the others.
+    """Compute the correlation; 0 where all values are equal. Clients without a value get the least of the others.
 
     Example:
         >>> round(pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0])), 3)
@@ -63,9 +63,9 @@ def pearson(values: Tensor, truth: Tensor) -> float:
 
 
 def share_error(values: Tensor, truth: Tensor) -> float:
-    """Half the sum of the differences of shares: how much of what is paid out goes to others than it ought to, 0 to 1.
+    """Compute the part of a payment that goes to the wrong clients, 0 to 1: half the sum of the differences of shares.
 
-    Shares are the values above 0, made to sum to 1; equal where nobody has one.
+    Shares are the values above 0, scaled to sum to 1; equal shares if no value is above 0.
 
     Example:
         >>> share_error(torch.tensor([1.0, 1.0, -3.0]), torch.tensor([3.0, 1.0, 0.0]))
@@ -75,7 +75,7 @@ def share_error(values: Tensor, truth: Tensor) -> float:
 
 
 def shares(values: Tensor) -> Tensor:
-    """Float64 ``[n]``: the values above 0, made to sum to 1; equal where nobody has one. NaN counts as 0.
+    """Compute shares, float64 ``[n]``: the values above 0, scaled to sum to 1; equal if none is. NaN counts as 0.
 
     Example:
         >>> shares(torch.tensor([3.0, 1.0, -1.0]))
@@ -87,7 +87,7 @@ def shares(values: Tensor) -> Tensor:
 
 
 def auroc(values: Tensor, bad: Tensor) -> float:
-    """The chance that a bad client (bool ``[n]``) has a lower value than another; NaN without one of either.
+    """Compute the probability that a bad client (bool ``[n]``) has a lower value than a good one; NaN without either.
 
     Example:
         >>> auroc(torch.tensor([0.5, 0.4, 0.1]), torch.tensor([False, False, True]))
@@ -95,7 +95,7 @@ def auroc(values: Tensor, bad: Tensor) -> float:
     """
     if bad.all() or not bad.any():
         return float("nan")
-    # Ranks in [0, 1], which torchmetrics takes for probabilities: any other numbers it would pass through a sigmoid.
+    # Ranks in [0, 1], which torchmetrics takes for probabilities; it passes other numbers through a sigmoid.
     score = 1 - _ranks(values) / len(values)
     return float(binary_auroc(score, bad.int()))
 
@@ -105,34 +105,34 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _filled(values: Tensor) -> Tensor:
-    """Float64, NaN as the least of the others."""
+    """Convert to float64 and replace NaN by the least of the other values."""
     values = values.detach().cpu().double()
     known = values[values.isfinite()]
     return values.where(values.isfinite(), known.min() if len(known) else torch.zeros((), dtype=torch.float64))
 
 
-#: Of values.csv, and how they are read.
+#: Columns of values.csv, and how their cells are read.
 COLUMNS: dict[str, Cell] = {
-    **{"federation": str, "seed": whole, "metric": str, "client": whole, "value": number_or_nan},
+    **{"federation": str, "seed": parse_int, "metric": str, "client": parse_int, "value": number_or_nan},
     **{"low": number_or_nan, "high": number_or_nan, "identity": str},
 }
 Interval = tuple[Tensor, Tensor]
 Key = tuple[str, int, str]
-"""Federation, seed, metric."""
+"""Name of the federation, seed, name of the metric."""
 
 
 @dataclass(eq=False)
 class Values:
-    """The result of a run.
+    """Result of a run.
 
     Args:
         values: metric to values ``[n]``.
-        refused: metric to why it has none here.
-        seconds: of the processor, for each metric's own updates, what it asked for included; only where it rode alone.
-        evaluations: coalitions that each metric asked for.
-        fit: the same for the whole fit.
+        refused: metric to the reason why it has no values in this federation.
+        seconds: metric to processor seconds of its updates, evaluations included; only where it had a fit of its own.
+        evaluations: metric to the number of coalitions that it evaluated.
+        fit: processor seconds of the whole fit.
         intervals: metric to the ends ``[n]`` of its own 90 % intervals, where it has any.
-        failed: metric to the traceback of its error, which no configuration is to blame for.
+        failed: metric to the traceback of an error that is not the configuration's.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -143,37 +143,37 @@ class Values:
     intervals: dict[str, Interval] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def blame(self, metric: str, error: Exception) -> None:
-        """A metric has no value because of an error."""
-        told = self.refused if isinstance(error, ConfigurationError) else self.failed
-        told[metric] = why(error)
+    def record_error(self, metric: str, error: Exception) -> None:
+        """Record that a metric has no value because of an error."""
+        errors = self.refused if isinstance(error, ConfigurationError) else self.failed
+        errors[metric] = error_text(error)
 
     def add(self, other: Values) -> None:
-        """What another fit came to."""
+        """Add the result of another fit."""
         for name, found in vars(other).items():
             if name != "fit":
                 getattr(self, name).update(found)
         self.fit += other.fit
 
 
-def why(error: Exception) -> str:
-    """What a user is told of an error: its text, where the configuration is to blame, else where it happened, too."""
+def error_text(error: Exception) -> str:
+    """Format an error for the user: the text of a ``ConfigurationError``, the traceback of any other."""
     return str(error) if isinstance(error, ConfigurationError) else "".join(traceback.format_exception(error))
 
 
-class Results:
-    """Values of clients by federation, seed and metric, kept in ``values.csv`` of a folder.
+class BenchResults:
+    """Values of clients by federation, seed and metric, stored in ``values.csv`` of a folder.
 
-    What is there already is not run again. Errors and refusals are not kept.
+    Stored values are not run again. Errors and refusals are not stored.
 
     Args:
-        folder: of the file; None: nothing is kept.
-        identity: of a federation's and a metric's name: what their values are of, see
-            :func:`flsv.benchmark.registry.identity_of`. Others are left where they lie.
+        folder: folder of the file; None: nothing is stored.
+        identity: maps the names of a federation and a metric to the identity of their values, see
+            :func:`flsv.benchmark.registry.identity_of`. Rows of other identities are ignored.
 
     Attributes:
-        failed: the errors of this call.
-        refused: why metrics have no value.
+        failed: the tracebacks of this call's errors.
+        refused: the reasons why metrics have no value.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Results:
         self.values: dict[Key, Tensor] = {}
         self.intervals: dict[Key, Interval] = {}
         self.refused: dict[Key, str] = {}
-        self._kept = None if folder is None else Kept(folder / "values.csv", COLUMNS, key=3)
+        self._kept = None if folder is None else ResultFile(folder / "values.csv", COLUMNS, key=3)
         rows: dict[Key, list[tuple[float, ...]]] = {}
         for row in self._kept.rows if self._kept is not None else ():
             key = (row["federation"], row["seed"], row["metric"])
@@ -196,12 +196,12 @@ class Results:
                 self.intervals[key] = low, high
 
     def runs(self, federation: str, metric: str) -> dict[int, Tensor]:
-        """Seed to values, the seeds ascending."""
+        """Return a metric's values in a federation by seed, the seeds ascending."""
         found = {seed: each for (name, seed, of), each in self.values.items() if (name, of) == (federation, metric)}
         return dict(sorted(found.items()))
 
     def add(self, federation: str, seed: int, run: Values) -> None:
-        """What one fit came to."""
+        """Add and store the result of one run."""
         rows: list[list[Any]] = []
         self.failed |= {(federation, seed, name): why for name, why in run.failed.items()}
         self.refused |= {(federation, seed, name): why for name, why in run.refused.items()}

@@ -1,4 +1,4 @@
-"""What the benchmark says of every metric: the columns of its tables."""
+"""Summary of the benchmark: a table of scores for every metric."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from flsv.benchmark.federation import SETS, Federation
 from flsv.benchmark.registry import Entry
-from flsv.benchmark.run import run
+from flsv.benchmark.run import run_metrics
 from flsv.benchmark.scores import (
     NAN,
+    BenchResults,
     Interval,
-    Results,
     auroc,
-    mean,
+    nanmean,
     pearson,
     share_error,
     shares,
@@ -28,10 +28,10 @@ from flsv.benchmark.scores import (
 )
 from flsv.benchmark.truth import Truth
 from flsv.utilities.csv_files import Cell, number_or_nan
-from flsv.utilities.result_file import Kept
+from flsv.utilities.result_file import ResultFile
 
 Known = Mapping[str, tuple[Federation, Truth]]
-#: Of costs.csv, and how they are read.
+#: Columns of costs.csv, and how their cells are read.
 COST_COLUMNS: dict[str, Cell] = {
     "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
 }  # fmt: skip
@@ -44,12 +44,12 @@ BY_SET = [
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a metric that runs alone.
+    """Cost of a metric in a fit of its own.
 
     Args:
-        seconds: of the processor a round, what it asks for included.
-        evaluations: models that it asks to have evaluated, a round.
-        training: seconds of a round without it.
+        seconds: processor seconds per round, evaluations included.
+        evaluations: models evaluated per round.
+        training: processor seconds per round of the rest of the fit.
     """
 
     seconds: float
@@ -58,10 +58,10 @@ class Cost:
 
 
 def as_shares(values: Tensor, interval: Interval) -> Interval | None:
-    """Ends ``[n]`` of an interval of values as ends of shares: divided by the sum of the values above 0, as
-    :func:`flsv.benchmark.scores.shares` does with the values; None where nobody has one.
+    """Convert the ends ``[n]`` of an interval of values to those of shares, or return None if no value is above 0.
 
-    The sum's own error is not in it.
+    They are divided by the sum of the values above 0, as in :func:`flsv.benchmark.scores.shares`; the sum's own error
+    is not included.
 
     Example:
         >>> import torch
@@ -72,9 +72,9 @@ def as_shares(values: Tensor, interval: Interval) -> Interval | None:
     return (interval[0] / total, interval[1] / total) if total > 0 else None
 
 
-def covered(results: Results, federations: Known, metric: str) -> float:
-    """In which part of the cases (clients in runs) a metric's 90 % intervals hold a client's true share; NaN without
-    any."""
+def covered(results: BenchResults, federations: Known, metric: str) -> float:
+    """Compute the part of the cases (clients in runs) in which a metric's 90 % interval holds a client's true share;
+    NaN for a metric without intervals."""
     held: list[bool] = []
     for name, (_, truth) in federations.items():
         for seed, values in results.runs(name, metric).items():
@@ -82,20 +82,20 @@ def covered(results: Results, federations: Known, metric: str) -> float:
             ends = None if interval is None else as_shares(values, interval)
             if ends is not None:
                 held += _held(ends, shares(truth.mean))
-    return mean(held)
+    return nanmean(held)
 
 
 def _held(interval: Interval, value: Tensor) -> list[bool]:
-    """Whether the interval of each client that has one holds its value."""
+    """Return for each client with an interval whether it holds the client's value."""
     low, high = interval
     known = (low == low) & (high == high)
-    # An end may be the value itself, where nothing has varied: rounding does not put it outside.
+    # An end may equal the value, where nothing has varied: rounding must not put it outside.
     slack = 1e-6 * value.abs()
     return ((low - slack <= value) & (value <= high + slack))[known].tolist()
 
 
-def summarize(results: Results, federations: Known, metrics: Iterable[str]) -> DataFrame:
-    """What is known of the metrics: a row each, the best first; NaN where nothing was measured.
+def summarize(results: BenchResults, federations: Known, metrics: Iterable[str]) -> DataFrame:
+    """Summarize the metrics' scores: a row for each metric, the best first; NaN where nothing was measured.
 
     Columns: a set's name and ``all``, the mean rank correlation with the truth over the federations of the set and over
     all; ``interval``, half the width of the 90 % interval of the latter, over the seeds of the runs; ``worst`` and
@@ -104,9 +104,9 @@ def summarize(results: Results, federations: Known, metrics: Iterable[str]) -> D
     correlation of the values of two seeds; ``federations`` with a value.
 
     Args:
-        results: values.
+        results: values of all runs.
         federations: by name, each with its truth.
-        metrics: their names.
+        metrics: names of the metrics.
     """
     scores = scores_of(results, federations)
     ranks = by_federation(scores)
@@ -120,18 +120,18 @@ def summarize(results: Results, federations: Known, metrics: Iterable[str]) -> D
     table[kinds] = scores.groupby("metric")[kinds].mean()
     for metric in table.index:
         table.loc[metric, "interval"] = _interval(scores[scores["metric"] == metric])
-        table.loc[metric, "seeds"] = mean(_between_seeds(results, name, metric) for name in federations)
+        table.loc[metric, "seeds"] = nanmean(_between_seeds(results, name, metric) for name in federations)
     table = table.reindex([*metrics]).fillna({"where": "", "federations": 0})
     return table.sort_values("all", ascending=False, kind="stable")
 
 
-def by_set(results: Results, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]) -> DataFrame:
-    """A row for each set and metric, the best first.
+def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]) -> DataFrame:
+    """Summarize the metrics' scores by set of federations: a row for each set and metric, the best first.
 
     Columns: ``rank_correlation`` with the truth, half its 90 % ``interval`` over the runs' seeds, and what part it is
     ``of_ceiling``; its ``lead`` over the metric of the next row, mean over the federations that both have a value in,
-    and half the lead's 90 % interval over these (``lead_interval``); the ``worst`` federation's and ``where`` that is;
-    the part of a payment that is ``misallocated``; in which part of the cases the metric's own 90 % ``interval_covers``
+    and half the lead's 90 % interval over these (``lead_interval``); the ``worst`` of a federation, and ``where``; the
+    part of a payment that is ``misallocated``; the part of the cases in which the metric's own 90 % ``interval_covers``
     the truth; the number of ``federations``; ``ms_a_round`` of the processor; and ``auroc <kind>``, see
     :func:`summarize`. Arguments as of :func:`summarize`, and :func:`costs`.
     """
@@ -142,7 +142,7 @@ def by_set(results: Results, federations: Known, metrics: Iterable[str], costs: 
             continue
         table, ranks = summarize(results, some, names), by_federation(scores_of(results, some))
         table["interval_covers"] = [covered(results, some, metric) for metric in table.index]
-        table = table.assign(set=which, of_ceiling=table["all"] / mean(truth.ceiling for _, truth in some.values()))
+        table = table.assign(set=which, of_ceiling=table["all"] / nanmean(truth.ceiling for _, truth in some.values()))
         for metric, following in pairwise(table.index[table["federations"] > 0]):
             lead = (ranks.loc[metric] - ranks.loc[following]).dropna()
             table.loc[metric, "lead"] = lead.mean()
@@ -154,13 +154,13 @@ def by_set(results: Results, federations: Known, metrics: Iterable[str], costs: 
     return table.rename_axis("metric").reset_index().reindex(columns=[*BY_SET, *kinds])
 
 
-def two(value: float) -> str:
-    """With two digits; nothing for what is not known."""
+def two_digits(value: float) -> str:
+    """Format a number with two decimals; empty for NaN."""
     return "" if value != value else f"{value:.2f}"
 
 
-def scores_of(results: Results, federations: Known) -> DataFrame:
-    """A row for each run of a metric: how near its values are to the truth, and ``auroc <kind>`` of who is bad."""
+def scores_of(results: BenchResults, federations: Known) -> DataFrame:
+    """Score each run of a metric against the truth: a row per run, with ``auroc <kind>`` for each kind of badness."""
     kinds = sorted({kind for each, _ in federations.values() for kind in each.bad})
     rows = []
     for (name, seed, metric), values in results.values.items():
@@ -176,32 +176,31 @@ def scores_of(results: Results, federations: Known) -> DataFrame:
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
-    """Mean rank correlation with the truth over the seeds: a row for each metric, a column for each federation."""
+    """Average the rank correlations with the truth over the seeds: a row per metric, a column per federation."""
     return scores.pivot_table("spearman", "metric", "federation")
 
 
 def costs(
     federation: Federation, entries: Mapping[str, Entry], path: Path | None = None, say: Callable[[str], None] = print
 ) -> dict[str, Cost]:
-    """What every metric costs alone, in one federation; kept in a CSV file, and taken from there for the same metric
-    and federation.
+    """Measure the cost of every metric in a fit of its own; costs stored in the CSV file ``path`` are read from there.
 
-    A metric of the data is worked out once: its time is divided by the rounds. Of one with a clients' side it is what
-    the fit takes longer.
+    The time of a function of the data is divided by the rounds. The cost of a metric with a client algorithm is the
+    additional time of the whole fit.
     """
     own = {name: f"{each.identity()} {federation.identity.key}" for name, each in entries.items()}
-    kept = None if path is None else Kept(path, COST_COLUMNS)
+    kept = None if path is None else ResultFile(path, COST_COLUMNS)
     rows = [] if kept is None else [row for row in kept.rows if row["identity"] == own.get(row["metric"])]
     known = {row["metric"]: Cost(row["seconds"], row["evaluations"], row["training"]) for row in rows}
     for name, each in entries.items():
         if name in known:
             continue
-        found = run(federation, {name: each}, seed=0)
+        found = run_metrics(federation, {name: each}, seed=0)
         if name in found.refused or name in found.failed:
             continue
         seconds, rounds = found.seconds.get(name, NAN), federation.rounds
-        if each.client_algorithm is not None:  # what clients do for it is in the training
-            seconds = max(seconds, found.fit - run(federation, {}, seed=0).fit)
+        if each.client_algorithm is not None:  # the clients' part of its cost is in the training
+            seconds = max(seconds, found.fit - run_metrics(federation, {}, seed=0).fit)
         training = max(found.fit - found.seconds.get(name, 0.0), 0.0) if found.fit else 0.0
         known[name] = Cost(seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds)
         say(f"{name}: {1000 * known[name].seconds:.1f} ms a round")
@@ -210,13 +209,13 @@ def costs(
     return known
 
 
-def _between_seeds(results: Results, federation: str, metric: str) -> float:
-    return mean(spearman(a, b) for a, b in combinations(results.runs(federation, metric).values(), 2))
+def _between_seeds(results: BenchResults, federation: str, metric: str) -> float:
+    return nanmean(spearman(a, b) for a, b in combinations(results.runs(federation, metric).values(), 2))
 
 
 def _interval(runs: DataFrame, level: float = 0.9) -> float:
-    """Of the mean over federations, from the spread over seeds within each: half the width by Student's t. One of a
-    single seed is taken to spread as the others do; NaN where all are."""
+    """Compute half the width of the interval of the mean over federations, by Student's t from the spread over seeds
+    within each. A federation with a single seed gets the mean spread of the others; NaN if all have one seed."""
     scores = runs.groupby("federation")["spearman"]
     counts, spreads = scores.count(), scores.var()
     if spreads.isna().all():

@@ -1,18 +1,18 @@
-"""The ground truth of the benchmark: values of clients from coalitions that were trained with several seeds.
+"""Ground truth of the benchmark: values of clients from coalitions that were trained with several seeds.
 
-All coalitions of a federation, or of many clients those along orders. The Shapley value is the mean over all orders of
-what a client adds to those before it. Orders drawn alone leave it to chance who comes early, where a client adds most.
-So the clients are put on a circle, in random order, and all 2 n orders are walked that begin anywhere on it and go
-either way: each client has each place twice. Their prefixes are the arcs of the circle, n (n - 1) coalitions beside the
-empty one and that of all, since an order and its reverse use the same. An order that begins anywhere is as random as
-one that is drawn, so the mean is unbiased; a circle is one sample.
+All coalitions of a federation are trained, or, with many clients, those along orders. The Shapley value is the mean
+over all orders of the utility that a client adds to those before it. In orders drawn independently chance decides which
+clients come early, where they add most. So the clients are put on a circle, in random order, and all 2 n orders are
+used that begin anywhere on it and go either way: each client has each place twice. Their prefixes are the arcs of the
+circle, n (n - 1) coalitions beside the empty and the full one, since an order and its reverse use the same. Each of
+these orders is as random as one drawn independently, so the mean is unbiased; a circle is one sample.
 
-For as many trained coalitions the variance is a small part of that of orders and their reverses that are drawn alone
+With as many trained coalitions the variance is a small part of that of orders and reverses drawn independently
 (Castro et al. 2009): below a fifth on the shipped tables of six clients, ``tests/benchmark/test_true_values.py``.
 
-The utilities are kept as a small CSV file a federation, a row a coalition and seed, see
-:class:`flsv.games.stored_utility.StoredUtility`. The package holds those of its own federations; :func:`make_truth`
-makes them, goes on where it was stopped, and makes those of federations of one's own.
+The utilities are stored in a small CSV file per federation, with a row per coalition and seed, see
+:class:`flsv.games.stored_utility.StoredUtility`. The package contains those of its own federations; :func:`make_truth`
+makes them, continues where it was stopped, and makes those of your own federations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from flsv.benchmark.federation import Federation, quiet
-from flsv.benchmark.scores import NAN, mean, spearman
+from flsv.benchmark.scores import NAN, nanmean, spearman
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
 from flsv.functional.confidence import half_width
@@ -44,24 +44,24 @@ from flsv.results.folder import Reporting
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import Kept
+from flsv.utilities.result_file import ResultFile
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
 FOLDER = Path(__file__).parent / "truths"
-#: Other seeds than any that metrics are run with: no metric sees a run that is part of the truth.
+#: Seeds with which no metric is run: no metric sees a run that is part of the truth.
 SEEDS = (100, 101, 102, 103, 104)
-#: Coalitions that are trained side by side, and the most clients for which all of them are.
+#: Number of coalitions trained side by side, and the most clients for which all coalitions are trained.
 CHUNK, MOST_CLIENTS = 192, min(10, MAX_EXACT_PLAYERS)
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The Shapley values of each seed.
+    """True Shapley values of a federation's clients, by training seed.
 
     Args:
-        seeds: of the trainings, s of them.
+        seeds: the s seeds of the trainings.
         values: float64 ``[s, n]``, every seed's own Shapley values.
-        trained: coalitions that every seed has trained.
+        trained: number of coalitions trained with each seed.
         utilities: float64 ``[s, 2^n]`` of all coalitions, bit i of a coalition's number is client i; None where only
             some were trained.
 
@@ -82,40 +82,43 @@ class Truth:
 
     @property
     def num_clients(self) -> int:
-        """n."""
+        """Number of clients n."""
         return self.values.shape[1]
 
     @property
     def mean(self) -> Tensor:
-        """Float64 ``[n]``, the mean over the seeds."""
+        """Mean of the values over the seeds, float64 ``[n]``."""
         return self.values.mean(0)
 
     def interval(self, level: float = 0.9) -> Tensor:
-        """Float64 ``[n]``, half the width of the mean's interval at this level, by Student's t over the seeds; NaN of
-        one seed. Seeds that have drawn orders of their own spread by that, too, so it is in the interval."""
+        """Compute half the width of the mean's interval, float64 ``[n]``, by Student's t over the seeds.
+
+        It is NaN of one seed. Seeds draw their own orders, so that the interval includes the sampling error.
+        """
         count = len(self.seeds)
         variance = self.values.var(0, correction=min(1, count - 1)) / count
         return half_width(variance, torch.full_like(variance, count - 1), level)
 
     @property
     def ceiling(self) -> float:
-        """Mean rank correlation of one seed's values with the mean of the others': what no metric can be expected to
-        exceed, which sees one run. NaN of one seed. Where coalitions are sampled it is too low by what one seed's
-        sampling disturbs."""
+        """Mean rank correlation of one seed's values with the mean of the others', which a metric of one run can hardly
+        exceed. NaN of one seed. Where coalitions are sampled, sampling error makes it too low."""
         values = self.values
         others = [torch.cat([values[:s], values[s + 1 :]]).mean(0) for s in range(len(values))]
-        return mean(spearman(mine, rest) for mine, rest in zip(values, others)) if len(values) > 1 else NAN
+        return nanmean(spearman(mine, rest) for mine, rest in zip(values, others)) if len(values) > 1 else NAN
 
 
 def exact_truth(seeds: Sequence[int], utilities: Tensor) -> Truth:
-    """From the utilities ``[s, 2^n]`` of all coalitions."""
+    """Compute the truth from the utilities ``[s, 2^n]`` of all coalitions."""
     values = shapley_of_table(utilities.T.contiguous()).T
     return Truth(tuple(seeds), values, utilities.shape[1], utilities)
 
 
 def sampled_truth(utilities: Mapping[int, Mapping[Members, float]], num_clients: int, circles: int) -> Truth:
-    """From the utilities of the coalitions on random circles, by seed and members; each seed has its own circles, some
-    circles x n (n - 1) coalitions."""
+    """Compute the truth from the utilities of the coalitions on random circles, by seed and members.
+
+    Each seed has circles of its own, with about circles x n (n - 1) coalitions.
+    """
     found = []
     for seed, of_seed in utilities.items():
 
@@ -127,12 +130,12 @@ def sampled_truth(utilities: Mapping[int, Mapping[Members, float]], num_clients:
 
 
 def circular_orders(num_clients: int, seed: int, circle: int) -> Tensor:
-    """The orders that begin anywhere on a random circle and go either way, int ``[2 n, n]``.
+    """Draw a circle of clients and return the orders that begin anywhere on it and go either way, int ``[2 n, n]``.
 
     Args:
         num_clients: n.
-        seed: of the drawing; other seeds have other circles.
-        circle: which of a seed's.
+        seed: seed of the draw; other seeds have other circles.
+        circle: number of the circle among those of a seed.
 
     Example:
         >>> orders = circular_orders(4, seed=100, circle=0)
@@ -145,7 +148,7 @@ def circular_orders(num_clients: int, seed: int, circle: int) -> Tensor:
 
 
 def arcs(num_clients: int, seed: int, circles: int) -> Tensor:
-    """The distinct coalitions of so many circles, bool ``[K, n]``, the empty one and that of all first.
+    """List the distinct coalitions of a number of circles, bool ``[K, n]``, the empty and the full one first.
 
     Example:
         >>> arcs(20, seed=100, circles=2).shape
@@ -158,30 +161,31 @@ def arcs(num_clients: int, seed: int, circles: int) -> Tensor:
 
 
 def values_by_circles(game: MemoizedGame, num_clients: int, seed: int, circles: int) -> Tensor:
-    """Each circle's estimate of the Shapley values, float64 ``[circles, n]``; every one is unbiased and their sum over
-    the clients is the gain of all.
+    """Compute each circle's estimate of the Shapley values, float64 ``[circles, n]``.
+
+    Every estimate is unbiased, and its sum over the clients is the utility of all less that of none.
 
     Args:
-        game: the utility of coalitions, which is asked for the arcs only.
+        game: the utility of coalitions, of which only the arcs are evaluated.
         num_clients: n.
-        seed: of the drawing.
-        circles: how many.
+        seed: seed of the draw.
+        circles: number of circles.
     """
     each = [marginals_along(game, circular_orders(num_clients, seed, circle)) for circle in range(circles)]
     return torch.stack([marginals.mean(0).squeeze(-1).double() for marginals in each])
 
 
 def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
-    """A federation's truth, from the tables of the package or of a folder with ``<name>.csv``.
+    """Read a federation's truth from the tables of the package or of a folder with ``<name>.csv``.
 
     Raises:
-        ConfigurationError: there is no table, it is one of other settings, or coalitions are missing in it.
+        ConfigurationError: there is no table, it has other settings, or coalitions are missing in it.
     """
     path = folder / f"{federation.name}.csv"
     make = "flsv.benchmark.make_truth(federation, folder)"
     if not path.is_file():
         raise ConfigurationError(f"there is no truth of {federation.name} ({path}): make it, {make}")
-    known = _known(path, settings(federation, folder))
+    known = _stored_utilities(path, truth_settings(federation, folder))
     if not known:
         raise ConfigurationError(f"{path} holds no coalition yet. Go on with the command that makes it, {make}.")
     clients = 1 + max(client for of_seed in known.values() for members in of_seed for client in (0, *members))
@@ -201,19 +205,19 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
 
 
 def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> int:
-    """Train the coalitions that a federation's table does not have, and add them to it as they are done.
+    """Train the coalitions that a federation's table lacks, and add each to it as soon as it is trained.
 
     Args:
-        federation: whose.
-        folder: of the table.
-        seeds: of the trainings.
+        federation: the federation.
+        folder: folder of the table.
+        seeds: seeds of the trainings.
 
     Returns:
-        How many were trained.
+        The number of trained coalitions.
 
     Raises:
-        ConfigurationError: more than ten clients, and no circles; a table of other settings or data; a module whose
-            coalition of all, trained side by side with others, is not the run itself.
+        ConfigurationError: more than ten clients without circles; a table of other settings or data; a module whose
+            coalition of all, trained side by side with others, differs from the run itself.
     """
     clients = len(federation.num_samples)
     if not federation.circles and clients > MOST_CLIENTS:
@@ -225,7 +229,7 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
     trained = 0
     for seed in seeds:
         game = partial(train_coalitions, federation, seed=seed, compare=trained == 0)
-        path, said = folder / f"{federation.name}.csv", settings(federation, folder)
+        path, said = folder / f"{federation.name}.csv", truth_settings(federation, folder)
         kept = StoredUtility(game, path, said, seed=seed, at_once=CHUNK)
         before = len(kept.known)
         kept(_wanted(federation, clients, seed))
@@ -234,25 +238,25 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
     return trained
 
 
-def settings(federation: Federation, folder: Path) -> dict[str, str]:
-    """What a coalition's utility depends on. Where the data lie is no part of it, nor is how many coalitions are
-    trained. The package's own tables are of data that do not change."""
+def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
+    """Return the settings on which a coalition's utility depends, and for tables outside of the package the identity of
+    data and versions. The data's location and the number of coalitions are not included."""
     said = {name: getattr(federation, name) for name in ("rounds", "data", "model", "performance", "mode", "attacks")}
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
     own = {} if folder == FOLDER else {"data and versions": federation.identity.key}
     return {"settings": hashlib.sha256(text.encode()).hexdigest()[:12], **own}
 
 
-def _known(path: Path, said: Mapping[str, str]) -> dict[int, dict[Members, float]]:
-    """The utilities of a table, by seed and members."""
+def _stored_utilities(path: Path, said: Mapping[str, str]) -> dict[int, dict[Members, float]]:
+    """Read the utilities of a table, by seed and members."""
     found: dict[int, dict[Members, float]] = {}
-    for row in Kept(path, COLUMNS, said).rows:
+    for row in ResultFile(path, COLUMNS, said).rows:
         found.setdefault(row["seed"], {})[row["coalition"]] = row["utility"]
     return found
 
 
 def _wanted(federation: Federation, clients: int, seed: int) -> Tensor:
-    """The coalitions of a seed that its truth is worked out from."""
+    """List the coalitions from which a seed's truth is computed, bool ``[K, n]``."""
     return arcs(clients, seed, federation.circles) if federation.circles else all_coalitions(clients)
 
 
@@ -260,17 +264,17 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int, compare: 
     """Train a federation of each coalition's members, by FedAvg with their samples as weights.
 
     Args:
-        federation: whose clients.
-        masks: bool ``[K, n]``, row by row who is in the coalition; a row without anybody is the untrained model.
-        seed: of the initial weights, which all coalitions share, and of the clients' batches.
-        compare: train the coalition of all by itself, too, and compare.
+        federation: the federation of the clients.
+        masks: bool ``[K, n]``, a coalition's members in each row; an empty coalition is the untrained model.
+        seed: seed of the initial weights, which all coalitions share, and of the clients' batches.
+        compare: also train the coalition of all by itself, and compare both models.
 
     Returns:
         Float64 ``[K]``, the federation's own performance (more is better).
 
     Raises:
-        ConfigurationError: a module that cannot be trained as rows of a batched one; by itself, the coalition of all
-            comes to another model.
+        ConfigurationError: a module that cannot be trained as rows of a batched one; a coalition of all that ends with
+            another model when it is trained by itself.
     """
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
@@ -284,7 +288,7 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int, compare: 
         )
         return federation.trainer(loop)
 
-    # What the loop's own seed gives: with the same seed it starts from the same weights.
+    # The loop's own seed: with the same seed it starts from the same weights.
     with isolated_rngs(seed, "benchmark"), quiet():
         alone = RetrainedUtility(
             trainer,

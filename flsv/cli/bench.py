@@ -25,11 +25,11 @@ from jsonargparse.typing import PositiveInt
 from pandas import DataFrame
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
-from flsv.benchmark.federation import SETS, federations
+from flsv.benchmark.federation import SETS, available_federations
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import bench
-from flsv.benchmark.scores import Results
-from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two
+from flsv.benchmark.scores import BenchResults
+from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two_digits
 from flsv.benchmark.truth import SEEDS
 from flsv.cli.command import command_parser, printer, shown
 from flsv.results.folder import FolderLock
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
-    """The command line, without ``bench`` itself; 1 where a metric has failed, or has no value in any federation."""
+    """Run ``flsv bench``; return 1 where a metric has failed, or has no value in any federation."""
     options = _parser().parse_args(list(args))
     if options.list:
         _list()
@@ -92,15 +92,15 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 
 def _entries(names: Iterable[str]) -> dict[str, Entry]:
-    """The metrics, and baselines beside one of one's own."""
+    """Return the metrics by name; beside one of one's own, baselines, too."""
     entries = dict(map(entry, names))
     own = any(each.own for each in entries.values())
     return entries | {name: METRICS[name] for name in BASELINES} if own else entries
 
 
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
-    """The federations that are asked for, and their truths; one's own are checked before any is trained."""
-    asked = federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
+    """Return the federations that are asked for and their truths; one's own are checked before any is trained."""
+    asked = available_federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
     for each in asked:
         if each.name not in names():
             each.check()
@@ -108,7 +108,7 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
-    """The package's, of a federation that is one of the package's, else one's own, which is trained first."""
+    """Return the truth of a federation: the package's for one of its own, else by training its coalitions first."""
     if each.name in names() and replace(each, root=None) == federation(each.name):
         return truth_table(each)
     folder = out / "truths"
@@ -119,8 +119,8 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
     return truth_table(each, folder)
 
 
-def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
-    """Each metric's error once, and why one has no value anywhere; the exit status."""
+def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
+    """Print each metric's error once, and why a metric has no value anywhere; return the exit status."""
     valued = {metric for _, _, metric in results.values}
     refused = {key: why for key, why in results.refused.items() if key[2] not in valued}
     wrong: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
 
 
 def _report(
-    out: Path, suffix: str, results: Results, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
+    out: Path, suffix: str, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
 ) -> DataFrame:
     """Write the tables of the federations of few clients, or of those of many."""
     summary = summarize(results, known, entries)
@@ -149,7 +149,7 @@ def _report(
 def _costs(
     known: Known, entries: Mapping[str, Entry], path: Path, suffix: str, say: Callable[[str], None]
 ) -> Mapping[str, Cost]:
-    """What the metrics cost in the usual federation of so many clients, or in one's own."""
+    """Measure what the metrics cost in the usual federation of so many clients, or in one's own."""
     usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[usual][0] if usual in known else (*own, federation(usual))[0], entries, path, say=say)
 
@@ -170,7 +170,7 @@ def _show(summary: DataFrame, known: Known) -> None:
     title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}{many}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
     sets = [which for which in SETS if any(each.set == which for each, _ in known.values())]
-    columns: dict[str, list[str]] = {which.replace("_", " "): ["", *summary[which].map(two)] for which in sets}
-    columns["all"] = [two(ceiling), *summary["all"].map(two)]
-    columns["worst"] = ["", *(f"{two(row['worst'])} {row['where']}" for _, row in summary.iterrows())]
+    columns: dict[str, list[str]] = {which.replace("_", " "): ["", *summary[which].map(two_digits)] for which in sets}
+    columns["all"] = [two_digits(ceiling), *summary["all"].map(two_digits)]
+    columns["worst"] = ["", *(f"{two_digits(row['worst'])} {row['where']}" for _, row in summary.iterrows())]
     print_table(title, ["the truth, one other seed", *summary.index], columns, corner="metric")

@@ -27,7 +27,7 @@ MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss":
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """``best.ckpt``: the round with the highest ``val_accuracy``, else the lowest ``val_loss``; none without both."""
+    """Callback that saves ``best.ckpt``: the round with the highest ``val_accuracy``, else the lowest ``val_loss``."""
 
     def __init__(self) -> None:
         super().__init__(filename="best")
@@ -45,7 +45,7 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _judges(self, trainer: L.Trainer) -> bool:
-        """Whether there is something to judge by, found out after the first validation."""
+        """Return whether there is a score to judge rounds by, which is known after the first validation."""
         if self.monitor is None:
             self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
             self.mode = MONITORS.get(str(self.monitor), "min")
@@ -64,14 +64,14 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
-    """The callbacks that save ``best.ckpt`` and ``last.ckpt``; none where those ``given`` save checkpoints."""
+    """Make the callbacks that save ``best.ckpt`` and ``last.ckpt``; none where those ``given`` save checkpoints."""
     if any(isinstance(callback, Checkpoint) for callback in given):
         return []
     return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
 
 
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
-    """The newest checkpoint, or the best of the run that it is of.
+    """Find the newest checkpoint, or the best of the run that it is of.
 
     Looked for where this trainer's runs lie: in the folders of its first logger (``checkpoints`` below the root folder
     without a logger), and where a ``ModelCheckpoint`` of its own writes.
@@ -114,7 +114,7 @@ def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
 
 
 def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
-    """What the run of a checkpoint found best so far; where it lay, and beside the checkpoint if that was moved."""
+    """Yield where the best checkpoint of a checkpoint's run may be: where it lay, and beside ``path`` if it moved."""
     for state in checkpoint.get("callbacks", {}).values():
         if isinstance(state, dict) and state.get("monitor") and state.get("best_model_path"):
             best = Path(state["best_model_path"])
@@ -122,7 +122,8 @@ def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
 
 
 class WritePredictions(BasePredictionWriter):
-    """``predictions.csv`` in the folder of the run whose checkpoint predicts: a row per sample, in the data's order.
+    """Callback that writes ``predictions.csv`` into the folder of the checkpoint's run: a row per sample, in their
+    order.
 
     Of classes: ``index``, ``prediction`` (the likeliest class) and a column per class, what ``predict_step`` gave for
     it; the names are the data module's. Of numbers: ``index`` and ``prediction``, or ``output_0`` and so on. Rows of a
@@ -175,7 +176,7 @@ class WritePredictions(BasePredictionWriter):
 
 
 def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:
-    """Numbers; or the likeliest class and a column per class; or a column per output."""
+    """Return a column per output; of classes, the likeliest and a column for each."""
     if table.ndim == 1 or table.shape[1] == 1:
         return DataFrame({"prediction": _cells(table.flatten())})
     classes = table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes

@@ -1,4 +1,5 @@
-"""What the commands share: a parser whose help is the module's docstring, and paths and tables. Imports little."""
+"""Parts that the commands share: a parser whose help is the module's docstring, and paths and tables. Imports
+little."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ def terminable() -> Iterator[None]:
             raise stops.pop()
 
     def again(ignored: Any) -> None:
-        """Raise it a moment later: within a ``__del__`` or a weak reference's callback, of which pictures have many,
-        it is lost."""
+        """Raise it a moment later: within a ``__del__`` or a weak reference's callback, of which pictures have many, it
+        is lost."""
         if ignored.exc_type is Terminated:
             stops.append(Terminated)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -65,7 +66,7 @@ _ROLE = re.compile(r":\w+:`~?([^`]*)`")
 
 
 def plain(text: str) -> str:
-    """A docstring's text without roles and double backticks.
+    """Remove roles and double backticks from a docstring's text.
 
     Example:
         >>> plain("``--tests``: see :func:`flsv.functional.wasserstein`")
@@ -75,7 +76,7 @@ def plain(text: str) -> str:
 
 
 def filled(text: str, width: int) -> str:
-    """Paragraphs at a width; what is indented (commands) stays as it is.
+    """Fill paragraphs to a width; what is indented (commands) stays as it is.
 
     Example:
         >>> print(filled("One two\\nthree.\\n\\n    flsv  fit", 9))
@@ -89,7 +90,7 @@ def filled(text: str, width: int) -> str:
 
 
 class TextHelp(argparse.HelpFormatter):
-    """Of a command whose description is its module's docstring."""
+    """Formatter of the help of a command whose description is its module's docstring."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return textwrap.indent(filled(text, width - len(indent)), indent)
@@ -102,14 +103,14 @@ class TextHelp(argparse.HelpFormatter):
 
 
 def command_parser(prog: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
-    """An ``ArgumentParser`` with :class:`TextHelp` that takes no option by its first letters."""
+    """Make an ``ArgumentParser`` with :class:`TextHelp` that takes no option by its first letters."""
     return argparse.ArgumentParser(
         prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False
     )
 
 
 class Waiting:
-    """Says on the terminal what is waited for, and adds a dot every second, until :meth:`end`.
+    """A line on the terminal that says what is waited for, and gets a dot every second, until :meth:`end`.
 
     Args:
         what: is waited for.
@@ -134,5 +135,5 @@ class Waiting:
 
 
 def printer(quiet: bool) -> Callable[[str], None]:
-    """``print``, at once; nothing when quiet."""
+    """Return a ``print`` that flushes; one that prints nothing when quiet."""
     return (lambda text: None) if quiet else partial(print, flush=True)

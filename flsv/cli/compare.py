@@ -41,12 +41,12 @@ from flsv.games import ModelEvaluator
 from flsv.models.imbalance import OWN_SCORES, ClassScores
 from flsv.personalization import Standalone
 from flsv.results.folder import FolderLock
-from flsv.results.terminal import chosen, print_table
+from flsv.results.terminal import print_table, shown_clients
 from flsv.training.client_manager import try_forward
 from flsv.utilities.charts import client_labels
-from flsv.utilities.csv_files import NAN, Cell, number, number_or_nan, save_table, whole
+from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_float, parse_int, save_table
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import Kept
+from flsv.utilities.result_file import ResultFile
 
 STANDALONE = "standalone"
 #: What a run came to, in its folder.
@@ -56,14 +56,14 @@ MEASURES = OWN_SCORES
 COLUMNS: Mapping[str, Cell] = {
     **{"models": str, "client": str},
     **dict.fromkeys(MEASURES, number_or_nan),
-    **{"seconds": number, "evaluations": whole},
+    **{"seconds": parse_float, "evaluations": parse_int},
 }
 Tests = Literal["shared", "own"]
 Models = Literal["received", "trained", "global"]
 
 
 class OwnModels(L.Callback):
-    """Evaluates every client's own model, and the global one, after the last round.
+    """Callback that evaluates every client's own model, and the global one, after the last round.
 
     A client has two: the one it has ``trained`` in its last round, and the one it then ``received`` from the server,
     the start point of the next (the global model where there is no personalization). What an attacker trained is what
@@ -104,7 +104,7 @@ class OwnModels(L.Callback):
         try_forward(trainer, self._batches(data), data.num_classes, f'tests="{self.tests}"')
 
     def _batches(self, data: FederatedDataModule) -> Iterable[Any]:
-        """All of the shared test set, or client 0's test split."""
+        """Return all of the shared test set, or client 0's test split."""
         return data.test_dataloader() if self.tests == "shared" else data.client_loader(0, "test", shuffle=False)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -142,19 +142,19 @@ class OwnModels(L.Callback):
 
 
 class _AUROC(ClassScores):
-    """The last of the three alone."""
+    """The AUROC alone of the scores of a classifier."""
 
     def compute(self) -> Tensor:  # type: ignore[override]
         return super().compute()["auroc"]
 
 
 def kept_private(local: LocalData) -> dict[str, Tensor]:
-    """Asked of a client: what it has of the model beside the vector, for a simulation's tests."""
+    """Return, from a client, what it has of the model beside the vector, for a simulation's tests."""
     return dict(local.private)
 
 
 def _values(evaluate: ModelEvaluator, models: Tensor) -> Tensor:
-    """``[K, 3]``, the measures of the models."""
+    """Evaluate models ``[K, P]`` and return their measures ``[K, 3]``."""
     scores = evaluate(models)
     return torch.stack([scores.value("metric" if name == "auroc" else name) for name in MEASURES], dim=1)
 
@@ -178,25 +178,26 @@ class Outcome:
     names: tuple[str, ...] = ()
 
     def scores(self, measure: str, models: Models = "received") -> Tensor:
-        """``[n]``, of the global model ``[1]``."""
+        """Return the clients' scores ``[n]``, or the global model's ``[1]``."""
         return torch.tensor(self.table.loc[self.table["models"] == models, measure].tolist(), dtype=torch.float64)
 
     def gains(self, alone: Outcome, measure: str) -> Tensor:
-        """``[n]``: the score of what each client received last, minus what it has alone."""
+        """Compute each client's gain ``[n]``: the score of the model that it received last, minus what it has alone."""
         return self.scores(measure) - alone.scores(measure)
 
     def fairness(self, alone: Outcome, measure: str) -> float:
-        """Collaborative fairness; NaN where all clients end up with equally good models."""
+        """Compute collaborative fairness; NaN where all clients end up with equally good models."""
         return float(collaborative_fairness(alone.scores(measure), self.scores(measure)))
 
 
 # ---- the runs
 
 
-def run(
+def run_algorithm(
     name: str, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, tests: Tests = "shared"
 ) -> Outcome:
-    """One fit; the trainer has a :class:`flsv.FederatedLoop` among its callbacks. ``tests`` is :class:`OwnModels`'s."""
+    """Run one fit of a trainer with a :class:`flsv.FederatedLoop` among its callbacks; ``tests``: see
+    :class:`OwnModels`."""
     loop = loop_of(trainer)
     own = OwnModels(loop, tests)
     callbacks_of(trainer).append(own)
@@ -256,19 +257,19 @@ def compare(
         beside = {"seed_everything": os.environ.get("PL_GLOBAL_SEED"), STANDALONE: alone, "tests": tests}
         beside["federation.seed"] = cli.config.federation.seed
         beside["test"] = loader_hash(cli.datamodule.test_dataloader()) if tests == "shared" else ""
-        kept = Kept(out / name / KEPT, COLUMNS, {**identity.flat(), **beside}, anew=True)
+        kept = ResultFile(out / name / KEPT, COLUMNS, {**identity.flat(), **beside}, anew=True)
         say(f"Run {len(outcomes) + 1} of {len(names)}: {name}{', done before' if kept.rows else ''}")
         if kept.rows:
             outcome = Outcome(name, DataFrame(kept.rows), tests, cli.datamodule.client_names)
         else:
-            outcome = run(name, cli.trainer, cli.model, cli.datamodule, tests)
+            outcome = run_algorithm(name, cli.trainer, cli.model, cli.datamodule, tests)
             kept.add(outcome.table.itertuples(index=False, name=None))
         outcomes.append(outcome)
     return outcomes
 
 
 def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: Path, alone: bool) -> FederatedCLI:
-    """The trainer, module and data of one run."""
+    """Build the trainer, module and data of one run."""
     files = [option for file in (*base, config) for option in ("--config", file)]
     own = ["--trainer.default_root_dir", str(folder), "--federation.reporting.table", "false"]
     own += ["--federation.evaluation.keep_trained", "true"]
@@ -281,7 +282,7 @@ def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: P
 
 
 def _alone(loop: FederatedLoop) -> FederatedLoop:
-    """The same clients without a federation: neither attacks nor samplers nor anything measured."""
+    """Make a loop for the same clients without a federation: neither attacks nor samplers nor anything measured."""
     nothing = ("aggregator", "metrics", "sampler", "client_algorithm", "uploads")
     return loop.replace(
         **dict.fromkeys(nothing),
@@ -303,8 +304,8 @@ def _names(configs: Sequence[str]) -> list[str]:
 OVERALL = ("mean", "fairness", "global", "seconds", "coalitions")
 
 
-def table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
-    """The table of one measure of the models that the clients received last, in %: a column per algorithm, the
+def score_table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
+    """Make the table of one measure of the models that the clients received last, in %: a column per algorithm, the
     standalone first."""
     alone = outcomes[0]
     columns = {}
@@ -324,10 +325,10 @@ def table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
 
 def _show(outcomes: Sequence[Outcome]) -> None:
     for measure in MEASURES:
-        cells, clients = table(outcomes, measure), len(outcomes[0].names)
+        cells, clients = score_table(outcomes, measure), len(outcomes[0].names)
         # Of many clients those that gain the most and the least by the first algorithm.
         gains = outcomes[1].gains(outcomes[0], measure) if len(outcomes) > 1 else None
-        shown = [*chosen(gains, clients), *range(clients, len(cells))]
+        shown = [*shown_clients(gains, clients), *range(clients, len(cells))]
         columns = {name: cells[name].tolist() for name in cells}
         print_table(_title(measure, outcomes[0].tests), list(cells.index), columns, shown, corner="")
 
@@ -355,7 +356,7 @@ def _parser() -> ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``compare`` itself."""
+    """Run ``flsv compare`` with the arguments that follow its name."""
     options, rest = _parser().parse_known_args(list(args))
     if quiet:
         rest += NO_BARS

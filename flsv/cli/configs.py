@@ -21,7 +21,7 @@ FOLDER = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "con
 
 
 def packaged_names() -> list[str]:
-    """All names, those of algorithms first, then ``natural/...`` and ``scenarios/...``.
+    """List all names, those of algorithms first, then ``natural/...`` and ``scenarios/...``.
 
     Example:
         >>> names = packaged_names()
@@ -33,7 +33,7 @@ def packaged_names() -> list[str]:
 
 
 def find_config(given: str) -> Path:
-    """The file that a ``--config`` means.
+    """Find the file that a ``--config`` means.
 
     A file that is there comes first: the one named, then the one named with ``.yaml`` added, so that a copy made by
     ``flsv init`` is used in its folder in the place of the packaged one. What ends in ``.yaml`` is a path and nothing
@@ -130,7 +130,7 @@ def _public_names() -> set[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice: one of its values would be lost."""
+    """YAML loader that refuses a key that is there twice: one of its values would be lost."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}

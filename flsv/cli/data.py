@@ -31,7 +31,7 @@ _SHOWN = 10
 
 
 def samples(data: FederatedDataModule) -> pd.DataFrame:
-    """A row for each client: how many samples it has for what, and which share of it is of each class."""
+    """Count each client's samples in every split, and the share of them that is of each class: a row per client."""
     frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client"))
     for split, title in (("val", "own validation"), ("test", "own test")):
         counts = [len(data.client_indices(client, split)) for client in range(data.num_clients)]  # type: ignore[arg-type]
@@ -47,8 +47,8 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def missing(data: FederatedDataModule) -> pd.DataFrame:
-    """A row for each column of a table, a column for each client: which share of its training rows has no value; before
-    them, what the column ``is read as``."""
+    """Compute which share of a client's training rows has no value: a row per column of a table, a column per client;
+    before them, what the column ``is read as``."""
     rows = [data.client_indices(client).numpy() for client in range(data.num_clients)]
     shares = [[float(card.values.iloc[each].isna().mean()) for each in rows] for card in data.column_cards]
     names = [card.name for card in data.column_cards]
@@ -57,8 +57,8 @@ def missing(data: FederatedDataModule) -> pd.DataFrame:
     return frame
 
 
-def summary(data: FederatedDataModule) -> pd.DataFrame:
-    """A row for each column and client: pandas' description of the values that the client trains on."""
+def describe_values(data: FederatedDataModule) -> pd.DataFrame:
+    """Describe the values that a client trains on as pandas does: a row per column and client."""
     described = {
         (card.name, name): card.values.iloc[data.client_indices(client).numpy()].describe()
         for card in data.column_cards
@@ -68,7 +68,7 @@ def summary(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def notes(data: FederatedDataModule) -> list[str]:
-    """What there is to think of before training, a sentence or two each."""
+    """List what there is to think of before training, a sentence or two each."""
     found = []
     if data.no_classes is None and len(data.class_names) <= _SHOWN:
         counts = pd.DataFrame(data.class_counts.tolist(), index=data.client_names, columns=data.class_names)
@@ -116,7 +116,7 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``data`` itself."""
+    """Run ``flsv data`` with the arguments that follow its name."""
     files = list(takewhile(lambda word: not word.startswith("-"), args))
     args = [*(f"--config={file}" for file in files), *args[len(files) :]]
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
@@ -134,5 +134,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         samples(data).to_csv(out / "samples.csv")
         if data.column_cards:
             missing(data).to_csv(out / "columns.csv")
-            summary(data).to_csv(out / "summary.csv")
+            describe_values(data).to_csv(out / "summary.csv")
         print(f"Written: {shown(out)}")

@@ -171,18 +171,18 @@ def _run_lightning(given: list[str], command: str, quiet: bool, loaded: Callable
 
 
 def _announce(command: str) -> Waiting | None:
-    """Something is on a terminal, and moves, while PyTorch is imported, which takes seconds."""
+    """Show something that moves on a terminal while PyTorch is imported, which takes seconds."""
     if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
         return Waiting(f"flsv {command}: loading PyTorch")
     return None
 
 
 def _nothing() -> None:
-    """Nothing is waited for."""
+    """Do nothing, where nothing is waited for."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    """What ``flsv --help`` shows; every subcommand has a parser of its own."""
+    """Make the parser of ``flsv --help``; every subcommand has a parser of its own."""
     parser = argparse.ArgumentParser(
         "flsv",
         usage="flsv [-h] [--version] SUBCOMMAND [--quiet] ...",
@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _leave_out(quiet: bool) -> None:
-    """What Lightning says to everybody and nobody can act on; when quiet, all that is no warning."""
+    """Leave out what Lightning says to everybody and nobody can act on; when quiet, all that is no warning."""
     importlib.import_module("lightning.pytorch")  # which sets its loggers' levels
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.INFO)

@@ -74,7 +74,7 @@ def new(name: str, out: Path = Path()) -> Path:
 
 
 def names_of(name: str) -> tuple[str, str]:
-    """The class's and the package's name.
+    """Return the class's and the package's name.
 
     Raises:
         ConfigurationError: it is no name in Python, or begins with an underscore.
@@ -92,7 +92,7 @@ def names_of(name: str) -> tuple[str, str]:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``new`` itself."""
+    """Run ``flsv new`` with the arguments that follow its name."""
     parser = command_parser("flsv new", __doc__)
     parser.add_argument("kind", choices=["metric"], help="of what")
     parser.add_argument("name", metavar="NAME", help="of the class, such as UpdateNorm")

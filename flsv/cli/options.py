@@ -1,4 +1,4 @@
-"""How the command line reads options and configuration files."""
+"""Options and configuration files, as the command line reads them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG_HELP = (
 
 
 class ConfigFile(ActionConfigFile):
-    """``--config``: a file, or the name of one that comes with flsv.
+    """The action of ``--config``: a file, or the name of one that comes with flsv.
 
     Refuses a key that is there twice; metrics of several files come together.
     """
@@ -46,7 +46,7 @@ class ConfigFile(ActionConfigFile):
 
 
 class OptionHelp(TextHelp, DefaultHelpFormatter):
-    """Neither all options in the usage, nor torch's own classes among those that an option takes: screens of them."""
+    """Help without all options in the usage, and without torch's many classes among those that an option takes."""
 
     def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
         if prefix is None:  # else it is the name of a subcommand that is made of it
@@ -71,7 +71,7 @@ _DEPTH = 2
 
 
 class _Suggests:
-    """Errors of unknown options name those that they may be, of the parser's own."""
+    """Mixin of parsers whose errors of unknown options name the options that may be meant."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         wrong = _WRONG.search(message)
@@ -87,15 +87,15 @@ class _Suggests:
 
 
 class Parser(_Suggests, ArgumentParser):
-    """jsonargparse's."""
+    """jsonargparse's parser, with suggestions."""
 
 
 class FitParser(_Suggests, LightningArgumentParser):
-    """LightningCLI's."""
+    """LightningCLI's parser, with suggestions."""
 
 
 def nearest(wrong: str, options: set[str]) -> list[str]:
-    """Up to three options whose last word is the same, or spelled alike.
+    """Return up to three options whose last word is the same, or spelled alike.
 
     Example:
         >>> nearest("alfa", {"data.partitioner.alpha", "federation.seed"})
@@ -121,7 +121,7 @@ def _options(parser: Any) -> Iterator[str]:
 
 
 def _arguments(hint: Any, name: str, depth: int) -> Iterator[str]:
-    """Of the classes that an annotation names, and of their subclasses that are imported."""
+    """Yield the arguments of the classes that an annotation names, and of their subclasses that are imported."""
     if not depth or hint is None:
         return
     for part in get_args(hint):
@@ -147,7 +147,7 @@ PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 
 
 def option_parser(prog: str, description: str | None, sections: Mapping[str, type]) -> ArgumentParser:
-    """A parser for the commands that are not LightningCLI's.
+    """Make a parser for the commands that are not LightningCLI's.
 
     Args:
         prog: the command.
@@ -168,7 +168,7 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
 
 
 def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
-    """The objects that a command line names; what has no seed of its own has ``--seed_everything``'s, as in a fit."""
+    """Make the objects that a command line names; those without a seed have ``--seed_everything``'s, as in a fit."""
     options = parser.parse_args(list(args))
     L.seed_everything(int(options.seed_everything), verbose=False)
     # The second name before jsonargparse 4.49.

@@ -27,7 +27,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
-from flsv.configuration.identity import Identity, configured, dealt
+from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
@@ -55,7 +55,7 @@ PATIENCE = 10.0
 
 
 class SavedConfig(SaveConfigCallback):
-    """Saves ``config.yaml`` into the run's own folder: of a tracker, Lightning knows none, or that of all its runs."""
+    """Callback that saves ``config.yaml`` into the run's own folder, which for trackers Lightning does not know."""
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)
@@ -84,7 +84,7 @@ class FederatedCLI(LightningCLI):
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The one that is asked for by the first argument, else all: each has a parser, which is slow to make."""
+        """Return the subcommand that the first argument names, else all: each has a parser, which is slow to make."""
         every = LightningCLI.subcommands()
         return {self._asked: every[self._asked]} if self._asked in every else every
 
@@ -105,18 +105,19 @@ class FederatedCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Do as Lightning does."""
+        """Parse as Lightning does, then call ``loaded``."""
         super().parse_arguments(parser, args)
         self._loaded()
 
     def before_instantiate_classes(self) -> None:
-        """Raise where a group of options is there without any."""
+        """Raise where a group of options is null."""
         for name in ("federation.evaluation", "federation.reporting", "data.splits", "data.files", "data.loader"):
             if self._get(self.config, name, {}) is None:
                 raise ConfigurationError(f"{name}: null: expected its options; leave it out for the defaults.")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """``last.ckpt`` and ``best.ckpt`` are saved, unless callbacks of the configuration save checkpoints."""
+        """Make the trainer; it saves ``last.ckpt`` and ``best.ckpt``, unless callbacks of the configuration save
+        some."""
         trainer = self.config_init.get(str(self.subcommand), self.config_init).trainer
         if trainer.enable_checkpointing is not False and not trainer.barebones:
             given = trainer.callbacks or []
@@ -136,7 +137,7 @@ class FederatedCLI(LightningCLI):
         return made
 
     def _on_ranks(self, trainer: Any) -> dict[str, Any]:
-        """The Trainer's arguments under ``torchrun``, whose processes would otherwise each do the whole."""
+        """Return the Trainer's arguments under ``torchrun``, whose processes would otherwise each do the whole."""
         if not is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return {}
         if self.subcommand != "fit":
@@ -152,11 +153,11 @@ class FederatedCLI(LightningCLI):
         }
 
     def identity(self) -> Identity:
-        """What this experiment is but for its seed. Without ``run``; sets the data up."""
+        """Return the identity of this experiment but for its seed. Without ``run``; sets the data up."""
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         config = yaml.safe_load(self.parser.dump(self.config))
-        return Identity(configured(config), dealt(self.datamodule))
+        return Identity(config_settings(config), sample_hashes(self.datamodule))
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
@@ -192,11 +193,11 @@ class FederatedCLI(LightningCLI):
             print("\n".join(where_results_are(self.trainer)[:lines]), flush=True)
 
     def _parse_ckpt_path(self) -> None:
-        """Lightning would put the checkpoint's model in the place of the one that is asked for. Here what is asked for
+        """Do nothing: Lightning would put the checkpoint's model in the place of the one that is asked for, which here
         is used, or refused where the checkpoint does not allow it."""
 
     def before_fit(self) -> None:
-        """``--ckpt_path last`` and ``best`` are looked up before anything runs, by all four subcommands alike."""
+        """Look ``--ckpt_path last`` and ``best`` up before anything runs, for all four subcommands alike."""
         config = self.config_init[self.subcommand]
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_writable(runs_folder(self.trainer))
@@ -217,7 +218,7 @@ class FederatedCLI(LightningCLI):
             self._leave_no_run(config)
 
     def _leave_no_run(self, config: Any) -> None:
-        """What is evaluated belongs to the run whose checkpoint it is: there is no new one beside it."""
+        """Make no new run beside the one whose checkpoint is evaluated: results belong to that run."""
         # Of a run that goes on in another folder Lightning says so; here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
         if config.ckpt_path is not None and self.subcommand == "predict" and hasattr(self, "written"):
@@ -229,7 +230,7 @@ class FederatedCLI(LightningCLI):
     before_validate = before_test = before_predict = before_fit
 
     def after_fit(self) -> None:
-        """Where the results are, if the table at the end, which says it, is left out."""
+        """Print where the results are, unless the table at the end, which says it, is printed."""
         if not (self.quiet or loop_of(self.trainer).reporting.table):
             self.say_where()
 
@@ -266,5 +267,5 @@ def make_cli(
 
 
 def loop_of(trainer: L.Trainer) -> FederatedLoop:
-    """The federated loop among a trainer's callbacks."""
+    """Find the federated loop among a trainer's callbacks."""
     return next(callback for callback in callbacks_of(trainer) if isinstance(callback, FederatedLoop))

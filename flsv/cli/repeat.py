@@ -24,13 +24,13 @@ from flsv.cli.command import NO_BARS, command_parser, printer, shown
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import dealt_once
 from flsv.report import Run, open_run
-from flsv.report.reading import COLUMNS, RUNS, SUMMARY, summary
+from flsv.report.reading import COLUMNS, RUNS, SUMMARY, seed_summary
 from flsv.results.folder import FolderLock, run_folder
 from flsv.results.terminal import print_table
 from flsv.results.text import percent
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import Kept
+from flsv.utilities.result_file import ResultFile
 
 QUIET = (*NO_BARS, "--federation.reporting.table=false")
 
@@ -66,18 +66,18 @@ def repeat(
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
     first = make_cli([*arguments, f"--seed_everything={first_seed}", *QUIET], run=False, quiet=True)
-    kept = Kept(out / RUNS, COLUMNS, first.identity().flat())
+    kept = ResultFile(out / RUNS, COLUMNS, first.identity().flat())
     with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), first_seed) as file:
         made = _runs(range(first_seed, first_seed + runs), file, kept, out, bars, say)
     if not made[0].metrics:
         raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
-    rows = summary(made)
+    rows = seed_summary(made)
     save_table(out / SUMMARY, rows)
     return rows, out / SUMMARY
 
 
 def _runs(
-    seeds: Sequence[int], arguments: Sequence[str], kept: Kept, out: Path, bars: bool, say: Callable[[str], None]
+    seeds: Sequence[int], arguments: Sequence[str], kept: ResultFile, out: Path, bars: bool, say: Callable[[str], None]
 ) -> list[Run]:
     done = {row["run"]: out / row["folder"] for row in kept.rows}
     made: list[Run] = []
@@ -117,7 +117,7 @@ def _parser() -> ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``repeat`` itself."""
+    """Run ``flsv repeat`` with the arguments that follow its name."""
     options, rest = _parser().parse_known_args(list(args))
     bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):

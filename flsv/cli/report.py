@@ -25,7 +25,7 @@ RULES = ("zero", "shift", "softmax", "refuse")
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``report`` itself."""
+    """Run ``flsv report`` with the arguments that follow its name."""
     parser = command_parser("flsv report", __doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
     parser.add_argument("--client", help="number or name of the client whose page it shall be")
@@ -45,10 +45,16 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "lowest. softmax: everybody gets something. refuse: an error",
     )
     terms.add_argument("--currency", help="of the budget, such as EUR; it says how many decimals amounts have")
+    terms.add_argument(
+        "--judged-by-partners",
+        action="store_true",
+        help="consent to values for which the partners judged models themselves: whoever lies takes others' shares",
+    )
     options = parser.parse_args(list(args))
-    given = {name: value for name in ("by", "rule", "currency") if (value := getattr(options, name)) is not None}
+    names = ("by", "rule", "currency", "judged_by_partners")
+    given = {name: value for name in names if (value := getattr(options, name))}
     if given and options.budget is None:
-        parser.error(f"--{' and --'.join(given)}: say what is shared out, too: --budget 10000")
+        parser.error(f"--{' and --'.join(given).replace('_', '-')}: say what is shared out, too: --budget 10000")
     from flsv.report import Budget, open_run, write_report  # now: what is wrong above is said without waiting for torch
     from flsv.report.facts import fitness
     from flsv.report.shares import SHARES, basis_of

@@ -7,8 +7,9 @@
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
 only and shares out what comes of it by Shapley values. Where the module allows it, the models of all coalitions are
 rows of one batched model and train side by side, with three seeds: all coalitions of up to seven clients, whose values
-are exact; of more clients each alone, every two, and all but one. Where it does not, the command says why, trains each
-client alone, all but one, and all (2 n + 1 trainings, one after the other) and fits a game to their utilities.
+are exact; of more clients each alone, every two, and all but one (of ten to twelve, and all but two). Where it does
+not, the command says why, trains each client alone, all but one, and all (2 n + 1 trainings, one after the other) and
+fits a game to their utilities.
 --trainings singles (n + 1 trainings) ranks clients only: no amounts follow from it. Ranks share the coalitions out.
 Values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with what was trained
 and with whatever was changed. Beside them stand the shares by accuracy, by balanced accuracy and by the loss, and those
@@ -24,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import lightning as L
 import torch
@@ -35,10 +36,10 @@ from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of
 from flsv.cli.command import command_parser, printer, shown
 from flsv.cli.parser import FederatedCLI, loop_of
-from flsv.cli.saved_run import changed_settings, check_data, performance_by, saved_run
+from flsv.cli.saved_run import changed_settings, check_data, judges_of, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
-from flsv.games.performance import CLASSIFICATION
+from flsv.functional.shapley.few_coalitions import Which, default_design, few_coalitions, retrained_shapley
+from flsv.games.performance import CLASSIFICATION, Judges, ModelScore, judged_by, performance_of
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.games.stored_utility import StoredUtility
 from flsv.report.facts import retrained_caveats
@@ -48,7 +49,7 @@ from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import NONE, joined, percent, shares_in
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.retraining.whole_fits import OF_THE_RUN, coalition_loop, trained_in
+from flsv.retraining.whole_fits import OF_THE_RUN, all_take_part, called, coalition_loop, trained_in
 from flsv.sampling import FixedCohort
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
@@ -65,6 +66,7 @@ def retrain(
     *,
     metric: str | None = None,
     mode: str | None = None,
+    judges: Judges | None = None,
     rounds: Count | None = None,
     seeds: Count | None = None,
     overrides: Sequence[str] = (),
@@ -79,6 +81,7 @@ def retrain(
         metric: what a model is worth, on the server's validation set: see :class:`flsv.games.RetrainedUtility`. None:
             by what the run's metrics valued, accuracy if they valued by nothing. Trainings are kept by performance.
         mode: whether less or more of a logged value is better, likewise.
+        judges: on whose samples: the ``"server"``'s, or what the ``"clients"`` hold out. None: as the run's metrics.
         rounds: of each training; default: as many as the run had been given.
         seeds: trainings of every coalition; their spread is then the noise of the fit. None: three where they
             are trained side by side, else one.
@@ -113,7 +116,8 @@ def retrain(
             cli = make(seed)
             if metric is None:
                 metric, mode = performance_by(loop_of(cli.trainer))
-            asked, names, called = _scores(metric)
+            judges = judges or judges_of(loop_of(cli.trainer))
+            asked, names, file = _scores(metric, mode, judges)
             utility = RetrainedUtility(
                 lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]
                 cli.model,
@@ -123,13 +127,16 @@ def retrain(
                 mode=mode,  # type: ignore[arg-type]
                 ranks=ranks,
             )
+            if not utilities and (line := all_take_part(loop_of(cli.trainer))):
+                say(line)
             identity = cli.identity()
             check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": joined(names), "mode": mode}
-            path = run / f"retrained_{called}.csv"
+            path = run / f"retrained_{file}.csv"
             by = metric if mode is None else f"{metric} ({mode})"
+            by = called(asked) if isinstance(asked, ModelScore) else by
             # What ShadowShapley has trained when the run had ended is this very game.
-            ended = [by] if metric not in CLASSIFICATION else names
+            ended = [by] if len(names) == 1 else names
             known = {} if arguments else trained_in(run, ended, seed, cli.trainer.max_epochs)
             keep = partial(StoredUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
             keep = partial(keep, known=known)
@@ -137,13 +144,13 @@ def retrain(
             utilities.append(found)
             everything = len(found) == 2**utility.num_players
             seeds = seeds or (SEEDS if together else 1)
-        majority = _majority(cli, str(metric))
+        majority = _majority(cli, by)
     trained = [str(seed) for seed in range(first, first + len(utilities))]
     facts = {
         "majority": majority,
         "seeds": " ".join(trained),
         "rounds": cli.trainer.max_epochs,
-        "trainings": _design(which, everything),
+        "trainings": _design(which, everything, utility.num_players),
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
     clients = cli.datamodule.client_names
@@ -156,14 +163,17 @@ def retrain(
     return rows, run / RETRAINED
 
 
-def _design(which: Which, everything: bool) -> str:
+def _design(which: Which, everything: bool, num_clients: int) -> str:
     if everything:
         return "all"
-    return "pairs+leave-one-out" if which == "auto" else which
+    return default_design(num_clients) if which == "auto" else which
 
 
-def _scores(metric: str) -> tuple[str | Sequence[str], Sequence[str], str]:
+def _scores(metric: str, mode: Any, judges: Judges) -> tuple[str | ModelScore | Sequence[str], Sequence[str], str]:
     """Return what models are scored by, the scores' names, and their file: a classifier's outputs give all three."""
+    if judges == "clients":
+        measure = judged_by(judges, performance_of("flsv retrain", metric, mode, "metric"))
+        return measure, (metric,), f"clients_{metric.replace('/', '-')}"
     if metric in CLASSIFICATION:
         return CLASSIFICATION, CLASSIFICATION, "scores"
     return metric, (metric,), metric.replace("/", "-")
@@ -245,6 +255,11 @@ def _parser() -> ArgumentParser:
     performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
     parser.add_argument("--metric", help=f"{performances}, or what the module logs; default: the run's metrics'")
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
+    parser.add_argument(
+        "--judges",
+        choices=get_args(Judges),
+        help="on whose samples: the server's, or what all clients hold out; default: as the run's metrics",
+    )
     parser.add_argument("--rounds", type=int, help="of each training; default: the run's")
     parser.add_argument("--seeds", type=int, help="trainings of each coalition; default: 3 where that is quick, else 1")
     return parser
@@ -276,6 +291,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             options.trainings,
             metric=options.metric,
             mode=options.mode,
+            judges=options.judges,
             rounds=options.rounds,
             seeds=options.seeds,
             overrides=rest,

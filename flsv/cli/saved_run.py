@@ -1,4 +1,4 @@
-"""A run of ``flsv fit``, made anew from its folder."""
+"""The trainer, module and data of a run of ``flsv fit``, made anew from its folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import yaml
 
 from flsv.cli.command import NO_BARS
 from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.configuration.identity import Identity, configured
+from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
+from flsv.games.performance import Judges
 from flsv.results.folder import RECORD
 from flsv.utilities.errors import ConfigurationError
 
@@ -33,7 +34,7 @@ QUIET = (
 
 @contextmanager
 def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callable[[int], FederatedCLI], int]]:
-    """What makes a run's trainer, module and data anew with a seed, and the run's own seed.
+    """Yield a function that makes a run's trainer, module and data anew with a seed, and the run's own seed.
 
     Args:
         run: its folder.
@@ -64,8 +65,8 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callab
 
 @contextmanager
 def dealt_once(config: Mapping[str, Any], seed: int) -> Iterator[list[str]]:
-    """The arguments of ``flsv fit`` for a resolved configuration whose runs may have any seed: what is dealt out by
-    ``seed_everything``'s has this one."""
+    """Yield the arguments of ``flsv fit`` for a resolved configuration whose runs may have any seed: what is dealt out
+    by ``seed_everything``'s has this one."""
     with tempfile.TemporaryDirectory() as folder:
         kept = {name: config[name] for name in SECTIONS if name in config}
         kept |= {name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept}
@@ -75,14 +76,14 @@ def dealt_once(config: Mapping[str, Any], seed: int) -> Iterator[list[str]]:
 
 
 def _with_seed(config: Any, seed: int) -> Any:
-    """A configuration with this seed wherever one is left open."""
+    """Return a configuration with this seed wherever one is left open."""
     if isinstance(config, Mapping):
         return {k: seed if k == "seed" and held is None else _with_seed(held, seed) for k, held in config.items()}
     return [_with_seed(each, seed) for each in config] if isinstance(config, list) else config
 
 
 def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
-    """Whether the clients and their samples are those of the run.
+    """Raise unless the clients and their samples are those of the run.
 
     Raises:
         ConfigurationError: by name, who took no part in the run, who is missing, and whose samples are others.
@@ -100,26 +101,27 @@ def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: 
 
 
 def changed_settings(run: Path, identity: Identity) -> list[str]:
-    """Every setting of a run made anew that is not the run's, in words, but for the number of rounds."""
-    before = Identity(configured(yaml.safe_load((run / "config.yaml").read_text())), {})
+    """List every setting of a run made anew that is not the run's, in words, but for the number of rounds."""
+    before = Identity(config_settings(yaml.safe_load((run / "config.yaml").read_text())), {})
     silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
     return [text for text in identity.other_settings(before, "{} instead of {}") if text.split()[0] not in silent]
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """The one by which a run's metrics valued, and its mode; accuracy where none has any. Of values per class, which
-    are of the classes' accuracies, it is their mean.
+    """Return the performance by which a run's metrics valued, and its mode; accuracy where none has any. Values per
+    class, which are by the classes' accuracies, have their mean.
 
     Raises:
         ConfigurationError: they valued by several, or by an object that the command line cannot name.
     """
     found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
     named: dict[tuple[Any, str | None], None] = {}
-    for by in (found | loop.contribution_metrics.performances).values():
-        if by == "per_class_accuracy":
+    for by in (found | loop.board.performances).values():
+        name = by if isinstance(by, str) else by.called
+        if name == "per_class_accuracy":
             named["balanced_accuracy", None] = None
-        elif isinstance(by, str) or by.called:
-            named[by if isinstance(by, str) else by.called, None] = None
+        elif name:
+            named[name, None] = None
         else:
             named[by.of, by.mode] = None
     if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
@@ -127,3 +129,9 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
             f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: say which one by --metric."
         )
     return next(iter(named), ("accuracy", None))
+
+
+def judges_of(loop: FederatedLoop) -> Judges:
+    """Return who judged coalitions' models in a run: the server, unless all of its games were the clients'."""
+    found = {getattr(loop.metrics[name], "judges", "server") for name in loop.board.performances}
+    return "clients" if found == {"clients"} else "server"

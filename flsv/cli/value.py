@@ -21,7 +21,7 @@ from flsv.cli.command import shown
 from flsv.cli.options import instantiated, option_parser
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.data import FederatedDataModule
-from flsv.results.terminal import chosen, print_table
+from flsv.results.terminal import print_table, shown_clients
 from flsv.results.text import numbers
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.charts import drawing
@@ -64,7 +64,7 @@ def value(
     found = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
     seconds = time.perf_counter() - start
     out.mkdir(parents=True, exist_ok=True)
-    columns = columns_of(found)
+    columns = valuation_columns(found)
     names = data.client_names
     cells = {name: column.tolist() for name, column in columns.items()}
     rounded = {name: [f"{x:.6g}" if isinstance(x, float) and x == x else x for x in cells[name]] for name in cells}
@@ -82,19 +82,19 @@ def value(
     if table:
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
         shown_cells = {name: numbers(column) for name, column in cells.items()}
-        print_table(title, names, shown_cells, chosen(found.shares, len(names)))
+        print_table(title, names, shown_cells, shown_clients(found.shares, len(names)))
     return found
 
 
-def columns_of(found: Valuation) -> dict[str, Tensor]:
-    """The columns of the table and of the CSV, ``[n]`` each."""
+def valuation_columns(found: Valuation) -> dict[str, Tensor]:
+    """Return the columns of the table and of the CSV, ``[n]`` each."""
     columns = {"samples": found.samples + found.broken, "distance": found.distances, "share": found.shares}
     columns |= {"flagged": found.flagged, "flagged_share": found.flagged_shares}
     return columns | ({"not_finite": found.broken} if found.broken.any() else {})
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``value`` itself."""
+    """Run ``flsv value`` with the arguments that follow its name."""
     parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
     options = parser.add_function_arguments(value, as_group=False, skip={"data", "valuer", "table"})
     objects = instantiated(parser, args)

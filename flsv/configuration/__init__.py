@@ -1,1 +1,1 @@
-"""What a federation is told before it starts, and which fit it is."""
+"""The arguments that a federation has before it starts, and the identity of a fit."""

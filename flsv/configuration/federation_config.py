@@ -1,4 +1,4 @@
-"""What a federation is put together from: one frozen object, which everybody is given who needs a part of it."""
+"""FederationConfig, the arguments of a federation: one frozen object, given to all who need a part of it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from flsv.aggregation import Aggregator
+from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks.collusion import check_collusion
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Share, check_share
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.data import FederatedDataModule
-from flsv.filters import UpdateFilter
+from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.results.folder import Reporting
-from flsv.sampling import ClientSampler
+from flsv.sampling import ClientSampler, FullParticipation
 from flsv.uploads import Upload, check_order
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError
@@ -34,7 +34,7 @@ ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
 @checked
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """When the clients' own models are evaluated on their own test splits, and which models these are.
+    """The choice of when the clients' own models are evaluated on their own test splits, and which models these are.
 
     Args:
         every: rounds between two evaluations, and after the last; 0 for never.
@@ -56,13 +56,14 @@ class ClientEvaluation:
 
     @property
     def keeps(self) -> bool:
-        """Whether the loop keeps the models that clients trained last."""
+        """Return whether the loop keeps the models that clients trained last."""
         return self.models == "trained" if self.keep_trained is None else self.keep_trained
 
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with what stands in for None.
+    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with what stands in for None; lists are copied,
+    whatever becomes of the caller's own.
 
     Raises:
         ConfigurationError: a wrong argument or combination.
@@ -84,6 +85,16 @@ class FederationConfig:
     engine: str | Callable[..., Any]
 
     def __post_init__(self) -> None:
+        given: Any = self
+        own = {
+            "aggregator": given.aggregator or FedAvg(),
+            "metrics": dict(given.metrics or {}),
+            "sampler": given.sampler or FullParticipation(),
+            "uploads": tuple(given.uploads or ()),
+            "filters": with_finite_check([OutlierFilter()] if given.filters is None else given.filters),
+            "share": list(given.share) if isinstance(given.share, list | tuple) else given.share,
+        }
+        vars(self).update(own)  # it is frozen
         for name, kind in (("evaluation", ClientEvaluation), ("reporting", Reporting)):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigurationError(
@@ -101,12 +112,12 @@ class FederationConfig:
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """The aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
+        """Return the aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
         return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
     @property
     def text(self) -> str:
-        """The parts, and the other arguments that are not as they are by default."""
+        """Describe the strategies, and the other arguments that differ from their defaults."""
         default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
         names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
         given = {**self.strategies, **{name: getattr(self, name) for name in names}}
@@ -114,14 +125,14 @@ class FederationConfig:
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def state_dict(self) -> dict[str, Any]:
-        """What strategies and filters need to know in the next round."""
+        """Return what strategies and filters need in the next round."""
         return {
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "filters": {type(each).__name__: each.state_dict() for each in self.filters},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state_dict``. Filters may be others, see ``UpdateFilter.may_change``."""
+        """Load what ``state_dict`` gave; filters may differ from the saved ones, see ``UpdateFilter.may_change``."""
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state["strategies"][role])
         for each in self.filters:
@@ -137,7 +148,7 @@ class FederationConfig:
         optimizers: Sequence[Optimizer],
         metrics: Mapping[str, Metric],
     ) -> FederationInfo:
-        """What strategies know before the first round."""
+        """Return what strategies are told before the first round."""
         clients = range(data.num_clients)
         sizes = {
             split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
@@ -149,22 +160,22 @@ class FederationConfig:
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
-        """The upload for differential privacy, if any."""
+        """Return the upload for differential privacy, if any."""
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
     def parts(self) -> list[Any]:
-        """Strategies, metrics and uploads."""
+        """Return strategies, metrics and uploads."""
         return [*self.strategies.values(), *self.metrics.values(), *self.uploads]
 
     @property
     def head(self) -> str | None:
-        """The classifier head's name that a part gives; None if none does."""
+        """Return the classifier head's name that a part gives; None if none does."""
         return named_head(self.parts)
 
 
 def named_head(parts: Iterable[Any]) -> str | None:
-    """The classifier head that these name, in their argument ``head``.
+    """Return the classifier head that these parts name in their argument ``head``; None if none does.
 
     Raises:
         ConfigurationError: two of them name different ones.

@@ -55,7 +55,7 @@ class Identity:
 
     Args:
         settings: by dotted name, in words.
-        samples: hashes by holder, see :func:`dealt`.
+        samples: hashes by holder, see :func:`sample_hashes`.
 
     Example:
         >>> before = Identity({"data.batch_size": "32"}, {"server": "ab", "0": "cd"})
@@ -67,33 +67,33 @@ class Identity:
     samples: Mapping[str, str]
 
     def plain(self) -> dict[str, dict[str, str]]:
-        """As JSON can hold it."""
+        """Convert to JSON types."""
         return {"settings": dict(self.settings), "samples": dict(self.samples)}
 
     def flat(self) -> dict[str, str]:
-        """By one name each."""
+        """Return settings and samples under one name each."""
         return {**self.settings, **{f"samples of {_holder(name)}": each for name, each in self.samples.items()}}
 
     @property
     def key(self) -> str:
-        """A short hash of all of it."""
+        """Return a short hash of settings and samples."""
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()[:12]
 
     def differences(self, before: Identity) -> list[str]:
-        """Every setting that is another, and whose samples are others, in words."""
+        """Say in words which settings differ from ``before``, and whose samples do."""
         if not before.settings:
             return ["nothing tells which"]
         who = self.other_holders(before)
         return [*self.other_settings(before), *([f"other samples or labels for {who}"] if who else [])]
 
     def other_settings(self, other: Identity, words: str = "is {} and was {}") -> list[str]:
-        """Every setting that is another there, in these words for the two values."""
+        """Say which settings differ from ``other``'s, each in these words for the two values."""
         here, there = self.settings, other.settings
         pairs = {name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}}
         return [f"{name} {words.format(mine, theirs)}" for name, (mine, theirs) in pairs.items() if mine != theirs]
 
     def other_holders(self, other: Identity) -> str:
-        """Who holds other samples there, in words; the empty string: nobody."""
+        """Name those who hold other samples than in ``other``; the empty string: nobody."""
         names = [n for n in {**other.samples, **self.samples} if self.samples.get(n) != other.samples.get(n)]
         clients = [name for name in names if name != "server"]
         who = [f"clients [{listed(clients, 10)}]"] if clients else []
@@ -101,7 +101,7 @@ class Identity:
 
 
 def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
-    """A loop's settings that make a run what it is, by the names of the options; as it was made, before any round.
+    """Return a loop's settings that determine its numbers, by the names of the options; as they were before any round.
 
     The others (``local_epochs``, what is evaluated, logged and drawn) may change between two rounds.
     """
@@ -113,8 +113,8 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
     return settings | {f"federation.metrics.{name}": described(metric) for name, metric in metrics.items()}
 
 
-def of_fit(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
-    """The identity of a fit, which must be equal when it is resumed.
+def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
+    """Return the identity of a fit, which must be equal when it is resumed.
 
     Args:
         settings: see :func:`settings_of`.
@@ -132,11 +132,11 @@ def of_fit(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
     # A partitioner comes as its repr already.
     texts = {name: _anywhere(v) if isinstance(v, str) else described(v) for name, v in facts.items()}
     told = {f"data.{name}": text for name, text in texts.items() if name != "batch_size"}
-    return Identity({**settings, **told}, dealt(data))
+    return Identity({**settings, **told}, sample_hashes(data))
 
 
 def versions() -> dict[str, str]:
-    """Of the packages whose code makes the numbers, as an identity's settings.
+    """Return the versions of the packages whose code makes the numbers, as an identity's settings.
 
     Example:
         >>> sorted(versions())
@@ -145,16 +145,16 @@ def versions() -> dict[str, str]:
     return {f"version of {name}": version(name) for name in PACKAGES}
 
 
-def configured(config: Mapping[str, Any]) -> dict[str, str]:
-    """A resolved configuration of ``flsv fit`` as an identity's settings: what changes no number is left out; the
-    source of the user's own classes is in, and the versions of the packages.
+def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Turn a resolved configuration of ``flsv fit`` into an identity's settings: without what changes no number, with
+    the source of the user's own classes and the versions of the packages.
 
     Args:
         config: its sections ``model``, ``data``, ``federation`` and ``trainer``. The seed is none of it.
 
     Example:
         >>> files = {"root": "there"}
-        >>> found = configured({"data": {"source": "here/a.csv", "files": files}, "trainer": {"max_epochs": 3}})
+        >>> found = config_settings({"data": {"source": "here/a.csv", "files": files}, "trainer": {"max_epochs": 3}})
         >>> {name: text for name, text in found.items() if name not in versions()}
         {'data.source': "'a.csv'", 'trainer.max_epochs': '3'}
     """
@@ -174,8 +174,8 @@ def configured(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def source_of(made_by: Any) -> str:
-    """A hash of the code of a class, its bases and whatever else is in their files, or of a function; the empty string
-    for what is installed, whose version tells.
+    """Hash the code of a class, its bases and whatever else is in their files, or of a function; the empty string
+    stands for installed code, whose version tells.
 
     Raises:
         OSError: nobody can tell the code, as of a class that was typed into Python.
@@ -195,8 +195,8 @@ def source_of(made_by: Any) -> str:
 
 
 def described(value: Any, depth: int = 4) -> str:
-    """An object by its class and what it was made with, the same in every process. Tensors are left out: they are what
-    it has learnt.
+    """Describe an object by its class and what it was made with, the same in every process. Tensors are left out: they
+    are learnt.
 
     Example:
         >>> from flsv.aggregation import FedAvg
@@ -221,7 +221,7 @@ def described(value: Any, depth: int = 4) -> str:
 
 
 def _made_with(value: Any) -> set[str]:
-    """Names of an object's attributes that say what it was made with."""
+    """Name the attributes of an object that say what it was made with."""
     names = {name for name in vars(value) if not name.startswith("_")}
     names |= {f"_{name}" for name in inspect.signature(type(value).__init__).parameters if f"_{name}" in vars(value)}
     if isinstance(value, Metric):
@@ -230,7 +230,7 @@ def _made_with(value: Any) -> set[str]:
 
 
 def _anywhere(text: str) -> str:
-    """Without addresses in this process's memory."""
+    """Remove addresses in this process's memory from a text."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
@@ -238,8 +238,8 @@ def _anywhere(text: str) -> str:
 _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_names", "client_names", "class_counts"}
 
 
-def dealt(data: FederatedDataModule) -> dict[str, str]:
-    """A hash of every holder's samples and labels, see :func:`of_fit`."""
+def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
+    """Hash every holder's samples and labels, see :func:`fit_identity`."""
     contents = data.content_hashes()
     result = {"server": _hash(contents["server"], data.server_val_indices)}
     for client in range(data.num_clients):
@@ -276,10 +276,10 @@ def _holder(name: str) -> str:
 # ---- as people read it
 
 
-def settings(
+def hyperparameters(
     config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
 ) -> dict[str, Any]:
-    """The run's hyper-parameters, flat.
+    """Return the run's hyper-parameters, flat.
 
     Args:
         config: the loop's.
@@ -297,7 +297,7 @@ def settings(
 
 
 def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
-    """What a federation of these strategies is called, from what is not the default.
+    """Name a federation of these strategies, from what is not the default.
 
     Args:
         strategies: by their roles.
@@ -320,14 +320,14 @@ def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
     return "+".join(parts)
 
 
-def chosen(
+def hparam_columns(
     strategies: Mapping[str, Strategy],
     data: FederatedDataModule,
     seed: int,
     rounds: int | None,
     optimizers: Sequence[Optimizer],
 ) -> dict[str, str | int | float]:
-    """The settings that tell runs apart, for a table of runs: names that a narrow column does not cut.
+    """Return the settings that distinguish runs in a table of runs, under names that a narrow column does not cut.
 
     Args:
         strategies: by their roles.

@@ -17,7 +17,7 @@ from flsv.core.local_data import LocalData
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.round import Round
 from flsv.core.state import ClientUpdate, FederationState
-from flsv.utilities.declared import Declared
+from flsv.utilities.declared import ValidatedArguments
 
 Contributions = Mapping[str, Tensor]
 """The metrics' current values by name: ``[n]`` or ``[n, M]`` over all clients. Clients never seen are NaN, or the
@@ -62,10 +62,7 @@ class FederationInfo:
     filters: Sequence[Any] = ()
 
 
-Federation = FederationInfo  # the name before 1.1
-
-
-class Component(Declared, ABC):
+class Component(ValidatedArguments, ABC):
     """Base class of the parts of a federation: learns the federation's sizes, has a state, and describes itself."""
 
     def begin(self, federation: FederationInfo) -> None:

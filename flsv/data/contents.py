@@ -1,5 +1,4 @@
-"""What the samples hold: hashes of them, so that a run is resumed with the data it began with; and NaN and infinity,
-found before they make every value NaN, or wrong."""
+"""Hashes of samples, so that a run is resumed with the data it began with, and checks for NaN and infinite inputs."""
 
 from __future__ import annotations
 
@@ -23,20 +22,20 @@ from flsv.data.splits import FederatedSplits
 from flsv.utilities.errors import ConfigurationError, in_words
 from flsv.utilities.seeding import isolated_rngs
 
-#: Bytes of a holder's files up to which they are read.
+#: Total bytes of a holder's files up to which their contents are hashed.
 FILE_BYTES = 2**26
-#: Holders of whom a sample is read where samples do not lie in tensors.
+#: Number of holders of which one sample is read where samples do not lie in tensors.
 LOOKED_AT = 8
-_ROWS = 1024  # that are looked at a time
+_ROWS = 1024  # processed at a time
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str, str]:
-    """A hash of each holder's samples.
+    """Hash each holder's samples.
 
-    Of tensors, and of attributes of a data set that are tensors or arrays of its length, all bytes; of a folder of
-    images all files' names and sizes, and the bytes of no more than :data:`FILE_BYTES`. Of any data but tensors the
-    first sample of :data:`LOOKED_AT` holders is read, too, which counts if it is the same when it is read again.
+    All bytes are hashed of tensors, and of attributes of a data set that are tensors or arrays of its length; of a
+    folder of images all files' names and sizes, and the bytes if they are fewer than :data:`FILE_BYTES`. Unless data
+    are tensors, the first sample of :data:`LOOKED_AT` holders is read, too, and hashed if a second reading is equal.
 
     Args:
         dataset: map-style.
@@ -69,7 +68,7 @@ def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
     if isinstance(dataset, DatasetFolder):
         _add_files(digest, [Path(dataset.samples[i][0]) for i in indices.tolist()])
     for name, held in sorted(getattr(dataset, "__dict__", {}).items()):
-        # What is mapped from a file may be larger than the memory.
+        # A memory-mapped file may be larger than the memory.
         if _is_numbers(held) and not isinstance(held, np.memmap) and held.shape[:1] == (len(dataset),):
             digest.update(f"{name}:".encode())
             _add_rows(digest, torch.as_tensor(held), indices)
@@ -98,9 +97,9 @@ def _add_rows(digest: Any, tensor: Tensor, rows: Tensor) -> None:
 
 
 def _read(dataset: Any, index: int) -> bytes:
-    """A sample's bytes; none of one that is another each time it is read, or that cannot be read here.
+    """Hash a sample; return no bytes if two readings differ, or if it cannot be read here.
 
-    A shallow copy is read: what a data set opens when it is first read, its workers open themselves.
+    A shallow copy is read, because files that a data set opens at the first reading must be opened by its workers.
     """
     twice = []
     for _ in range(2):
@@ -109,7 +108,7 @@ def _read(dataset: Any, index: int) -> bytes:
             try:
                 sample = copy.copy(dataset)[index]
             except Exception:
-                return b""  # training says by name what cannot be read
+                return b""  # training raises an error that names the sample
         for leaf in tree_leaves(sample):
             if isinstance(leaf, _PLAIN):
                 digest.update(f"{type(leaf).__name__}{leaf!r};".encode())
@@ -120,7 +119,7 @@ def _read(dataset: Any, index: int) -> bytes:
 
 
 def loader_hash(loaders: Any) -> str:
-    """A hash of the samples that a loader, or several, read; the empty string where there are none to be found."""
+    """Hash the samples that a loader, or several, read; the empty string where no samples can be found."""
     parts: list[str] = []
     for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
         if isinstance(loader, TensorBatches):
@@ -131,7 +130,7 @@ def loader_hash(loaders: Any) -> str:
 
 
 def loader_rows(loaders: Any) -> int | None:
-    """How many samples a loader, or several, read; None where one of them does not say."""
+    """Count the samples that a loader, or several, read; None where one of them does not know its length."""
     rows = 0
     for loader in each_loader(loaders):
         held: Any = loader.indices if isinstance(loader, TensorBatches) else getattr(loader, "dataset", None)
@@ -142,7 +141,7 @@ def loader_rows(loaders: Any) -> int | None:
 
 
 def not_finite(dataset: Dataset) -> Tensor:
-    """Which samples have an input that is not finite, int64 ``[k]``; none of data that are not held as tensors.
+    """Find the samples with an input that is not finite, int64 ``[k]``; empty for data that are not held as tensors.
 
     Args:
         dataset: the last of several tensors are the labels, or what is to be predicted.
@@ -171,7 +170,7 @@ def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Da
 
     Args:
         train: the training data that ``splits`` refer to.
-        splits: who holds which sample.
+        splits: the samples of the server and of each client.
         held_out: validation and test data by name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Corruptions damage the training data of some clients: Gaussian noise on inputs, closed-set and open-set label noise.
+"""Corruptions of some clients' training data: Gaussian noise on inputs, closed-set and open-set label noise.
 
 Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, appendix B.3.
 
@@ -26,12 +26,12 @@ from annotated_types import Ge
 from torch import Tensor
 
 from flsv.utilities.arguments import rounded_up
-from flsv.utilities.declared import Declared, NonNegative, Rules, Share
+from flsv.utilities.declared import NonNegative, Rules, Share, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
 
-class ClientChoice(Declared):
+class ClientChoice(ValidatedArguments):
     """Named clients, a random share of them, or all.
 
     The choice is a function of its arguments and the number of clients only, so that a corruption and an attack with
@@ -69,7 +69,7 @@ class ClientChoice(Declared):
         self.seed = seed
 
     def chosen(self, num_clients: int) -> list[int]:
-        """The clients concerned out of ``num_clients``, ascending."""
+        """Return the numbers of the chosen clients out of ``num_clients``, ascending."""
         if self.clients is not None:
             if max(self.clients, default=0) >= num_clients:
                 raise ConfigurationError(
@@ -90,7 +90,7 @@ class ClientChoice(Declared):
 
 
 class Corruption(ClientChoice, ABC):
-    """Base class: changes the training data of some clients, once, when data are dealt out.
+    """Base class of changes to the training data of some clients, made once, when data are dealt out.
 
     Subclasses override :meth:`corrupt`, which sees one client's training samples and nothing else. The clients' own
     validation and test samples, the server's validation set and everybody else's data stay as they are. So does the
@@ -115,13 +115,13 @@ class Corruption(ClientChoice, ABC):
     #: Classes whose images are irrelevant to the task, see :class:`~flsv.data.OpenSetLabelNoise`.
     unknown_classes: Sequence[int] = ()
 
-    #: Whether :meth:`corrupt` looks at the labels or changes them. Where it does not, data without classes will do,
-    #: whose labels are all 0 for it.
+    #: Whether :meth:`corrupt` uses or changes the labels. If not, data without classes are accepted, whose labels are
+    #: all 0.
     needs_classes: bool = True
 
     @abstractmethod
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """One client's training samples as it will use them: as many, in the same order.
+        """Return one client's training samples as it will use them: as many, in the same order.
 
         Args:
             x: inputs ``[n, ...]`` on the CPU, a copy that may be changed in place.
@@ -131,23 +131,23 @@ class Corruption(ClientChoice, ABC):
         """
 
     def __call__(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """:meth:`corrupt`, in the types that went in."""
+        """Call :meth:`corrupt` and convert its results to the types of the inputs."""
         new_x, new_y = self.corrupt(x, y, num_classes, generator)
         return new_x.to(x.dtype), new_y.to(y.dtype)
 
 
-def some(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """Random indices below ``count``, ``rate`` of them to the nearest whole number, int64.
+def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
+    """Draw a share ``rate`` of the indices below ``count``, to the nearest whole number, int64 ``[n]``.
 
     Example:
-        >>> len(some(10, 0.25, torch.Generator().manual_seed(0)))
+        >>> len(draw_share(10, 0.25, torch.Generator().manual_seed(0)))
         3
     """
     return torch.randperm(count, generator=generator)[: int(rate * count + 0.5)]
 
 
 class GaussianNoise(Corruption):
-    """Adds ``N(mean, std^2)`` to the inputs, drawn once: a sample is the same in every round.
+    """Gaussian noise ``N(mean, std^2)`` on the inputs, drawn once: a sample is the same in every round.
 
     The unit is that of the inputs as the network sees them. The named data sets are normalized by their mean and
     deviation, so ``std=1`` is as strong as the images themselves. Nothing is clipped.
@@ -192,7 +192,7 @@ class GaussianNoise(Corruption):
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if not x.is_floating_point():
             raise ConfigurationError(f"{self!r} adds to floating-point inputs, and these are {x.dtype}.")
-        noisy = some(len(x), self.sample_rate, generator)
+        noisy = draw_share(len(x), self.sample_rate, generator)
         noise = torch.randn(len(noisy), *x.shape[1:], generator=generator) * self.std + self.mean
         if self.pixel_rate < 1:
             # The channels of an image [C, H, W] share their pixels; of anything else, every entry is for itself.
@@ -205,8 +205,8 @@ class GaussianNoise(Corruption):
 class ClosedSetLabelNoise(Corruption):
     """Labels flipped to other classes of the task: ``y -> (y + 1) mod C``, or a class at random.
 
-    Which samples were flipped, :meth:`flsv.data.FederatedDataModule.corrupted_samples` tells; the flip never keeps the
-    label.
+    A flip never keeps the label. :meth:`flsv.data.FederatedDataModule.corrupted_samples` returns which samples were
+    flipped.
 
     Args:
         rate: share of each client's samples that are flipped, to the nearest whole number of samples.
@@ -239,7 +239,7 @@ class ClosedSetLabelNoise(Corruption):
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if num_classes < 2:
             raise ConfigurationError(f"{self!r}: with {num_classes} class there is no other label to give.")
-        flipped = some(len(y), self.rate, generator)
+        flipped = draw_share(len(y), self.rate, generator)
         step: int | Tensor = 1
         if self.to == "random":
             step = torch.randint(1, num_classes, flipped.shape, generator=generator)
@@ -248,7 +248,7 @@ class ClosedSetLabelNoise(Corruption):
 
 
 class OpenSetLabelNoise(Corruption):
-    """Declares some classes unknown to the task; the clients concerned train on their images under known labels.
+    """Label noise by classes unknown to the task: the chosen clients train on their images under known labels.
 
     Unknown classes are not part of the task, so nobody else has their samples: neither the other clients nor any
     validation or test set. ``num_classes`` stays what it is; the unknown classes' outputs are never trained.

@@ -1,4 +1,4 @@
-"""The federation's data: any source, dealt to clients."""
+"""Data module of a federation: any source of samples, partitioned among clients."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv.data.corruption import Corruption
-from flsv.data.federated_data import FederatedData, deal, without_flagged
+from flsv.data.federated_data import FederatedData, partition_data, without_flagged
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
 from flsv.data.sources.base import Files, Reading, Whole
-from flsv.data.sources.columns import GivenColumns, columns_of
+from flsv.data.sources.columns import GivenColumns, as_columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
@@ -33,51 +33,50 @@ _SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
 
 
 class FederatedDataModule(FederationView):
-    """Deals a data set to the clients of a federation, and works in any ``Trainer`` as an ordinary data module too.
+    """Data module that partitions a data set among the clients of a federation; it works in any ``Trainer``, too.
 
-    Its arguments, but for ``batch_size``, cannot be set on a data module that is there.
+    Attributes are read-only after construction, except ``batch_size``.
 
-    A sample is in one place only: the server's validation set, or one client's training, validation or test set.
-    Which, is a function of the seeds and the data.
+    Every sample is in one place only: the server's validation set, or one client's training, validation or test set.
+    The seeds and the data alone decide in which.
 
     Args:
-        source: what to deal out, one of
+        source: the data to partition, one of
 
             - a name or a path, as of :func:`~flsv.data.load_image_data`: ``digits``, ``mnist``, ``fashion_mnist``,
               ``cifar10``, ``cifar100``, a MedMNIST-style ``.npz`` file, a folder of images, a CSV file; or a folder
-              with a folder (``<client>/<class>/*.png``, or one CSV file in it) or a CSV file per client, which are the
-              clients then, called so, while ``val`` and ``test`` beside them are the server's;
+              with one subfolder (``<client>/<class>/*.png``, or one CSV file in it) or one CSV file per client, which
+              is named after it; ``val`` and ``test`` next to them go to the server;
             - a ``LightningDataModule``, used as it is: its training loader tells the data set and how to read it (batch
               size, ``collate_fn``, workers), its validation loader is the server's, its test loader is passed on;
             - a map-style data set, or ``(train, test)``;
             - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.base.array_set`;
             - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
 
-        partitioner: who gets what; by default ``GroupPartitioner()`` where the data are given by client or ``groups``
-            are given, else ``IIDPartitioner(num_clients=5)``.
+        partitioner: assigns samples to clients; by default ``GroupPartitioner()`` where the data are given by client or
+            ``groups`` are given, else ``IIDPartitioner(num_clients=5)``.
         batch_size: samples per training batch; None for the wrapped loader's, else 32.
         clients: the clients' data by name, in place of ``source``: data sets, ``(X, y)`` arrays, DataFrames, Hugging
             Face data sets, or paths of CSV files or of folders of images. Classes that have names are numbered alike at
             all of them, whichever a client has.
-        val: data to validate with on the server, in any of these forms; then no client gives any of its own for that.
-        test: data that no client has, likewise.
-        labels: class of each training sample, 0 .. M-1; or the name of what has them: of the column to predict, where
-            the data have columns, else of an attribute of the training data or of a field of its samples; False for
-            data without classes. By default the integers that end the samples or are called their label, if any. Only
-            those who ask for classes need them (partitioners by label, label noise, metrics per class); data without
-            them are of one class.
+        val: the server's validation data, in any of these forms; then no client sample is set aside for it.
+        test: test data that no client has, likewise.
+        labels: class of each training sample, 0 .. M-1; or a name: of the column to predict, where the data have
+            columns, else of an attribute of the training data or of a field of its samples; False for data without
+            classes. By default the integers that end the samples or are called their label, if any. Only components
+            that use class labels need them (partitioners by label, label noise, metrics per class); without labels,
+            all samples are of one class.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: of a field within one) or of a column that has them; by default the attribute
-            ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`, whose clients are called after their groups.
-        columns: how the columns of a table but ``labels`` and ``groups`` become inputs, and what of that the clients
-            have to agree on: ``Columns(...)``, or its options as a dictionary. The rows that tell means, deviations and
-            categories are the clients' training rows, and no others.
-        splits: what the server and the clients hold out, see :class:`~flsv.data.Splits`.
-        corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
-            ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``Loader(preload=True)`` for it. No
-            validation or test sample changes, and the data set itself does not either.
-        files: where named data sets and files are, see :class:`~flsv.data.Files`.
-        loader: how batches are read, see :class:`~flsv.data.Loader`.
+            ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`, whose clients are named after their groups.
+        columns: how the columns of a table other than ``labels`` and ``groups`` become inputs: ``Columns(...)``, or its
+            options as a dictionary. Means, deviations and categories are fitted on the clients' training rows only.
+        splits: shares that the server and the clients hold out, see :class:`~flsv.data.Splits`.
+        corruptions: changes to some clients' training data, applied in this order, such as
+            ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``Loader(preload=True)``. Validation
+            and test samples and the data set itself stay unchanged.
+        files: location of named data sets and files, see :class:`~flsv.data.Files`.
+        loader: options of batches, see :class:`~flsv.data.Loader`.
 
     Raises:
         ConfigurationError: arguments out of range at construction; from ``setup``, data that are missing, have no
@@ -130,12 +129,12 @@ class FederatedDataModule(FederationView):
         source = str(source) if isinstance(source, Path) else source
         labels, groups = _name(labels), _name(groups)
         self._reading = _reading(source, files, labels, groups, columns)
-        # Not by their names: a wrapped module's own val and test are found here.
+        # Not as attributes val and test: those of a wrapped module have to be found by __getattr__.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = source_name(source) if clients is None else f"{len(clients)} clients' data"
         _check_clients(clients, source, groups)
-        # Whether a folder has data by client is seen when it is read.
+        # A folder shows only when it is read whether it has data by client.
         by_client = clients is not None or groups is not None
         self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
         self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed))
@@ -164,8 +163,8 @@ class FederatedDataModule(FederationView):
     if not TYPE_CHECKING:  # or every misspelt attribute would be one
 
         def __getattr__(self, name: str) -> Any:
-            # Only what is not found here. The module itself is not there yet while a copy or a pickle is made, and
-            # what begins with an underscore is asked for by those who look whether this object has it.
+            # Called only for names that are not found here. The module is missing while a copy or a pickle is made;
+            # private names are probed by libraries that test whether this object has them.
             module = self.__dict__.get("_module")
             if module is None or name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -210,7 +209,7 @@ class FederatedDataModule(FederationView):
             if self._undecided and source.clients:
                 vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
             self._undecided = False
-            self._dealt = deal(
+            self._dealt = partition_data(
                 source,
                 self.partitioner,
                 self.splits,
@@ -227,20 +226,20 @@ class FederatedDataModule(FederationView):
                 self._dropped = held - int(self.num_samples.sum())
 
     def deal_from(self, first_client: int) -> None:
-        """Set up, as one participant's part of a federation, in which its first client has this number."""
+        """Set up as one participant's part of a federation, in which its first client is number ``first_client``."""
         self._stale |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
         self.setup("fit")
 
     def teardown(self, stage: str) -> None:
-        """Tear the wrapped data module down; if that means anything to it, the next ``setup`` starts anew."""
+        """Tear the wrapped data module down, if it overrides ``teardown``; then the next ``setup`` reads it again."""
         if self._module is not None and is_overridden("teardown", self._module):
             self._module.teardown(stage)
             self._stages.clear()
             self._stale = True
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped data module's; what is done here follows from the seed."""
+        """Return the wrapped data module's state; everything else follows from the seed."""
         return {} if self._module is None else self._module.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -248,7 +247,7 @@ class FederatedDataModule(FederationView):
             self._module.load_state_dict(state_dict)
 
     def train_dataloader(self) -> Iterable[Any]:
-        """The coming round's batches in a federation; otherwise all clients' training samples, pooled and shuffled."""
+        """Return the coming round's batches in a federation, else all clients' training samples pooled and shuffled."""
         if self.round_loader is not None:
             return self.round_loader()
         pooled = torch.cat([client["train"] for client in self._data.splits.clients])
@@ -256,11 +255,11 @@ class FederatedDataModule(FederationView):
         return self._shuffled(pooled, generator_for(self.splits.seed, "pooled", epoch))
 
     def val_dataloader(self) -> Any:
-        """The server's validation set; an empty list if there is none."""
+        """Return the server's validation loader; an empty list if there is none."""
         return [] if self._data.val is None else self._data.val
 
     def test_dataloader(self) -> Any:
-        """The test set, which no client has."""
+        """Return batches of the test set, of which no client has a sample."""
         if self._module is not None and is_overridden("test_dataloader", self._module):
             return self._module.test_dataloader()
         test = self._data.test
@@ -269,16 +268,16 @@ class FederatedDataModule(FederationView):
         return self._data.eval_loader(test)
 
     def predict_dataloader(self) -> Any:
-        """The wrapped data module's prediction data, else the test set."""
+        """Return the wrapped data module's prediction loader, else that of the test set."""
         if self._module is not None and is_overridden("predict_dataloader", self._module):
             return self._module.predict_dataloader()
         return self.test_dataloader()
 
-    # What others may read, and tuners set
+    # Attributes that tuners and loggers use
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per training batch: as given, a wrapped data module's ``batch_size``, or, after ``setup``, found."""
+        """Samples per training batch: the argument, the one found by ``setup``, or a wrapped data module's."""
         found = None if self._dealt is None else self._dealt.train_options["batch_size"]
         return self._batch_size or found or getattr(self._module, "batch_size", None)
 
@@ -298,18 +297,18 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 
 def _name(given: Any) -> Any:
-    """A column's name; a DataFrame may call its columns by numbers. Anything else as it is."""
+    """Return a column's name as text (a DataFrame may have numbers); anything else unchanged."""
     return str(given).strip() if isinstance(given, Integral | str) and not isinstance(given, bool) else given
 
 
 def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any) -> Reading:
-    """How data are read."""
+    """Check the arguments about reading against each other and put them together."""
     if columns is not None and isinstance(source, L.LightningDataModule):
         raise ConfigurationError("columns is about a table: give it as source. A data module reads its own.")
     if columns is not None and not isinstance(labels, str):
         raise ConfigurationError("columns says what becomes of a table's columns: say labels, the one to predict.")
     label, group = (each if isinstance(each, str) else None for each in (labels, groups))
-    return Reading(files, label, group, columns_of(columns))
+    return Reading(files, label, group, as_columns(columns))
 
 
 def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:

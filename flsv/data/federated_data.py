@@ -1,4 +1,4 @@
-"""A source's data, dealt out to clients: what the data module knows after ``setup``."""
+"""A source's data, partitioned among clients: everything that the data module knows after ``setup``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flsv.valuation import FedBary, participants_of, sample_values
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Data sets, the samples of each client, and how batches are made.
+    """Data sets, the samples of each client, and the options of batches.
 
     Args:
         train: the training data that all indices of ``splits`` refer to, as the clients have them.
@@ -59,7 +59,7 @@ class FederatedData:
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """One per client; its number where it has no other."""
+        """One name per client; its number where it has no other."""
         return self.splits.names or tuple(map(str, range(len(self.splits.clients))))
 
     @cached_property
@@ -73,11 +73,11 @@ class FederatedData:
         return shapes[0] if shapes else ()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What training batches are rows of; empty where samples are read one by one."""
+        """Return the tensors whose rows make up training batches; empty where samples are read one by one."""
         return tensors_of(self.train, None, self.train_options.get("collate_fn"))[0] or ()
 
     def to_device(self, device: torch.device) -> FederatedData:
-        """The same with training and validation data on a device, where they are held as tensors."""
+        """Return a copy whose training and validation tensors lie on ``device``."""
         _, rows = tensors_of(self.train, None)
         data = TensorDataset(*(tensor.to(device) for tensor in self.tensors()))
         val = self.val
@@ -88,11 +88,11 @@ class FederatedData:
         return replace(self, train=data if rows is None else Subset(data, rows.tolist()), val=val)
 
     def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
-        """Batches in order."""
+        """Return the batches of some samples of a data set (None: of all), in order."""
         return make_loader(dataset, indices, **self.eval_options)
 
 
-def deal(
+def partition_data(
     source: SourceData,
     partitioner: Partitioner,
     options: Splits,
@@ -103,16 +103,16 @@ def deal(
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> FederatedData:
-    """Find the classes, deal the samples out and settle how they are read.
+    """Find the classes, partition the samples among server and clients, and settle how batches are made.
 
     Args:
         source: the data.
-        partitioner: who gets what.
-        options: what is set aside.
-        loader: how batches are read, where the source does not say it or other than it says.
+        partitioner: assigns the samples to clients.
+        options: shares that are set aside for validation and testing.
+        loader: options of reading, which take precedence over the source's own.
         groups: see :func:`~flsv.data.groups.named_groups`; where the source has groups of its own, these count.
         labels: see :class:`~flsv.data.FederatedDataModule`.
-        corruptions: what is wrong with some clients' training data.
+        corruptions: changes to some clients' training data.
         batch_size: samples per training batch; None for the source's, else 32.
 
     Raises:
@@ -149,7 +149,7 @@ def deal(
 def _as_read(
     source: SourceData, loader: Loader, batch_size: int | None
 ) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
-    """The source, in memory where that is asked for, and how training and evaluation batches are made of it."""
+    """Return the source, in memory if ``loader.preload``, and the options of training and evaluation batches."""
     train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.changes()
     eval_options = source.eval_options | loader.changes() | {"drop_last": False}
     if loader.preload:
@@ -168,7 +168,7 @@ def _as_read(
 def _split(
     source: SourceData, classes: Classes, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
-    """Who holds which sample."""
+    """Split the samples among server and clients."""
     if source.clients and not partitioner.keeps_groups:
         named = listed(source.group_names, show=repr)
         raise ConfigurationError(f"The data are given by client ({named}): leave {partitioner!r} out (null).")
@@ -206,7 +206,7 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
 def _corrupted(
     dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
 ) -> tuple[TensorDataset, Tensor, Tensor]:
-    """Let the corruptions act, in turn, on the training samples of the clients that they concern.
+    """Apply the corruptions, in turn, to the training samples of their clients.
 
     Returns:
         The data as the clients have them; the class of each sample, int64 ``[N]``; and whether a sample differs from
@@ -244,7 +244,7 @@ def _corrupted(
 def _without_unknown(
     splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
 ) -> FederatedSplits:
-    """The splits without the samples of unknown classes, but for the training sets of the clients concerned."""
+    """Drop the samples of unknown classes from all splits, except the training sets of the corrupted clients."""
     concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
     known = ~torch.isin(labels, unknown)
     clients = []
@@ -262,18 +262,18 @@ def _without_unknown(
 
 
 def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
-    """The data set without the samples of unknown classes, if there are any such classes."""
+    """Drop the samples of unknown classes from a data set, if there are any such classes."""
     if dataset is None or not len(unknown):
         return dataset
     return Subset(dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist())
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
-    """The data without the training samples that the clients flag; validation and test samples all stay.
+    """Drop the training samples that the clients flag; validation and test samples all stay.
 
     Args:
-        module: holds ``dealt``.
-        dealt: the data.
+        module: the data module that holds ``dealt``.
+        dealt: the partitioned data.
         detector: values the samples; its features must need no model.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a federation reads of its data once they are dealt out: sizes, names, who holds what, and batches."""
+"""Read-only view of partitioned data: sizes, names, every client's samples, and batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LISTED = 20
 
 
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
-    """The read-only part of :class:`~flsv.data.FederatedDataModule`; see there."""
+    """Read-only part of :class:`~flsv.data.FederatedDataModule`; see there."""
 
     partitioner: Partitioner
     splits: Splits
@@ -67,8 +67,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def num_classes(self) -> int:
         """Number of classes.
 
-        1 for data without classes, unless a wrapped data module has a ``num_classes`` of its own, which then is what
-        its users mean.
+        1 for data without classes, unless a wrapped data module has a ``num_classes`` of its own, which then counts.
         """
         theirs = getattr(self._module, "num_classes", None) if self.no_classes else None
         return theirs if isinstance(theirs, int) else len(self.class_names)
@@ -100,7 +99,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def column_cards(self) -> tuple[ColumnCard, ...]:
-        """What became of the columns of a table; empty for other data."""
+        """One card per column of a table, which says what it became; empty for other data."""
         return self._data.columns
 
     @property
@@ -109,7 +108,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.splits.server_val
 
     def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """A client's samples as sorted indices into the source's training data, int64 ``[n]``."""
+        """Return a client's samples as sorted indices into the source's training data, int64 ``[n]``."""
         clients = self._data.splits.clients
         if not 0 <= client < len(clients) or split not in clients[client]:
             raise ConfigurationError(
@@ -118,19 +117,19 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return clients[client][split]
 
     def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """A client's labels, as it has them, int64 ``[n]`` beside :meth:`client_indices`; all 0 without classes."""
+        """Return a client's labels after corruptions, int64 ``[n]`` like :meth:`client_indices`; 0 without classes."""
         return self._data.classes.labels[self.client_indices(client, split)]
 
     def corrupted_samples(self, client: int) -> Tensor:
-        """Which of a client's training samples differ from the source's, bool ``[n]`` beside :meth:`client_indices`.
+        """Mark the training samples of a client that corruptions changed, bool ``[n]`` like :meth:`client_indices`.
 
-        Ground truth for tests and figures. Nothing of it reaches the server.
+        This is ground truth for tests and figures; the server never receives it.
         """
         return self._data.differs[self.client_indices(client)]
 
     def content_hashes(self) -> dict[str, str]:
-        """A hash of the samples of the server's validation set (``"server"``) and of each client, by its number, of all
-        its splits together; see :func:`flsv.data.contents.content_hashes`."""
+        """Hash the samples of the server's validation set (key ``"server"``) and of each client (key: its number), of
+        all its splits together; see :func:`flsv.data.contents.content_hashes`."""
         held = {str(i): torch.cat(list(parts.values())) for i, parts in enumerate(self._data.splits.clients)}
         return {"server": loader_hash(self.val_dataloader()), **content_hashes(self._data.train, held)}
 
@@ -146,7 +145,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         generator: torch.Generator | None = None,
         shuffle: bool = True,
     ) -> TensorBatches | DataLoader:
-        """A client's batches.
+        """Return a client's batches.
 
         Args:
             client: the client's number.
@@ -160,14 +159,15 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.eval_loader(self._data.train, indices)
 
     def _shuffled(self, indices: Tensor, generator: torch.Generator) -> TensorBatches | DataLoader:
-        """Training batches; in order where Lightning wants the same first ones again and again."""
+        """Return shuffled training batches; in order if ``overfit_batches`` wants the same first ones every time."""
+        # mypy: Lightning sets overfit_batches outside of the constructor.
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
         order = None if overfits else generator
         options = self._data.train_options
         return make_loader(self._data.train, indices, generator=order, **options)
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
-        """What is dealt out, on the trainer's device if it is to lie there."""
+        """Return the partitioned data, on the trainer's CUDA device if ``Loader.on_device`` allows and it has room."""
         dealt, device = self._dealt, trainer.strategy.root_device
         if dealt is None or device.type != "cuda" or not self.loader.on_device:
             return dealt
@@ -179,7 +179,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return dealt.to_device(device) if fits else dealt
 
     def describe(self) -> dict[str, str | int | float]:
-        """The data's settings and results, flat, to be logged as hyper-parameters."""
+        """Return the data's settings and results as a flat dictionary, to be logged as hyper-parameters."""
         options, reading = self.splits, self._reading
         facts: dict[str, str | int | float] = {"source": self._source_name, "partitioner": repr(self.partitioner)}
         facts |= {f"splits.{name}": getattr(options, name) for name in ("server_val", "client_val", "client_test")}
@@ -205,13 +205,13 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def test_set(self) -> Any:
-        """The test data, of which a table has ``row_names``; None where there are none, or a data module has them."""
+        """The test data (a table's have ``row_names``); None without test data or where a data module has its own."""
         return self._data.test
 
     def validation(self) -> dict[str, Any] | None:
-        """What the server validates with: ``of`` which data, and how many ``rows``; None where it has none.
+        """Describe the server's validation data: ``of`` (which data) and ``rows`` (how many); None where it has none.
 
-        Where a loader does not know its length, ``rows`` is None.
+        ``rows`` is None where a loader does not know its length.
 
         Example:
             >>> from flsv.data import FederatedDataModule
@@ -230,7 +230,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def seed(self) -> int:
-        """Of all splits but the partition."""
+        """Seed of all splits except the partition, which has its own."""
         return seed_or_default(self.splits.seed)
 
     @property

@@ -1,5 +1,5 @@
-"""What a data set has for every sample beside the samples, by name: columns, and natural groups (a hospital, a writer);
-and what clients are called: by the keys, folders or groups that their samples come from, else by their numbers."""
+"""Entries of a data set for every sample, by name: columns and natural groups (a hospital, a writer); and names of
+clients, made of the keys, folders or groups that their samples come from, else of their numbers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, tuple[str, ...]]:
-    """The natural group of every sample, int64 ``[N]`` numbered in sorted order, and the groups' names; None: none.
+    """Find every sample's natural group, int64 ``[N]`` numbered in sorted order (or None), and the groups' names.
 
     Args:
-        dataset: the training data. Its attribute ``group_kind`` says what its attribute ``groups`` are, such as
-            ``"school"``.
+        dataset: the training data. Its attribute ``group_kind`` is the noun for its ``groups``, such as ``"school"``.
         groups: one entry (number or string) per sample, or the name of an attribute of ``dataset`` or of a field of its
-            samples that has them; None looks for an attribute ``groups``.
+            samples; None looks for an attribute ``groups``.
 
     Raises:
         ConfigurationError: nothing of that name, a length that is not the data set's, or entries that are missing.
@@ -46,29 +45,29 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, t
     elif isinstance(groups, str):
         kind = kind if groups in ("group", "groups") else groups.rpartition(".")[2]
         groups = column(dataset, groups, "groups")
-    ids = np.asarray(groups)
+    ids, samples = np.asarray(groups), len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     # NaN is not itself.
-    if ids.shape != (len(dataset),) or any(entry is None or entry != entry for entry in ids):  # type: ignore[arg-type]
+    if ids.shape != (samples,) or any(entry is None or entry != entry for entry in ids):
         raise ConfigurationError(
-            f"groups needs one entry per training sample, [{len(dataset)}], none of them None or NaN; got shape "  # type: ignore[arg-type]
+            f"groups needs one entry per training sample, [{samples}], none of them None or NaN; got shape "
             f"{list(ids.shape)}. Give each a group, or name a field of the samples, such as 'site' or 'meta.site'."
         )
     found, numbers = np.unique(ids, return_inverse=True)
     return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(found.tolist(), kind)
 
 
-#: A client of several groups is called after so many of them at most.
+#: The number of groups that the name of a client of several groups lists at most.
 _MOST = 3
 _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
 def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
-    """A client in a sentence: its number, and its name if it has one.
+    """Name a client in a sentence: by its number, and its name if it has one.
 
     Args:
         client: its number.
-        names: of the clients; empty where they have none.
-        noun: what a client is called, such as ``"Client"`` at the beginning.
+        names: names of the clients; empty where they have none.
+        noun: the word before the number, such as ``"Client"`` at the beginning.
 
     Example:
         >>> client_called(1), client_called(1, ("0", "1")), client_called(1, ("Boston", "Lyon"))
@@ -81,9 +80,8 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
 def check_spelling(
     names: Iterable[str], where: str, refuse: bool = True, places: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse several classes that a person takes for one (equal numbers, words that differ in case or white space), and
-    a model would tell apart; of categories and clients that may be one, and of abbreviations (``m``, ``male``), only
-    warn.
+    """Refuse classes whose names differ only in spelling (equal numbers, or words up to case and white space); with
+    ``refuse=False``, as for categories and clients, and for abbreviations (``m``, ``male``), only warn.
 
     Example:
         >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
@@ -110,7 +108,7 @@ everywhere.
 
 
 def _join_abbreviations(spellings: dict[Any, list[str]]) -> None:
-    """Add a letter's, or three letters', spellings to those of the only word that begins so; A and AB are two."""
+    """Join the spellings of one or three letters to those of the only word that begins with them; A and AB stay two."""
     words = [each for each in spellings if isinstance(each, str) and each.isalpha()]
     for short in [each for each in words if len(each) in (1, 3)]:
         longer = [each for each in words if each != short and each.startswith(short)]
@@ -128,13 +126,13 @@ def _meaning(name: str) -> Any:
 
 
 def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
-    """Client names from keys, folders or groups: on one line, and never a number alone.
+    """Make client names of keys, folders or groups: on one line, and never a number alone.
 
     A school 7 is rarely client 7, so a number gets a word before it: ``"school 7"``.
 
     Args:
         values: strings or numbers.
-        kind: that word; where it is only ``"group"`` or ``"site"``, numbers 0 .. n-1 stay alone: they are the clients'.
+        kind: that word; with ``"group"`` or ``"site"``, numbers 0 .. n-1 stay as they are: they are the clients'.
 
     Raises:
         ConfigurationError: a name without a character, or two alike.
@@ -156,12 +154,12 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
 
 
 def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]) -> tuple[str, ...]:
-    """Clients that hold whole groups by the names of these, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
+    """Name clients that hold whole groups after these groups, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
 
     Args:
         parts: each client's samples, int64 ``[n]``.
         groups: group of every sample, int64 ``[N]``.
-        names: of the groups, by number.
+        names: names of the groups, by number.
 
     Example:
         >>> import torch
@@ -180,8 +178,8 @@ def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]
 
 
 def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
-    """What ``find`` finds of a data set, an entry per sample; else of what a ``Subset`` or a ``ConcatDataset`` has in
-    it, for its samples; None: nothing."""
+    """Find an entry per sample of a data set by ``find``, else by ``find`` in the data sets that a ``Subset`` or a
+    ``ConcatDataset`` is made of; None if nothing is found."""
     if (found := find(dataset)) is not None:
         return found
     if isinstance(dataset, Subset):
@@ -194,29 +192,31 @@ def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
 
 
 def own_entries(dataset: Dataset, name: str) -> Any:
-    """A data set's own attribute, if it has an entry per sample."""
+    """Return a data set's own attribute if it has an entry per sample, else None."""
     value = getattr(dataset, name, None)
     # Tensors may live on another device, where numpy does not reach them.
     value = value.cpu() if isinstance(value, Tensor) else value
     try:
+        # mypy: a map-style data set has a length.
         return value if value is not None and len(value) == len(dataset) else None  # type: ignore[arg-type]
     except TypeError:
         return None
 
 
 def column(dataset: Dataset, name: str, argument: str) -> Any:
-    """The values of all samples under this name: an attribute of the data set, or a field of each sample.
+    """Read the values of all samples under a name: an attribute of the data set, or a field of each sample.
 
     Args:
         dataset: map-style; its samples are read where it has no such attribute.
         name: of the attribute, or of a key or an attribute of the samples; ``"meta.site"`` is ``site`` in ``meta``.
-        argument: what the name was given as, for the message.
+        argument: the argument that gave the name, for the message.
 
     Raises:
         ConfigurationError: nothing of that name.
     """
     found = entries(dataset, lambda part: own_entries(part, name))
     if found is None:
+        # mypy: a map-style data set has a length.
         found = [_field(dataset[index], name) for index in range(len(dataset))]  # type: ignore[arg-type]
         found = [value.item() if isinstance(value, Tensor) and value.numel() == 1 else value for value in found]
     if any(value is None or callable(value) for value in found):
@@ -226,7 +226,7 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
 
 
 def _field(sample: Any, name: str) -> Any:
-    """What a sample has under a name, or under its parts before and after a dot; None: nothing."""
+    """Read a sample's field, or a field within a field (``outer.inner``); None if there is none."""
     value = sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
     outer, dot, inner = name.partition(".")
     return _field(_field(sample, outer), inner) if value is None and dot else value

@@ -1,8 +1,8 @@
-"""Each sample's class, found once, when data are dealt out, and without decoding images where that can be helped.
+"""Classes of the samples, found once, when data are partitioned, and without decoding images where possible.
 
 Only some parts of a federation need classes: partitioners and corruptions that go by label, metrics per class. Where
-the data have none (texts, images with masks, targets to regress on, graphs, nothing but inputs) all samples are of one
-class, so that a number of samples per client and class is a number of samples per client.
+the data have none (texts, images with masks, regression targets, graphs, inputs alone) all samples are of one class, so
+that counts per client and class are counts per client.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from flsv.utilities.errors import ConfigurationError, in_words
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 #: The name of the only class of data without classes.
 ONE_CLASS = ("samples",)
-#: From so many samples on, classes of fewer than two samples each are none.
+#: From this many samples on, labels with fewer than two samples per value are no classes.
 _MANY = 100
 
 
 class _NoClassError(Exception):
-    """Samples have no classes, and why."""
+    """Error of samples without classes; the message says why."""
 
 
 def dataset_labels(dataset: Dataset) -> Tensor:
-    """The class of every sample, int64 ``[N]``.
+    """Return the class of every sample, int64 ``[N]``.
 
-    Taken from the last tensor of a ``TensorDataset`` or an attribute ``targets`` or ``labels`` of length N, through
-    ``Subset`` and ``ConcatDataset``; otherwise every sample is read once, as ``(x, ..., label)`` or as a dictionary
-    with ``label``, ``labels``, ``target``, ``targets`` or ``y``.
+    Classes are taken from the last tensor of a ``TensorDataset`` or an attribute ``targets`` or ``labels`` of length N,
+    through ``Subset`` and ``ConcatDataset``; otherwise every sample is read once, as ``(x, ..., label)`` or as a
+    dictionary with ``label``, ``labels``, ``target``, ``targets`` or ``y``.
 
     Raises:
         ConfigurationError: samples without one non-negative whole number each.
@@ -52,21 +52,21 @@ def dataset_labels(dataset: Dataset) -> Tensor:
 
 
 def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
-    """The samples' labels ``[N]``, of a type of one of these kinds of NumPy's; samples are read no further than to the
-    first that has no such label.
+    """Read the samples' labels ``[N]``, whose NumPy type is one of ``kinds``; reading stops at the first sample
+    without such a label.
 
     Raises:
         _NoClassError: they are not one number each, or of another kind.
     """
     found = _stored_labels(dataset)
     if found is None:
-        samples = (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]
+        samples = (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]  # map-style: has a length
         found = [_checked([_label_of(sample)], kinds)[0] for sample in samples]
     return _checked(found, kinds)
 
 
 def _checked(labels: Any, kinds: str) -> np.ndarray:
-    """Labels ``[N]`` or ``[N, 1]`` as ``[N]``."""
+    """Check labels ``[N]`` or ``[N, 1]`` and return them as ``[N]``."""
     try:
         found = np.asarray(labels)
     except (TypeError, ValueError) as error:  # lists of several lengths, tensors elsewhere
@@ -79,7 +79,7 @@ def _checked(labels: Any, kinds: str) -> np.ndarray:
 
 
 def _stored_labels(dataset: Dataset) -> Any:
-    """Labels that lie ready, or None."""
+    """Return the labels that a data set has without reading its samples, or None."""
 
     def ready(part: Dataset) -> Any:
         if type(part) is TensorDataset:
@@ -93,7 +93,7 @@ def _stored_labels(dataset: Dataset) -> Any:
 
 
 def _label_of(sample: Any) -> Any:
-    """A sample's label, or None: the last of several, or what has a label's name."""
+    """Return a sample's label: its last element, or its field with a label's name; None if it has none."""
     if isinstance(sample, list | tuple):
         return sample[-1] if len(sample) > 1 else None
     if isinstance(sample, Mapping):
@@ -103,7 +103,7 @@ def _label_of(sample: Any) -> Any:
 
 
 def batch_labels(batch: Any) -> Tensor | None:
-    """The classes int64 ``[B]`` of a batch's samples, where its labels are integers, one each; None: they are not.
+    """Return the classes int64 ``[B]`` of a batch's samples; None unless its labels are one integer per sample.
 
     Example:
         >>> batch_labels((torch.zeros(2, 3), torch.tensor([1, 0])))
@@ -117,10 +117,10 @@ def batch_labels(batch: Any) -> Tensor | None:
 
 
 def whole_numbers(found: np.ndarray) -> np.ndarray:
-    """Labels ``[N]`` of any type as int64.
+    """Convert labels ``[N]`` of any type to int64.
 
     Raises:
-        _NoClassError: one that is no whole number from 0 up, with its position.
+        _NoClassError: a label that is no whole number from 0 up, with its position.
     """
     if found.dtype.kind not in "biuf":
         raise _NoClassError(f"found {found.dtype}")
@@ -136,8 +136,8 @@ def whole_numbers(found: np.ndarray) -> np.ndarray:
 
 
 def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
-    """Labels that the user gave: one class per sample, or the name of a column; int64 ``[N]``."""
-    length = len(dataset)  # type: ignore[arg-type]
+    """Read labels that the user gave, one class per sample or the name of a column, as int64 ``[N]``."""
+    length = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     found = np.asarray(column(dataset, labels, "labels") if isinstance(labels, str) else labels)
     if found.size != length or found.ndim == 0:
         raise ConfigurationError(
@@ -150,14 +150,14 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
 
 
 def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]) -> int:
-    """The number of classes: the number of names, or the largest label plus one.
+    """Count the classes: the number of names, or the largest label plus one.
 
-    Without names, a class that no training sample has is warned of: it may be one that does not exist.
+    Without names, a class below the largest label without a training sample raises a warning: it may not exist.
 
     Args:
-        labels: of the training data, int64 ``[N]``.
-        class_names: of the source, perhaps none.
-        held_out: validation and test data by name; their labels are looked at where they lie ready.
+        labels: labels of the training data, int64 ``[N]``.
+        class_names: the source's names of the classes, perhaps none.
+        held_out: validation and test data by name; their labels count where they are stored apart from the samples.
 
     Raises:
         ConfigurationError: labels that are no whole numbers from 0 up, or one far above all others.
@@ -187,12 +187,12 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
 
 
 def _is_identifier(largest: int, distinct: int) -> bool:
-    """A class each is to be counted: so large a label must be a mistake."""
+    """Return whether labels are too large, for so few distinct ones, to be numbers of classes."""
     return largest >= 1000 and largest >= 10 * distinct
 
 
 def class_names_of(dataset: Dataset) -> tuple[str, ...]:
-    """The data set's attribute ``classes``, found through ``Subset``; empty without one."""
+    """Return the data set's attribute ``classes``, found through ``Subset``; empty without one."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return tuple(map(str, getattr(dataset, "classes", ())))
@@ -200,7 +200,7 @@ def class_names_of(dataset: Dataset) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of the training samples.
+    """Classes of the training samples.
 
     Args:
         labels: class of every sample, int64 ``[N]``; all 0 where there are no classes.
@@ -220,19 +220,19 @@ def find_classes(
     labels: Any = None,
     asking: Sequence[Any] = (),
 ) -> Classes:
-    """The classes of the training samples, or one class where they have none and nobody asks for them.
+    """Find the classes of the training samples; one class for all where they have none and no component needs them.
 
-    Only integers are classes then: a floating-point number may be anything that is to be predicted.
+    If no component needs classes, only integers are taken for them: a floating-point number may be any target.
 
     Args:
         train: the training data, at least one sample.
-        class_names: of the source, perhaps none.
-        held_out: validation and test data by name, whose labels count where they lie ready.
+        class_names: the source's names of the classes, perhaps none.
+        held_out: validation and test data by name; their labels count where they are stored apart from the samples.
         labels: see :class:`~flsv.data.FederatedDataModule`.
         asking: the partitioners, corruptions and others that need classes.
 
     Raises:
-        ConfigurationError: somebody asks and there are none; labels that were given or asked for and are no classes.
+        ConfigurationError: classes are needed and there are none; labels that were given and are no classes.
 
     Example:
         >>> find_classes(TensorDataset(torch.zeros(3, 2), torch.tensor([1, 0, 1])), (), {}).names
@@ -244,7 +244,7 @@ def find_classes(
         if labels is False:
             raise _NoClassError("labels=False says so")
         if labels is not None:
-            # Of the held-out data only an attribute of the same name would say the same.
+            # The held-out data need not have labels of the same name.
             found, held_out = _given_labels(train, labels), {}
         elif asking:
             found = torch.from_numpy(whole_numbers(_read_labels(train, "biuf")))
@@ -255,12 +255,13 @@ def find_classes(
         if asking:
             asked = f"{asking[0]!r} needs each sample's class."
             raise ConfigurationError(f"{asked} {_unusable(train, str(error))}") from error
+        # mypy: a map-style data set has a length.
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
     return Classes(found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number))))
 
 
 def _integer_labels(train: Dataset, named: bool) -> Tensor:
-    """Integers that may be classes.
+    """Return the training samples' labels if these are integers that may be classes, int64 ``[N]``.
 
     Args:
         train: the training data.

@@ -1,10 +1,10 @@
-"""Makes batches: directly from tensors where data are tensors, by torch's DataLoader otherwise.
+"""Batches of samples: gathered from tensors where data are tensors, by torch's DataLoader otherwise.
 
 Both kinds draw the same permutations from the same generator, so which one serves a data set changes its speed only.
 
-Generators that a data set, its transforms or a collate_fn hold stand where all that was read before has left them,
-which a resumed run has not read. So every pass over a loader begins by seeding them, by what the pass is for: in
-training a client's local epoch of a round; in evaluation always alike. Workers each get a stream of their own.
+The state of generators that a data set, its transforms or a collate_fn hold depends on everything that was read before,
+which a resumed run has not read. So every pass over a loader begins by seeding them: in training by the client, the
+round and the local epoch, in evaluation always by the same seed. Each worker gets a stream of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flsv.utilities.seeding import derive_seed
 
 
 class TensorBatches:
-    """Gathers batches from tensors with one ``index_select`` per tensor and batch.
+    """Loader that gathers batches from tensors with one ``index_select`` per tensor and batch.
 
     Args:
         tensors: tensors of equal length ``N`` on one device, as in a ``TensorDataset``.
@@ -66,7 +66,7 @@ class TensorBatches:
         return full + (rest > 0 and not self.drop_last)
 
     def rows(self) -> Sequence[Tensor]:
-        """Rows of each batch of a pass; draws the order that iteration follows."""
+        """Draw the order of a pass and return the rows of each batch, int64 ``[B]`` each."""
         order = self.indices
         if self.generator is not None:
             order = order[torch.randperm(len(order), generator=self.generator)]
@@ -88,7 +88,7 @@ def make_loader(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     **options: Any,
 ) -> TensorBatches | DataLoader:
-    """Batches of a map-style data set, or of some of its samples.
+    """Make a loader of a map-style data set, or of some of its samples.
 
     A ``TensorDataset``, or ``Subset`` of one, with the default ``collate_fn`` is served by :class:`TensorBatches` (then
     ``options`` have no use), anything else by a ``DataLoader``. The numbers of batches and the orders are the same.
@@ -117,10 +117,10 @@ def make_loader(
         return TensorBatches(tensors, rows, batch_size, drop_last=drop_last, generator=generator)
     collate_fn = collate_fn or default_collate
     subset = dataset if indices is None else Subset(dataset, indices.tolist())
-    # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
-    # with a generator of its own it does neither.
+    # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
     own = torch.Generator().manual_seed(generator.initial_seed() if generator is not None else 0)
     kind = SeededLoader if held_generators(subset, collate_fn) else DataLoader
+    # mypy: a map-style data set has a length.
     sampler: Any = SequentialSampler(subset) if generator is None else _Shuffled(len(subset), generator)  # type: ignore[arg-type]
     return kind(
         subset,
@@ -136,19 +136,19 @@ def make_loader(
 def tensors_of(
     dataset: Dataset, indices: Tensor | None, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """The tensors that batches of ``dataset`` are rows of, and which of their rows are meant; ``(None, None)`` where
-    samples are read one by one."""
+    """Return the tensors whose rows make up the batches of ``dataset``, and the indices of these rows (None: all);
+    ``(None, None)`` where samples are read one by one."""
     # Exact types: a subclass may do anything in __getitem__.
     while type(dataset) is Subset:
         outer = torch.as_tensor(dataset.indices, dtype=torch.long)
         indices = outer if indices is None else outer[indices]
         dataset = dataset.dataset
     plain = type(dataset) is TensorDataset and collate_fn in (None, default_collate)
-    return (dataset.tensors, indices) if plain else (None, None)  # type: ignore[attr-defined]
+    return (dataset.tensors, indices) if plain else (None, None)  # type: ignore[attr-defined]  # plain says what it is
 
 
 class _Shuffled(Sampler[int]):
-    """A new order for every pass, one ``randperm`` each: torch's RandomSampler draws a second, which it throws away."""
+    """Sampler of a new order for every pass by one ``randperm``; torch's RandomSampler would draw a second, unused."""
 
     def __init__(self, length: int, generator: torch.Generator) -> None:
         self.length = length
@@ -164,7 +164,7 @@ class _Shuffled(Sampler[int]):
 def preload(
     dataset: Dataset, collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0
 ) -> TensorDataset:
-    """The whole of ``dataset`` in memory, so that batches need no Python per sample.
+    """Read the whole of ``dataset`` into memory, so that batches need no Python per sample.
 
     For data sets that decode or transform each sample anew, always to the same result. Random augmentation would be
     frozen at its first draw: a module's ``on_after_batch_transfer`` can do it.
@@ -197,18 +197,19 @@ def preload(
 
 
 _KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Generator)
-#: The global ones, which are seeded anyway.
+#: The global generators, which are seeded anyway.
+# Of types: the stubs declare no private generators.
 _GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)  # type: ignore[attr-defined]
-#: What is not looked into: data, and whoever may hold everything.
+#: Types that are not searched: data, and objects that refer to everything.
 _CLOSED = (str, bytes, int, float, Tensor, np.ndarray, type, L.Trainer, L.LightningModule, L.LightningDataModule)
-#: How many objects may lie between a data set and a generator; how far a collection is looked into: file names go by
-#: the million.
+#: How many objects may lie between a data set and a generator; how many entries of a collection are searched, since
+#: lists of file names may be very long.
 _DEPTH, _LOOKED_AT = 4, 1000
 
 
 def held_generators(*holders: Any) -> list[Any]:
-    """The random generators that objects hold in attributes, of their classes too (MONAI's ``R``), lists, tuples and
-    dictionaries; each once. At most four objects may lie between a data set and its generator.
+    """Find the random generators that objects hold in attributes, of their classes too (MONAI's ``R``), lists, tuples
+    and dictionaries; each is returned once. At most four objects may lie between a data set and its generator.
 
     Example:
         >>> class Cropped(torch.utils.data.Dataset):
@@ -245,7 +246,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
-    """Put every one of them at the start of a stream of its own."""
+    """Seed each of the generators with a stream of its own, derived from ``seed`` and ``path``."""
     for place, generator in enumerate(generators):
         derived = derive_seed(seed, "held generator", place, *path)
         if isinstance(generator, np.random.RandomState):
@@ -271,7 +272,7 @@ class SeededLoader(DataLoader):
 
 
 def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int) -> None:
-    """A ``worker_init_fn``: copies of one generator in several workers would draw the same."""
+    """Seed a worker's generators (as ``worker_init_fn``): their copies in several workers would draw the same."""
     seed_held(held_generators(*holders), seed, worker)
     if init is not None:
         init(worker)
@@ -280,7 +281,7 @@ def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] 
 @checked
 @dataclass(frozen=True)
 class Loader:
-    """How batches are read, in ``DataLoader``'s own names; where an option is None, as the wrapped loader reads them.
+    """Options of batches, named as ``DataLoader``'s; None takes the wrapped loader's own.
 
     Args:
         eval_batch_size: samples per evaluation batch; None for the wrapped loader's, else ``batch_size``, and at least
@@ -306,6 +307,6 @@ class Loader:
     on_device: bool = True
 
     def changes(self) -> dict[str, bool | int]:
-        """What replaces the options of the source's own loaders."""
+        """Return the options that replace those of the source's own loaders."""
         given = {"drop_last": self.drop_last, "num_workers": self.num_workers, "pin_memory": self.pin_memory}
         return {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Base class of partitioners, its plainest ones (at random, by natural groups, one client alone), and who has what."""
+"""Base class of partitioners; partitions at random, by natural groups, into one client; counts and plots of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from annotated_types import Ge
 from torch import Generator, Tensor
 
 from flsv.utilities.charts import PALETTE, label_text
-from flsv.utilities.declared import Declared
+from flsv.utilities.declared import ValidatedArguments
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
@@ -19,8 +19,8 @@ from flsv.utilities.seeding import generator_for
 Clients = Annotated[int, Ge(2), "A federation needs at least 2 clients."]
 
 
-class Partitioner(Declared, ABC):
-    """Base class: assigns a data set's samples to clients.
+class Partitioner(ValidatedArguments, ABC):
+    """Base class of partitioners, which assign a data set's samples to clients.
 
     Subclasses override :meth:`partition`; calling the object checks what goes in and what comes out. The result is a
     function of the seed and of what the call is given, nothing else: no global random generator is read or moved.
@@ -44,14 +44,13 @@ class Partitioner(Declared, ABC):
     num_clients: int
 
     needs_classes: bool = True
-    """Whether :meth:`partition` looks at the labels. Where it does not, data without classes will do, whose labels are
-    all 0."""
+    """Whether :meth:`partition` uses the labels. If not, data without classes are accepted, whose labels are all 0."""
 
     keeps_groups: bool = False
-    """Whether every natural group is dealt to one client as a whole, whose name is the group's then."""
+    """Whether every natural group goes to one client as a whole; clients are then named after their groups."""
 
     first_client: int = 0
-    """The number, in the federation, of the first client that is dealt to."""
+    """Number, in the federation, of the first client that gets samples."""
 
     def __init__(self, num_clients: Clients, seed: int | None = None) -> None:
         self.num_clients = num_clients
@@ -61,7 +60,7 @@ class Partitioner(Declared, ABC):
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> Sequence[Tensor]:
-        """The clients' sample indices, in any order inside a client. No sample twice; samples may stay unused.
+        """Return each client's sample indices, in any order. No sample is returned twice; samples may stay unused.
 
         Args:
             labels: class of every sample, int64 ``[N]``, at least ``num_clients`` of them.
@@ -98,7 +97,7 @@ class Partitioner(Declared, ABC):
 
 
 def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) -> Tensor:
-    """The number of samples of each class at each client: int64 ``[num_clients, num_classes]``.
+    """Count the samples of each class at each client: int64 ``[num_clients, num_classes]``.
 
     Example:
         >>> partition_counts([torch.tensor([0, 2]), torch.tensor([1])], torch.tensor([0, 1, 1]), num_classes=2)
@@ -109,7 +108,7 @@ def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) 
 
 
 def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
-    """``indices`` in random order."""
+    """Return ``indices`` in random order."""
     return indices[torch.randperm(len(indices), generator=generator)]
 
 
@@ -177,7 +176,7 @@ def plot_partition(
 
 
 class IIDPartitioner(Partitioner):
-    """Random samples in equal numbers (they differ by at most one).
+    """Partition at random in equal numbers of samples (they differ by at most one).
 
     Args:
         num_clients: number of clients, at least 2.
@@ -195,14 +194,14 @@ class IIDPartitioner(Partitioner):
 
 
 class GroupPartitioner(Partitioner):
-    """One client per natural group, or whole groups dealt to a given number of clients.
+    """Partition by natural groups: one client per group, or whole groups dealt to a given number of clients.
 
     A group is never split. With fewer clients than groups, groups are dealt in turn from the largest to the smallest,
     which keeps the clients' sizes close where the groups are many.
 
     Args:
         num_clients: number of clients, at least 2; None makes one client of each group, in the groups' order, and is
-            known to the caller only after the data have been seen. Clients are called after their groups.
+            known only after the data have been read. Clients are named after their groups.
         seed: taken for uniformity; nothing here is random.
 
     Raises:
@@ -218,7 +217,7 @@ class GroupPartitioner(Partitioner):
     keeps_groups = True
 
     def __init__(self, num_clients: Clients | None = None, seed: int | None = None) -> None:
-        self.num_clients = num_clients  # type: ignore[assignment] # unknown until the groups are seen
+        self.num_clients = num_clients  # type: ignore[assignment]  # unknown until the groups are seen
         self.seed = seed
 
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
@@ -240,7 +239,7 @@ class GroupPartitioner(Partitioner):
 
 
 class OneClient(Partitioner):
-    """No partition: all data belong to one participant, which trains with others in other processes.
+    """Partition into a single client: all data belong to one participant, the others train in other processes.
 
     Args:
         seed: taken for uniformity; nothing here is random.

@@ -1,5 +1,6 @@
-"""Clients that differ in size and in labels: given proportions, Dirichlet shares (Hsu et al. 2019), a few classes each,
-label-sorted shards (McMahan et al. 2017, Communication-Efficient Learning of Deep Networks, section 3), a long tail."""
+"""Partitioners whose clients differ in size and labels: given proportions, Dirichlet shares (Hsu et al. 2019), a few
+classes each, label-sorted shards (McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", section 3), a long tail."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _MAX_DRAWS = 1000
 
 
 class DirichletPartitioner(Partitioner):
-    """Each class's samples are split over the clients in proportions drawn from ``Dirichlet(alpha, ..., alpha)``.
+    """Partition of each class over the clients in proportions drawn from ``Dirichlet(alpha, ..., alpha)``.
 
     Small ``alpha``: each class sits with few clients; large ``alpha``: close to IID. All samples are used. The whole
     draw is repeated until every client has ``min_samples``, at most 1000 times.
@@ -69,7 +70,7 @@ class DirichletPartitioner(Partitioner):
 
 
 class PathologicalPartitioner(Partitioner):
-    """Every client holds exactly ``classes_per_client`` classes; a class is split evenly among its holders.
+    """Partition with exactly ``classes_per_client`` classes a client; a class is split evenly among its holders.
 
     Classes are dealt at random, the least held first: no class is held twice while another has no holder, so all are
     held when ``num_clients * classes_per_client >= num_classes``. Otherwise some classes' samples stay unused.
@@ -118,7 +119,7 @@ class PathologicalPartitioner(Partitioner):
 
 
 class ShardPartitioner(Partitioner):
-    """Sort by label, cut into equal shards, deal ``shards_per_client`` random shards to each client.
+    """Partition of samples sorted by label and cut into equal shards, ``shards_per_client`` random ones a client.
 
     A client sees at most about ``shards_per_client`` classes (one more for each class border inside a shard), and all
     clients have the same number of samples up to one per shard. All samples are used.
@@ -153,7 +154,7 @@ class ShardPartitioner(Partitioner):
 
 
 class SizePartitioner(Partitioner):
-    """Random samples in given proportions, all of them used.
+    """Partition at random in given proportions; all samples are used.
 
     Args:
         proportions: one positive number per client, on any scale: ``[2, 3, 4, 5, 6]`` gives the clients 2/20 .. 6/20 of
@@ -180,9 +181,9 @@ class SizePartitioner(Partitioner):
 
 
 class ProportionPartitioner(Partitioner):
-    """A partition given by a matrix with one row per client and one column per class.
+    """Partition given by a matrix with one row per client and one column per class.
 
-    What an entry says is chosen by ``of``:
+    ``of`` chooses the meaning of an entry:
 
     - ``"class"``: the share of that class's samples which this client receives. A column sums to at most 1; what is
       missing to 1 stays unused.
@@ -255,7 +256,7 @@ class ProportionPartitioner(Partitioner):
         )
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
-        """Whole numbers of samples, int64 ``[num_clients, num_classes]``, that the classes can bear."""
+        """Round to whole numbers of samples, int64 ``[num_clients, num_classes]``, within those of each class."""
         if self.of == "class":
             ends = (entries.cumsum(0) * available).round().long().minimum(available)
             return ends.diff(dim=0, prepend=torch.zeros(1, len(available), dtype=torch.long))
@@ -277,7 +278,7 @@ class ProportionPartitioner(Partitioner):
 
 
 class LongTail(Partitioner):
-    """Applies another partitioner to a long-tailed subset of the samples.
+    """Partition of a long-tailed subset of the samples by another partitioner.
 
     Cao et al., "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss", NeurIPS 2019, section 4: class
     j of C keeps n_max * ratio^(-j / (C - 1)) samples. It is the first scenario of ShapleyFL (KDD 2023, appendix B.3).
@@ -316,7 +317,7 @@ class LongTail(Partitioner):
         return [kept[part] for part in parts]
 
     def _tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
-        """Sorted indices of the samples that stay."""
+        """Draw the samples that stay and return their sorted indices, int64 ``[n]``."""
         available = torch.bincount(labels, minlength=num_classes)
         present = available.nonzero().flatten().tolist()
         falls = torch.linspace(0, 1, len(present), dtype=torch.float64)
@@ -335,13 +336,13 @@ class LongTail(Partitioner):
 def _by_class(
     labels: Tensor, classes: Iterable[int], generator: Generator, split: Callable[[int, Tensor], Sequence[Tensor]]
 ) -> list[Tensor]:
-    """The clients' samples, where ``split`` deals out the samples of a class, in random order."""
+    """Return the clients' samples, where ``split`` divides each class's samples, in random order, among the clients."""
     pieces = [split(label, shuffled(torch.nonzero(labels == label).flatten(), generator)) for label in classes]
     return [torch.cat(parts) for parts in zip(*pieces)]
 
 
 def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) -> Tensor:
-    """The matrix, float64 ``[num_clients, num_classes]``, single entries spread over the row."""
+    """Convert the matrix to float64 ``[num_clients, num_classes]``, single entries spread over the row."""
     classes = num_classes or max(map(len, matrix))
     rows = [list(row) * classes if len(row) == 1 else list(row) for row in matrix]
     widths = sorted({len(row) for row in rows})

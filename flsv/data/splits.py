@@ -1,5 +1,4 @@
-"""What is set aside, and who holds which training sample: the server's validation set, and every client's train,
-validation and test."""
+"""Splits of the samples: the server's validation set, and every client's training, validation and test set."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ Part = Annotated[float, Ge(0), Lt(1), "0.1 is 10 %."]
 @checked
 @dataclass(frozen=True)
 class Splits:
-    """What is set aside before and after partitioning, and what is left out.
+    """Shares of the samples that are set aside before and after partitioning, or left out.
 
     Args:
         server_val: share of the training data that the server validates on, taken out before partitioning, unless the
@@ -65,7 +64,7 @@ class Splits:
 
     @cached_property
     def detector(self) -> FedBary | None:
-        """What flags samples; None: none are left out."""
+        """The method that flags the samples to leave out; None to leave out none."""
         return FedBary() if self.drop_flagged is True else self.drop_flagged or None
 
 
@@ -76,7 +75,7 @@ class FederatedSplits:
     Args:
         server_val: the server's validation samples; empty where validation data come from elsewhere.
         clients: per client, a dictionary with ``train``, ``val`` and ``test``.
-        names: of the clients; empty where they have none but their numbers.
+        names: names of the clients; empty where they have only numbers.
     """
 
     server_val: Tensor
@@ -94,7 +93,7 @@ def split_federation(
     group_names: Sequence[str] = (),
     whole: bool = False,
 ) -> FederatedSplits:
-    """Deal the samples ``pool`` out to the server and the clients.
+    """Split the samples ``pool`` among the server and the clients.
 
     Args:
         labels: class of every sample of the training data, int64 ``[N]``.
@@ -102,9 +101,9 @@ def split_federation(
         groups: natural group of every sample ``[N]``, or None.
         pool: indices of the samples to use, int64 ``[n]``.
         partitioner: deals what the server leaves to the clients.
-        options: fractions and seed.
-        group_names: of the groups, by number, for the names of clients that have whole groups.
-        whole: whether no group may go lost.
+        options: shares and seed.
+        group_names: names of the groups, by number, from which clients of whole groups get theirs.
+        whole: whether every group must keep a sample at a client.
 
     Raises:
         ConfigurationError: a server validation set or a client's training set without samples; with ``whole``, a group
@@ -156,8 +155,8 @@ def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> Non
 
 
 def _sizes(samples: int, options: Splits) -> tuple[int, int, int]:
-    """A client's numbers of samples for training, validation and test. Of the latter at least one where they are asked
-    for: the mean over clients of an evaluation needs them all."""
+    """Return a client's numbers of training, validation and test samples. Validation and test have at least one sample
+    unless their share is 0, because an evaluation's mean over clients needs all clients."""
     val, test = (
         max(1, int(fraction * samples + 0.5)) if fraction > 0 else 0
         for fraction in (options.client_val, options.client_test)

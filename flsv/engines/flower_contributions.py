@@ -21,9 +21,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 from torchmetrics import Metric
 
-from flsv.results.folder import CONTRIBUTIONS, FolderLock, Reporting
-from flsv.results.measured import Results
+from flsv.results.curves import curves_of
+from flsv.results.folder import CONTRIBUTIONS, FolderLock
 from flsv.results.record import now, record_head, write_record
+from flsv.results.rows import RoundResults
 from flsv.results.run_table import CSV
 from flsv.results.tensorboard import TensorBoard
 from flsv.server.value_round import RoundValues, metrics_by_name, value_round
@@ -231,8 +232,8 @@ class _Files:
         }
         for about in self._record["metrics"].values():
             about["to_pay_by"] = False
-        self._names: list[str] = []  # of all clients, as in the files
-        self._results = Results(metrics, self._names, None)
+        self._names: list[str] = []  # of all, as the files have them
+        self._results = RoundResults(metrics, self._names, None)
         self._csv = CSV(folder / CONTRIBUTIONS, self._names)
         self._logger = TensorBoardLogger(folder, name="", version="")
         self._board: TensorBoard | None = None
@@ -255,7 +256,7 @@ class _Files:
         weights = torch.full((len(known),), math.nan).double()
         weights[[*samples]] = torch.tensor([count or 1 for count in samples.values()]).double()
         values = {**found.values, **found.per_class}
-        result = self._results.after(index, False, values, weights / weights.nansum(), {}, {}, {}, False)
+        result = self._results.round_result(index, values, weights / weights.nansum())
         self._csv.write(result)
         self._board.write(result)
         self._board.flush()
@@ -270,7 +271,7 @@ class _Files:
         if self._board is not None:
             self._board.close()
         trainer: Any = SimpleNamespace(max_epochs=None, callback_metrics={})
-        return TensorBoard(self._logger, trainer, self._metrics, names, None, Reporting(figures=0))
+        return TensorBoard(self._logger, trainer, self._metrics, names, None, curves_of(self._metrics, True))
 
     def finish(self) -> None:
         """Record that the run has ended, and log where its files are."""

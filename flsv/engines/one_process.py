@@ -14,13 +14,13 @@ from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.several_processes import IdleLoader, idle_patches
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, map_clients
+from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, opened
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Sharing, sharing
-from flsv.core.strategy import FederationInfo
 from flsv.data import FederatedDataModule
 from flsv.games import CoalitionGames, ModelScore
+from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
 from flsv.training.client_manager import ClientManager, try_forward
 from flsv.training.cohort import CohortLoader, CohortTraining
@@ -35,7 +35,7 @@ Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
 def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
-    """Make the map between module and vectors, and select the entries that ``share`` excludes; sites do the same."""
+    """Return the map, the same on both sides of a federation, and what does not travel because of ``share``."""
     private = [pattern for strategy in config.strategies.values() for pattern in strategy.private]
     shared = sharing(config.share, module, config.head)
     return ParameterSpace(module, config.head, private, **shared._asdict()), shared
@@ -122,16 +122,6 @@ class OneProcess:
             evaluating: the metrics for which clients evaluate models.
         """
 
-    def federation_info(self, metrics: Mapping[str, Any]) -> FederationInfo:
-        """Return the facts that strategies are given before the first round."""
-        state, optimizers = self._state, self.trainer.optimizers
-        return self._config.federation_info(state.model(), self.space, self.data, state.seed, optimizers, metrics)
-
-    def check_algorithm(self) -> None:
-        """Let the client algorithm check the fit."""
-        if (algorithm := self._strategies.get("client_algorithm")) is not None:
-            algorithm.check_fit(self.trainer, self._config)
-
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
         """Make the evaluation of coalitions' models, and try every evaluation that the run will do.
 
@@ -144,6 +134,8 @@ class OneProcess:
         """
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
+        judged = {each.evaluator: each for each in measures.values() if isinstance(each, ModelScore) and each.judged}
+        measures = {name: measure for name, measure in measures.items() if getattr(measure, "judged", False) is False}
         classified = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
         every = self._config.evaluation.every if self.clients_here else 0
         if every:
@@ -156,10 +148,14 @@ class OneProcess:
                 self.manager.any_task(0, "val", performance)
             elif asks.evaluates:
                 self.manager.tried()
-        if not measures:
+        if not measures and not judged:
             return None
         asking = {f"metric {name!r}": measure for name, measure in measures.items()}
         validated = make_evaluators(trainer, self.space, val, asking, seed=self._state.seed)
+        for key, measure in judged.items():
+            judges = ClientJudges(self.space, self.manager.clients, self.data, measure, self.device, self._state.note)
+            judges.check(self._state.model())
+            validated[key] = judges
         evaluator = None
         if classified:
             try:
@@ -184,18 +180,18 @@ class OneProcess:
     # ---- a round
 
     def loader(self) -> Any:
-        """Return the train dataloader of the current round's cohort, the same object if called again."""
+        """Return the train dataloader of the current round's cohort; it may be asked for twice."""
         if self._loader is None or self._loader.round_index != self._state.round_index:
             self._loader = self._load(self._state.cohort)
         return self._loader
 
     def begin_round(self) -> Tensor:
-        """Begin a round, and return the global model ``[P]``, which the module holds."""
+        """Begin a round: return the global model ``[P]``, which the module holds."""
         self.cohort.turn.shared.begin_round()
         return self.cohort.global_vector
 
     def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
-        """Send the cohort its instructions.
+        """Tell the cohort what to do.
 
         Args:
             instructions: the instructions by client id.
@@ -205,7 +201,7 @@ class OneProcess:
         self.cohort.begin_round(self._batches(), instructions, self.data.num_samples)
 
     def end_training(self) -> CohortTraining:
-        """End the cohort's training, and return it with its updates."""
+        """End the cohort's training, and return what has come of it."""
         training = self.cohort
         training.turn.shared.end_turns()
         colluders = [each for each in self._config.uploads if isinstance(each, Collusion)]
@@ -213,14 +209,14 @@ class OneProcess:
         return training
 
     def agree(self, round: Round, contributions: Mapping[str, Tensor]) -> None:
-        """Check at the end of a round that all processes have computed the same; here there is one."""
+        """Check, when the round is over, that all processes that are the server have come to the same."""
 
     def commit(self) -> None:
-        """Keep the state that clients have staged in this round."""
+        """Keep what clients have staged in this round."""
         self.store.commit()
 
     def settle(self) -> None:
-        """Prepare for the next cohort, which has been drawn."""
+        """Do what can only be done once the next cohort is drawn."""
 
     def discard(self) -> bool:
         """Forget an unfinished round. Return whether there was one."""
@@ -228,7 +224,7 @@ class OneProcess:
         return self._cohort is not None and self._cohort.discard()
 
     def within_round(self) -> dict[str, Tensor] | None:
-        """Return the global model's ``state_dict`` at the start of the round within a round; else None."""
+        """Return the global model's ``state_dict`` at the round's start while the module is a client; else None."""
         return self.cohort.turn.shared.global_state_dict() if self.cohort.active else None
 
     # ---- between rounds
@@ -252,9 +248,11 @@ class OneProcess:
         return self._received(instruct)
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
-        """Let the round's clients write their pictures, each into its own folder below this one."""
-        names, clients = client_folders(self.data.client_names), [self.manager.clients[client] for client in cohort]
-        map_clients(clients, lambda client: client.ask(write_artifacts, folder / names[client.id], round_index))
+        """Write the pictures that clients of the round keep, each into its own folder below this one."""
+        names = client_folders(self.data.client_names)
+        for client in set(self._mine()).intersection(cohort):
+            with opened(self.manager.locals[client]) as local:
+                write_artifacts(local, folder / names[client], round_index)
 
     def kept(self) -> dict[int, Any]:
         """Return what clients keep between two rounds, for a checkpoint."""
@@ -263,7 +261,7 @@ class OneProcess:
     # ---- the end
 
     def failed(self, exception: BaseException, place: str) -> None:
-        """React to an exception that ends the fit; ``place`` says where it was raised."""
+        """Take note that the fit has failed with this exception."""
 
     def close(self) -> None:
         """Restore the trainer as it was before the fit."""
@@ -286,7 +284,7 @@ class OneProcess:
         return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
 
     def _batches(self) -> Any:
-        """Return the batches that the cohort trains on; in this engine the Trainer's own."""
+        """Return the batches that clients train on; in this engine those that the Trainer goes through."""
         return self.loader()
 
     def _load(self, clients: list[int]) -> CohortLoader:

@@ -154,8 +154,9 @@ def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
             evaluators[key] = run.server.games.evaluator_of(measure)
             scores[key] = evaluators[key](model[None])
         value = scores[key].value(measure if other is None else other.name)
-        apart = beats_constant(scores[key], measure) if measure in TESTED else None
-        if other is not None and other.called:
+        by = other.of if other is not None and other.by_class else measure
+        apart = beats_constant(scores[key], by) if isinstance(by, str) and by in TESTED else None
+        if other is not None and other.called and not other.judged:
             labels = [y.cpu() for _, y in evaluators[key].batches]
             apart = score_beats_chance(other.called, float(value), torch.cat(labels), run.engine.data.num_classes)
         found[name] = LearningResult(measure if other is None else other.title, _finite(value), apart)

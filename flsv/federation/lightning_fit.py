@@ -26,7 +26,7 @@ from flsv._lightning.patches import (
 )
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
 from flsv.configuration.federation_config import FederationConfig
-from flsv.configuration.identity import of_fit
+from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
@@ -109,7 +109,7 @@ class LightningFit:
         self._undo.enter_context(warnings.catch_warnings())
         for message in _EVERY_ROUND:
             warnings.filterwarnings("ignore", message=message)
-        self.run_state.identity = of_fit(settings, data)
+        self.run_state.identity = fit_identity(settings, data)
         self.metrics.bind(
             data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
         )
@@ -152,14 +152,17 @@ class LightningFit:
             engine.options.check(run_state.configured_options)
             check_sharing(run_state.shared, engine.space.described())
         self.federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
-        self.reports = RunReports(trainer, self.federation, run_state, self.files, self._told)
+        told = partial(self.plan.told, self.state.num_clients)
+        self.reports = RunReports(trainer, self.federation, run_state, self.files, told)
 
     def begin_training(self, module: L.LightningModule) -> None:
         """Begin training, once the optimizers are set up."""
         trainer, federation, run_state = self.trainer, self.running, self.run_state
         engine = federation.engine
         assert self.reports is not None
-        engine.check_algorithm()  # before the module's own hooks are patched
+        algorithm: Any = federation.config.client_algorithm
+        if algorithm is not None:  # before the module's own hooks are patched
+            algorithm.check_fit(trainer, federation.config)
         if run_state.configured_options is not None:
             engine.options.apply(run_state.configured_options)
             run_state.configured_options = None
@@ -318,7 +321,7 @@ class LightningFit:
             if self.within_round:
                 exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
                 self.discard(f"{type(exception).__name__} {self.place()}")
-            self.average.give_back(module)
+            self.average.restore(module)
         finally:  # release the folder's lock, too, even if restoring the module failed
             self.close(failed=True)
         if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
@@ -338,10 +341,7 @@ class LightningFit:
     # ---- what the trainer asks
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
-        self._undo.callback(PatchedAttributes(list(changes)).give_back)
-
-    def _told(self) -> list[str]:
-        return self.plan.told(self.state.num_clients)
+        self._undo.callback(PatchedAttributes(list(changes)).restore)
 
     def _round_loader(self) -> Any:
         """Return the coming round's train dataloader, or a stand-in of its length before the run exists."""

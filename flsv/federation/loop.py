@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from flsv.__about__ import __version__
 from flsv._lightning.round_boundary import install
-from flsv.aggregation import Aggregator, FedAvg
+from flsv.aggregation import Aggregator
 from flsv.configuration.federation_config import ClientEvaluation, FederationConfig
 from flsv.configuration.identity import settings_of
 from flsv.core import FederationState
@@ -29,14 +29,14 @@ from flsv.core.strategy import Strategy
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import Contribution, contribution, current_table, events_of
 from flsv.federation.run import FederationRun, RunState
-from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
+from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.personalization import Personalizer
 from flsv.report.reading import read_run
 from flsv.results.folder import Reporting
 from flsv.results.round_result import Event, copies_in, faults_in
 from flsv.retraining.coalition_plan import CoalitionPlan
-from flsv.sampling import ClientSampler, FullParticipation
+from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
 from flsv.server.checks import check_callbacks, check_names, check_setup
 from flsv.server.resume import check_checkpoint, check_state, complete
@@ -114,19 +114,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     """
 
     _instead = "Use loop.replace({0}), which gives a new loop."
-    aggregator: Aggregator
-    personalizer: Personalizer | None
-    sampler: ClientSampler
-    client_algorithm: ClientAlgorithm | None
-    uploads: tuple[Upload, ...]
-    filters: tuple[UpdateFilter, ...]
-    local_epochs: int
-    optimizer_state: Literal["reset", "persist"]
-    share: Any
-    evaluation: ClientEvaluation
-    reporting: Reporting
-    seed: int | None
-    engine: str | Callable[..., Any]
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an argument, as :attr:`config` has it."""
 
     @checked
     def __init__(
@@ -147,24 +138,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         seed: int | None = None,
         engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
-        self.config = config = FederationConfig(  # copies, whatever becomes of the caller's own lists
-            aggregator=aggregator or FedAvg(),
-            metrics=dict(metrics or {}),
-            personalizer=personalizer,
-            sampler=sampler or FullParticipation(),
-            client_algorithm=client_algorithm,
-            uploads=tuple(uploads or ()),
-            filters=with_finite_check([OutlierFilter()] if filters is None else filters),
-            local_epochs=local_epochs,
-            optimizer_state=optimizer_state,
-            share=list(share) if isinstance(share, list | tuple) else share,
-            evaluation=evaluation,
-            reporting=reporting,
-            seed=seed,
-            engine=engine,
-        )
+        given = locals()
+        self.config = config = FederationConfig(**{name: given[name] for name in _ARGUMENTS})
         for name in _ARGUMENTS:
-            if name != "metrics":
+            if name != "metrics":  # which are the live ones
                 setattr(self, name, getattr(config, name))
         spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
         self.contribution_metrics = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
@@ -296,9 +273,13 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def __getstate__(self) -> dict[str, Any]:
         """Return the loop's state between two rounds, without trainer and data, so that a copy can be fitted anew."""
         run = None if self._lightning_fit is None else self._lightning_fit.federation
-        run_state = self.run_state.copy(None if run is None else run.engine)
-        # Lightning's log functions refer to the module.
-        return {**vars(self), "log": None, "log_dict": None, "run_state": run_state, "_lightning_fit": None}
+        given = {"log": None, "log_dict": None}  # by Lightning, of the module
+        return {
+            **vars(self),
+            **given,
+            "run_state": self.run_state.copy(None if run is None else run.engine),
+            "_lightning_fit": None,
+        }
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.text}), {self.round_index} rounds done"

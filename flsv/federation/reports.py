@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
-from flsv.configuration.identity import chosen, settings
+from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
@@ -26,12 +26,13 @@ from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.metrics import ContributionMetric
+from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
-from flsv.results.measured import Monitored, Results, columns_of, curves_of, known_rows, overall
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
+from flsv.results.rows import RoundResults, column_names, overall
 from flsv.results.run_table import CSV, frame, tidy
-from flsv.results.tensorboard import TensorBoard, Trackers, draw_metric, figures_due
+from flsv.results.tensorboard import TensorBoard, Trackers
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
@@ -62,7 +63,7 @@ class RunReports:
         federation: FederationRun,
         run_state: RunState,
         files: bool,
-        told: Callable[[], list[str]] = list,
+        told: Callable[[], list[str]],
     ) -> None:
         self._trainer: Any = trainer  # Any: Lightning declares not all attributes
         self._federation, self._told = federation, told
@@ -70,10 +71,10 @@ class RunReports:
         metrics, reporting = federation.metrics.metrics, self._config.reporting
         names = self._data.client_names, self._data.class_names
         self._events = partial(events_of, self._config.filters, self._state)
-        self.results = Results(metrics, *names)
-        self._known = self.results.known(self._state.round_index, federation.metrics.contributions)
+        self.results = RoundResults(metrics, *names)
+        self._known = self.results.rows(self._state.round_index, federation.metrics.contributions)
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
-        described = settings(self._config, metrics, self._data, self._state.seed)
+        described = hyperparameters(self._config, metrics, self._data, self._state.seed)
         before, run_state.csv = run_state.csv, None
         self.sinks: list[Sink] = []
         if files and trainer.is_global_zero:
@@ -82,9 +83,7 @@ class RunReports:
             identity = run_state.identity.plain()
             self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
         if files:
-            self.sinks.append(
-                ClientPictures(federation.engine, trainer.max_epochs, reporting.figures, folder / "clients")
-            )
+            self.sinks.append(ClientPictures(federation.engine, folder / "clients"))
         self.sinks += self._loggers(described)
         self.terminal = Terminal(trainer, names[0], self._prints and reporting.table, files)
         self._monitored = Monitored(trainer, metrics)
@@ -93,6 +92,9 @@ class RunReports:
     @property
     def _prints(self) -> bool:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run
+
+    def _draws(self, index: int) -> bool:
+        return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _csv(self, path: Path, before: str | None) -> CSV:
         """Begin the file of contributions, or continue an earlier one.
@@ -121,9 +123,10 @@ class RunReports:
         metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
-        columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
+        cells = hparam_columns(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
         classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
         draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
+        per_class = curves_of(metrics, reporting.per_class)
         sinks: list[Sink] = []
         others = []
         for logger in trainer.loggers:
@@ -132,20 +135,19 @@ class RunReports:
                 logger.log_hyperparams(merged)
             # In a fast_dev_run a logger's experiment is a dummy.
             if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
-                board = TensorBoard(logger, trainer, metrics, *names, reporting, self._config.evaluation.every > 0)
-                board.begin(first, merged, columns, draw)
+                board = TensorBoard(logger, trainer, metrics, *names, per_class, self._config.evaluation.every > 0)
+                board.begin(first, merged, cells, draw)
                 sinks.append(board)
             else:
                 others.append(logger)
-        return [*sinks, Trackers(others, curves_of(metrics, reporting.per_class), *names)] if others else sinks
+        return [*sinks, Trackers(others, per_class, *names)] if others else sinks
 
     def write(self, round: Round) -> None:
         """Write the result of a round."""
-        trainer, state, federation = self._trainer, self._state, self._federation
+        state, federation = self._state, self._federation
         assert state.weights is not None
-        result = self.results.after(
+        result = self.results.round_result(
             state.round_index,
-            trainer.should_stop or state.round_index + 1 == trainer.max_epochs,
             federation.metrics.contributions,
             state.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
@@ -153,6 +155,7 @@ class RunReports:
             scores=state.client_scores,
             evaluated=federation.evaluated,
             events=self._events(),
+            drawn=self._draws(state.round_index),
         )
         for sink in self.sinks:
             sink.write(result)
@@ -164,7 +167,7 @@ class RunReports:
             found: round to the metrics' values after it, by name.
         """
         for index, values in sorted(found.items()):
-            result = self.results.late(index, values)
+            result = self.results.late(index, values, self._draws(index))
             for sink in self.sinks:
                 sink.write_late(result)
             self._federation.metrics.contributions.update(values)
@@ -202,12 +205,12 @@ class RunReports:
         return RunResult(
             index,
             state.round_index,
-            table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
-            columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
+            table=frame(self.results.rows(index, values, **of_clients, **state.client_scores)),
+            columns={name: "column" if column_names(metrics[name]) else "class" for name in metrics if name in values},
             to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
             learned={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
             logged={name: value for name, value in logged.items() if name not in self._monitored.names},
-            pictures={name: partial(draw_metric, metrics[name], name, value, index) for name, value in values.items()},
+            pictures=self.results.pictures(index, values),
         )
 
     def flush(self) -> None:
@@ -231,12 +234,12 @@ class ClientPictures(Sink):
         folder: the parent of the clients' folders.
     """
 
-    def __init__(self, engine: OneProcess, rounds: int | None, every: int | None, folder: Path) -> None:
-        self._engine, self._rounds, self._every, self._folder = engine, rounds, every, folder
+    def __init__(self, engine: OneProcess, folder: Path) -> None:
+        self._engine, self._folder = engine, folder
 
     def write(self, result: RoundResult) -> None:
-        if figures_due(result.round_index, self._rounds, self._every):
-            cohort = (~result.weights.isnan()).nonzero()[:, 0].tolist()
+        if result.drawn:
+            cohort = [row.client for row in result.table if row.metric == "weight"]
             self._engine.write_artifacts(cohort, result.round_index, self._folder)
 
 
@@ -288,9 +291,9 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
 
 
 def current_table(
-    metrics: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
+    board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
-    """Return the metrics' current values and the last weights and accuracies, as a tidy table.
+    """Make the table between two rounds: the metrics' values, the last weights and accuracies.
 
     Args:
         metrics: the loop's metrics.
@@ -298,13 +301,13 @@ def current_table(
         client_names: the clients' names; None: those that the metrics were given.
     """
     last = {"weight": state.weights, **state.client_scores}
-    index, names = max(0, state.round_index - 1), client_names or _names(metrics, state)
-    return tidy(frame(known_rows(index, metrics.metrics, metrics.contributions, last, names)))
+    results = RoundResults(board.metrics, client_names or _names(board, state))
+    return tidy(frame(results.rows(max(0, state.round_index - 1), board.contributions, **last)))
 
 
-def _names(metrics: ContributionMetrics, state: FederationState) -> list[str]:
-    """Return the client names that the metrics were given, else the clients' numbers."""
-    bound = [getattr(metric, "client_names", None) for metric in metrics.metrics.values()]
+def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
+    """Return the client names that the metrics were given."""
+    bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
     return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 
 

@@ -97,7 +97,11 @@ class FederationRun:
         Args:
             resumed: whether the strategies have loaded their state from a checkpoint.
         """
-        info = self.engine.federation_info(self.metrics.metrics)
+        state, engine = self.state, self.engine
+        optimizers = engine.trainer.optimizers
+        info = self.config.federation_info(
+            state.model(), engine.space, engine.data, state.seed, optimizers, self.metrics.metrics
+        )
         for part in (*self.config.strategies.values(), *self.server.filters):
             if resumed:
                 part.resume(info)

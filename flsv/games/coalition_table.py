@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round
-from flsv.functional.shapley.game import coalition_keys
+from flsv.functional.shapley.game import coalition_keys, first_positions
 from flsv.games.coalition_models import CoalitionModels
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
-from flsv.utilities import progress as counting
+from flsv.utilities import progress
 
 
 class CoalitionTable:
@@ -29,7 +29,8 @@ class CoalitionTable:
     """
 
     def __init__(self, round: Round, evaluator: VectorEvaluator, ranks: Ranks = ALONE) -> None:
-        self.round, self.evaluator, self._ranks = round, evaluator, ranks
+        self.round, self.evaluator = round, evaluator
+        self._ranks = ALONE if evaluator.asks_clients else ranks
         self._rows: dict[tuple[object, int | bytes], int] = {}
         self._scores: Scores | None = None
 
@@ -41,14 +42,13 @@ class CoalitionTable:
         """Return the scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU); evaluate new ones."""
         has_members = masks.any(1).tolist()
         keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
-        new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
-        order = sorted(new.values())
+        new = first_positions(keys, self._rows)
+        order = list(new.values())
         if order or self._scores is None:
             new_scores = self.evaluate(models.builder(masks[order]), len(order))
             self._scores = new_scores if self._scores is None else Scores.cat([self._scores, new_scores])
             # Stored last: after an error the coalitions can be evaluated again.
-            for position in order:
-                self._rows[keys[position]] = len(self._rows)
+            self._rows |= {key: len(self._rows) + place for place, key in enumerate(new)}
         return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
@@ -67,12 +67,12 @@ class CoalitionTable:
 def _counted(build: Build, count: int) -> Build:
     """Wrap ``build`` so that a progress bar shows how many models have been begun."""
     begun: set[int] = set()  # one may be built again, after an error or in parts
-    counting.more("coalitions", count)
+    progress.add_total("coalitions", count)
 
     def counted(index: int, out: Tensor) -> None:
         build(index, out)
         if index not in begun:
             begun.add(index)
-            counting.advance()
+            progress.advance()
 
     return counted

@@ -15,6 +15,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure
+from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
@@ -126,7 +127,7 @@ class GlobalModelScoring(L.Callback):
 def make_evaluator(
     trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
 ) -> VectorEvaluator:
-    """Make the evaluator of models ``[K, P]`` on the server's validation set.
+    """Make the evaluator of models ``[K, P]`` on the server's validation set, or by the clients' judgement.
 
     Args:
         trainer: with its module on its device.
@@ -134,6 +135,11 @@ def make_evaluator(
         data: with a validation set.
         measure: the performance measure, see :class:`flsv.games.RetrainedUtility`.
     """
+    if isinstance(measure, ModelScore) and measure.judged:
+        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))
+        judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)
+        judges.check(space.read(trainer.lightning_module))
+        return judges
     if isinstance(measure, ModelScore):
         return make_evaluators(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
     return ModelEvaluator(

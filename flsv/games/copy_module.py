@@ -1,11 +1,12 @@
-"""Deep copies of modules, without anything compiled."""
+"""Deep copies of modules, without anything compiled; functions that hold the module hold the copy in it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -40,6 +41,11 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
     for layer in module.modules():
         memo |= {id(value): value for value in vars(layer).values() if isinstance(value, partial) and _makes(value)}
     memo.update(instead or {})
+    parts = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
+    twins: dict[FunctionType, FunctionType] = {}
+    for layer in module.modules():
+        _find_closures(vars(layer).values(), parts, twins)
+    memo |= {id(function): twin for function, twin in twins.items()}
     try:
         with _OutputsDetached():
             own = copy.deepcopy(module, memo)
@@ -52,6 +58,10 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
             f"{', '.join(blamed) or 'something that it keeps'} is to blame. Keep generators, locks and open files out "
             "of its attributes, or make them where they are used."
         ) from error
+    for function, twin in twins.items():
+        for old, new in zip(function.__closure__ or (), twin.__closure__ or ()):
+            with suppress(ValueError):  # a cell may be empty
+                new.cell_contents = memo.get(id(old.cell_contents), old.cell_contents)
     for layer in module.modules():
         _uncompile(layer, memo[id(layer)], memo)
     return own
@@ -67,6 +77,32 @@ class _OutputsDetached(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         tensor, memo = args
         return memo.setdefault(id(tensor), tensor.detach().clone())
+
+
+def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionType, FunctionType]) -> None:
+    """Find the functions among what a layer holds that hold parts of the module themselves, which a deep copy would
+    share, and make the same functions with cells of their own."""
+    for value in held:
+        if isinstance(value, dict):  # of hooks
+            _find_closures(value.values(), parts, twins)
+        elif isinstance(value, partial):
+            _find_closures([value.func, *value.args, *value.keywords.values()], parts, twins)
+        elif isinstance(value, FunctionType) and value not in twins:
+            _find_closures([getattr(value, "_torchdynamo_orig_callable", None)], parts, twins)
+            cells = value.__closure__ or ()
+            contents = []
+            for cell in cells:
+                with suppress(ValueError):
+                    contents.append(cell.cell_contents)
+            inner = [each for each in contents if isinstance(each, FunctionType)]
+            if not inner and parts.isdisjoint(map(id, contents)):
+                continue
+            empty = tuple(CellType() for _ in cells)
+            twin = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, empty)
+            twin.__kwdefaults__ = value.__kwdefaults__
+            vars(twin).update(vars(value))
+            twins[value] = twin
+            _find_closures(inner, parts, twins)
 
 
 def _makes(factory: partial) -> bool:

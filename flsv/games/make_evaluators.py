@@ -105,10 +105,10 @@ def evaluator_on(
     loader: Any,
     private: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> VectorEvaluator:
-    """Make an evaluator from :func:`make_evaluators` evaluate on other batches.
+    """Return an evaluator of the same models as one of :func:`make_evaluators`, on other batches.
 
     Args:
-        evaluator: the one to follow.
+        evaluator: of :func:`make_evaluators`.
         trainer: of the fit.
         loader: the other batches.
         private: returns the state of the module that no vector holds, by name; None: the module's own.

@@ -28,7 +28,7 @@ YAML a metric is a class path::
       class_path: torchmetrics.F1Score
       init_args: {task: multiclass, num_classes: 10, average: macro}
 
-An example is that of :mod:`flsv.games`.
+An example is that of :mod:`flsv.games`. Where the clients judge, see :mod:`flsv.games.judges`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,16 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.games.class_scores import CLASS_SCORES, ClassScore
+from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
 Mode = Literal["min", "max"]
+#: Whose held-out samples coalitions' models are scored on.
+Judges = Literal["server", "clients"]
 #: Measures of classifiers, evaluated from logits.
 CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
+#: What clients judge class by class.
+BY_CLASS = ("balanced_accuracy", "per_class_accuracy")
 _NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
 
@@ -59,6 +64,7 @@ class ModelScore:
         mode: whether less (``"min"``) or more is better.
         called: the name by which the metric was asked for, such as ``"auroc"``; empty: it was passed itself.
         derived: whether the gradient of a logged value is needed, not only models' values.
+        judged: whether the clients score models, see :mod:`flsv.games.judges`.
 
     Example:
         >>> ModelScore("val_loss", "min")
@@ -69,6 +75,7 @@ class ModelScore:
     mode: Mode
     called: str = ""
     derived: bool = False
+    judged: bool = False
 
     def __repr__(self) -> str:
         return repr(self.called) if self.called else f"ModelScore(of={self.of!r}, mode={self.mode!r})"
@@ -76,7 +83,13 @@ class ModelScore:
     @property
     def title(self) -> str:
         """Name of the measure for people."""
-        return self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
+        name = self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
+        return f"{CLIENTS}{name}" if self.judged else name
+
+    @property
+    def by_class(self) -> bool:
+        """Whether clients judge class by class."""
+        return self.judged and isinstance(self.of, str) and self.of in BY_CLASS
 
     @property
     def name(self) -> str:
@@ -85,7 +98,9 @@ class ModelScore:
 
     @property
     def evaluator(self) -> Hashable:
-        """Key of the evaluator: one for all logged values, one for each metric."""
+        """Key of the evaluator: one for all logged values, one for each metric, and those that ask the clients."""
+        if self.judged:
+            return "clients", "classes" if self.by_class else (self.of if isinstance(self.of, str) else id(self.of))
         return "logged" if isinstance(self.of, str) else self
 
     def utility(self, values: Tensor) -> Tensor:
@@ -112,13 +127,28 @@ def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
     return replace(measure, derived=True)
 
 
+def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore:
+    """Return what models are measured by where these judge: of classifiers, clients judge the mean over classes.
+
+    Example:
+        >>> judged_by("server", "accuracy"), judged_by("clients", "accuracy").title
+        ('accuracy', "clients' balanced_accuracy")
+    """
+    if judges == "server":
+        return performance
+    if isinstance(performance, ModelScore):
+        return replace(performance, judged=True)
+    name = "balanced_accuracy" if performance == "accuracy" else performance
+    return ModelScore(name, "max", name, judged=True)
+
+
 def is_logged(measure: Any) -> bool:
     """Tell whether a measure is a value that the module logs."""
     return isinstance(measure, ModelScore) and isinstance(measure.of, str)
 
 
 def performance_of(
-    owner: Any, performance: str | Metric, mode: Mode | None, argument: str = "performance"
+    owner: Any, performance: str | Metric | ModelScore, mode: Mode | None, argument: str = "performance"
 ) -> str | ModelScore:
     """Check a metric's arguments ``performance`` and ``mode``, and return the performance measure.
 

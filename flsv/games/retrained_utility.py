@@ -22,7 +22,7 @@ from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
-from flsv.games.performance import Mode, performance_of
+from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.sampling.fixed_cohort import FixedCohort
 from flsv.utilities.errors import ConfigurationError
@@ -84,7 +84,7 @@ class RetrainedUtility:
         trainer: Callable[[FixedCohort], L.Trainer],
         module: L.LightningModule,
         data: FederatedDataModule,
-        metric: UtilityMetric | str | Metric | Sequence[str] = "accuracy",
+        metric: UtilityMetric | str | Metric | ModelScore | Sequence[str] = "accuracy",
         max_clients: int = 8,
         mode: Mode | None = None,
         ranks: Ranks = ALONE,

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks
-from flsv.functional.shapley.game import Utility
+from flsv.functional.shapley.game import Utility, first_positions
 from flsv.games.members import Members, members_of
-from flsv.utilities.csv_files import Cell, number, whole
-from flsv.utilities.result_file import Kept, members_text, read_members
+from flsv.utilities.csv_files import Cell, parse_float, parse_int
+from flsv.utilities.result_file import ResultFile, members_text, read_members
 
 #: Columns of a game's file beside the utilities, and their parsers.
-COALITION: Mapping[str, Cell] = {"seed": whole, "coalition": read_members}
-COLUMNS: Mapping[str, Cell] = {**COALITION, "utility": number}
+COALITION: Mapping[str, Cell] = {"seed": parse_int, "coalition": read_members}
+COLUMNS: Mapping[str, Cell] = {**COALITION, "utility": parse_float}
 
 
 class StoredUtility:
@@ -30,7 +30,7 @@ class StoredUtility:
 
     Args:
         utility: the game, such as a :class:`flsv.games.RetrainedUtility`.
-        path: of the file, see :class:`flsv.utilities.result_file.Kept`.
+        path: of the file, see :class:`flsv.utilities.result_file.ResultFile`.
         settings: everything that the values depend on, except the seed. A file of other settings is refused.
         ranks: those of ``utility``: all of them ask alike, the first one writes.
         told: called with how many coalitions are known and how many were asked for, after every answer.
@@ -69,8 +69,8 @@ class StoredUtility:
     ) -> None:
         self._at_once, self._seed, self._width = at_once or ranks.size, seed, len(names)
         self._utility, self._ranks, self._progress = utility, ranks, told
-        columns = {**COALITION, **dict.fromkeys(names, number)}
-        self._file = Kept(path, columns, settings) if ranks.rank == 0 else None
+        columns = {**COALITION, **dict.fromkeys(names, parse_float)}
+        self._file = ResultFile(path, columns, settings) if ranks.rank == 0 else None
         rows = [] if self._file is None else self._file.rows
         stored = {row["coalition"]: [row[name] for name in names] for row in rows if row["seed"] == seed}
         self.known: dict[Members, list[float]] = ranks.broadcast(
@@ -85,8 +85,7 @@ class StoredUtility:
             ConfigurationError: the file has trainings of other players.
         """
         coalitions = members_of(masks)
-        first = {members: i for i, members in reversed(list(enumerate(coalitions)))}
-        missing = sorted(i for members, i in first.items() if members not in self.known)
+        count, missing = len(set(coalitions)), list(first_positions(coalitions, self.known).values())
         for start in range(0, len(missing), self._at_once):
             rows = missing[start : start + self._at_once]
             values = self._utility(masks[rows]).detach().double().view(len(rows), self._width).tolist()
@@ -95,6 +94,6 @@ class StoredUtility:
             if self._file is not None:
                 finite = {members: of for members, of in new.items() if all(map(math.isfinite, of))}
                 self._file.add([self._seed, members_text(members), *of] for members, of in finite.items())
-            self._progress(len(first) - len(missing) + start + len(rows), len(first))
+            self._progress(count - len(missing) + start + len(rows), count)
         utilities = torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
         return utilities if self._width > 1 else utilities[:, 0]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.evaluation import tolerance
-from flsv._lightning.validation import KeptBatches, ValidationRun, number
+from flsv._lightning.validation import KeptBatches, ValidationRun, logged_number
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.check_copies import check_copies
 from flsv.games.copy_module import copy_module
@@ -185,7 +185,7 @@ class ValidatedModels(VectorEvaluator):
                     f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
                     "count."
                 )
-        return {name: number(name, logged) for name in self._names}
+        return {name: logged_number(name, logged) for name in self._names}
 
     def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """Compute the value that ``validation_step`` logs under a name, and its gradient.

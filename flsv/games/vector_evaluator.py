@@ -27,6 +27,8 @@ class VectorEvaluator(ABC):
     """Base class of evaluators, which score models of one structure that are given as vectors."""
 
     space: ParameterSpace
+    asks_clients = False
+    """Whether it asks the clients: then all ranks evaluate all models together."""
 
     def __call__(self, vectors: Tensor) -> Scores:
         """Evaluate the models in the rows of ``vectors [K, P]``.

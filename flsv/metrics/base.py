@@ -14,13 +14,12 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Client, ClientMatrix, Round
-from flsv.functional.cgsv import EPSILON, cosines
+from flsv.core import Client, ClientMatrix
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
 from flsv.utilities.arguments import ReadOnlyArguments
-from flsv.utilities.declared import Count, Declared
+from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plots import shows
@@ -34,25 +33,7 @@ def latest(stretches: Tensor) -> Tensor:
     return latest
 
 
-def parameters_of(round: Round) -> ClientMatrix:
-    """Return the cohort's matrix without buffers, which have no gradient."""
-    return round.matrix.until(round.space.num_parameters)
-
-
-def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """Compute the cosine of each update with the sum of all, ``[k]``; in the sum the updates are scaled to one length.
-
-    Args:
-        matrix: the updates ``[k, P]``.
-        norms: ``[k]``, their lengths.
-        weights: ``[k]``, the updates' weights in the sum, on the device and in the dtype of ``norms``.
-        epsilon: added to the lengths in denominators.
-    """
-    total = matrix.combine(weights / (norms + epsilon))
-    return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))
-
-
-class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
+class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """Base class of contribution metrics.
 
     ``compute()`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. A subclass

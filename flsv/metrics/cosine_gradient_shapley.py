@@ -12,7 +12,8 @@ from torch import Tensor
 
 from flsv.core import ClientMatrix
 from flsv.functional.cgsv import cohort_reputation, normalized, updated_reputation
-from flsv.metrics.base import ContributionMetric, cosines_with_sum, parameters_of
+from flsv.metrics.base import ContributionMetric
+from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 from flsv.utilities.declared import Momentum, Positive
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from flsv.core import ClientMatrix, Round
 from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
-from flsv.metrics.base import ContributionMetric, cosines_with_sum, latest, parameters_of
+from flsv.metrics.base import ContributionMetric, latest
 from flsv.metrics.intervals import OverRounds
+from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 from flsv.utilities.declared import Share
 
 #: Step along an update for the difference quotient of a logged loss.

@@ -58,7 +58,8 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
     names = inspect.signature(type(metric).update).parameters
     needs = {need for name in names for need in OF_A_NAME.get(name, ())}
     if getattr(metric, "evaluates", False):
-        needs = (needs | {"client validation"}) - {"answers"}  # the only question to the clients
+        # The only question to the clients; and it stands in place of the server's validation set.
+        needs = (needs | {"client validation"}) - {"answers", "validation"}
     declared = {
         "classes": getattr(metric, "needs_classes", False),
         "reports": getattr(metric, "reported_by", None),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from typing import Annotated, Any
 
 import torch
@@ -21,7 +22,7 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.one_seed import one_seed_stderr
-from flsv.games.performance import Mode
+from flsv.games.performance import Judges, Mode
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
@@ -33,6 +34,7 @@ Coalitions = Which | Sequence[Sequence[int]]
 #: of n clients.
 DESIGNS: Mapping[Which, Callable[[int], float]] = {
     "all": lambda n: 2.0 ** (n - 1) - 1,
+    "pairs+leave-two-out": lambda n: 2 * n - 1 + (n - 1) * (n - 2) / 2,
     "pairs+leave-one-out": lambda n: 2 * n - 1,
     "both": lambda n: n,
     "singles": lambda n: 1,
@@ -109,11 +111,12 @@ class ShadowShapley(MeasuredMetric):
     :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not,
     the values come after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its
     own; ranks divide these fits. Which way, why, and its cost are logged before the first round
-    (``docs/reference/compatibility.md`` lists kinds of modules). In both ways, U(S) after a round is the performance of
-    coalition S's model on the server's validation set. With ``coalitions="all"`` the values are exact; with fewer they
-    are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv retrain`` with this seed,
-    after so many rounds: coalition models carry over between rounds, so values are not summed over rounds. With a
-    sampler, a coalition trains with its members that are drawn; where none is, its model stays.
+    (``docs/reference/compatibility.md`` lists kinds of modules), and again where rows turn out in the middle of
+    training not to be the same: from that round on, the values come after training. In both ways, U(S) after a round is
+    the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the values are
+    exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv
+    retrain`` with this seed, after so many rounds: coalition models carry over between rounds, so values are not summed
+    over rounds. With a sampler, a coalition trains with its members that are drawn; where none is, its model stays.
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
@@ -130,11 +133,16 @@ class ShadowShapley(MeasuredMetric):
     Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
     client algorithms are those of every coalition. Refused before training are personalizers; parts of the module that
     stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
-    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, and clients on sites.
+    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, since a coalition of
+    whose members nobody is drawn has no round, and clients on sites.
 
     A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
     federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:
     after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
+
+    With ``judges="clients"`` the partners judge coalitions themselves, by what they hold out, and no server needs
+    validation data, see :mod:`flsv.games.judges`. In trials one that lied about what it judged took 12 % of a payment
+    more on average, and up to 85 %: this is for partners who do not lie.
 
     These models are sent, too, both ways, and their traffic is counted. The server sees each client's update of every
     model of its coalitions, which reveals more about its data than a single update.
@@ -145,23 +153,29 @@ class ShadowShapley(MeasuredMetric):
 
     When not to use it:
         With large models or slow sites: clients train and send several models. Where sites must not tell more than one
-        update: coalitions' models say more. Once, after the run, ``flsv retrain`` gives the same values.
+        update: coalitions' models say more. With ``judges="clients"``, to pay clients who may lie about what they
+        judge. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
-        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of more; by fits the
-            truest of ``"all"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``),
+        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-two-out"`` of ten to
+            twelve, ``"pairs+leave-one-out"`` of others; by fits the truest of ``"all"``, these two, ``"both"`` and
+            ``"singles"`` within ``max_fits``),
             ``"singles"`` (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all
-            but one), ``"pairs+leave-one-out"`` (these three), ``"all"``, or a list of lists of members. The empty and
-            the full coalition are always evaluated.
+            but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two), ``"all"``,
+            or a list of lists of members. The empty and the full coalition are always evaluated.
         performance: the performance measure of a model, see :mod:`flsv.games.performance`.
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last; between them the previous values stand.
-            Training goes on in every round.
+            Training goes on in every round. None: every round; of other performances than ``"accuracy"``,
+            ``"balanced_accuracy"`` and ``"negative_loss"``, for which each model is validated by itself, five times in
+            a run.
         max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
             a fit of its own. Coalitions that are named are trained whatever they cost.
+        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
+            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -193,16 +207,19 @@ class ShadowShapley(MeasuredMetric):
         performance: str | Metric = "accuracy",
         per_class: bool = False,
         mode: Mode | None = None,
-        every: Count = 1,
+        every: Count | None = None,
         max_fits: Annotated[float, Ge(1)] = 10,
+        judges: Judges = "server",
         **kwargs: Any,
     ) -> None:
         self.max_fits = max_fits
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
+        self._interval = every or 1
         self._last: int | None = None
         self._pending: str | None = None
-        self._measure(performance, mode, per_class or num_classes is not None)
+        self._judged: Tensor | None = None
+        self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
@@ -228,6 +245,8 @@ class ShadowShapley(MeasuredMetric):
 
     def check_rounds(self, rounds: int) -> None:
         self._last = rounds - 1
+        if self.every is None and not isinstance(self.performance, str):
+            self._interval = ceil(rounds / 5)
 
     def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
         if round.trained is None or round.games is None:
@@ -260,14 +279,17 @@ class ShadowShapley(MeasuredMetric):
         masks = coalitions.cpu()
         self.seen = self.seen.clone()
         self.seen[client_ids] += 1
-        if (round_index + 1) % self.every and round_index != self._last:
+        if (round_index + 1) % self._interval and round_index != self._last:
             return
+        utilities = utility(masks)
+        if self.judges == "clients":
+            self._judged = utilities[masks.all(1)].mean()
         if self._pending is not None:
-            ends = utility(masks).detach().to(self.ends).reshape(1, 2, -1)
+            ends = utilities.detach().to(self.ends).reshape(1, 2, -1)
             self.ends = torch.cat([self.ends, ends])
             self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
             return
-        self._share_out(masks, utility(masks))
+        self._share_out(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
 
     def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
@@ -332,5 +354,6 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of models evaluated in all rounds."""
-        return {"evaluations": self.evaluations.clone()}
+        """Return the number of evaluated models, and the clients' last score of the federation's model."""
+        found = {"evaluations": self.evaluations.clone()}
+        return found if self._judged is None else found | {"judged": self._judged}

@@ -1,6 +1,6 @@
-"""The ready-made client, a LightningModule around any classifier that YAML configures; and what such modules share.
+"""The ready-made client, a LightningModule around any classifier that YAML configures, and its base class.
 
-Nothing in it is federated. It is an ordinary module that also trains alone, and the federated loop treats it as it
+Nothing in it is federated: it is an ordinary module that also trains alone, and the federated loop treats it as it
 treats a user's own.
 """
 
@@ -25,7 +25,7 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def datamodule_of(module: L.LightningModule) -> Any:
-    """The data module of the trainer; None where there is no trainer: load_from_checkpoint calls hooks, too."""
+    """Return the trainer's data module; None without a trainer, since load_from_checkpoint calls hooks, too."""
     try:
         return getattr(module.trainer, "datamodule", None)
     except RuntimeError:
@@ -33,14 +33,14 @@ def datamodule_of(module: L.LightningModule) -> Any:
 
 
 class ReadyClient(L.LightningModule):
-    """What ready-made clients share: optimizer and schedule, and that validation and test log the same scores."""
+    """Base class of ready-made clients: optimizer, schedule, and the same scores in validation and test."""
 
     _make_optimizer: OptimizerCallable
     _make_scheduler: LRSchedulerCallable | None
     _scheduler_interval = "epoch"
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Score the batch; ``val_loss`` is among what is logged."""
+        """Score a batch of the validation data; the logged scores include ``val_loss``."""
         self._score("val", batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -48,10 +48,10 @@ class ReadyClient(L.LightningModule):
         self._score("test", batch)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer over all parameters and, if there is one, the scheduler at its interval.
+        """Make the optimizer of all parameters and, if there is one, the scheduler with its interval.
 
         Raises:
-            ConfigurationError: torch refuses an option of theirs.
+            ConfigurationError: torch refuses one of their options.
         """
         what = "optimizer"
         try:
@@ -72,7 +72,7 @@ class ReadyClient(L.LightningModule):
 
 
 class NotBuilt(nn.Module):
-    """Stands for the network until its classes and input shape are known."""
+    """Placeholder of the network until its classes and input shape are known."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise ConfigurationError(
@@ -81,7 +81,7 @@ class NotBuilt(nn.Module):
         )
 
 
-# What stands for a network object in the hyper-parameters, which hold plain types only.
+# Prefix that marks a network object in the hyper-parameters, which hold plain types only.
 _OBJECT = "object:"
 
 
@@ -96,8 +96,8 @@ class ClassifierClient(ReadyClient):
     ``[B, M]`` in single precision or better.
 
     The network is built at construction when its name, classes and shape are known, otherwise in ``configure_model``,
-    that is after the data module's ``setup`` and before a checkpoint is restored. What was found out then is saved
-    with the hyper-parameters, so ``ClassifierClient.load_from_checkpoint(path)`` needs no data module. Optimizer and
+    that is after the data module's ``setup`` and before a checkpoint is restored. Classes and shape are then saved with
+    the hyper-parameters, so ``ClassifierClient.load_from_checkpoint(path)`` needs no data module. Optimizer and
     scheduler are saved when they come from YAML, not when they are Python callables; a network object is not saved
     either: ``load_from_checkpoint(path, network=...)``.
 
@@ -112,12 +112,12 @@ class ClassifierClient(ReadyClient):
             (``ReduceLROnPlateau``) gets ``val_loss``, or its own ``monitor``.
         scheduler_interval: step the scheduler after every epoch (a round, in a federation) or after every batch.
         label_smoothing: in [0, 1], as in :class:`torch.nn.CrossEntropyLoss`.
-        class_weights: M positive weights of the loss, one a class; None: all 1. ``"balanced"``: each class's the
-            inverse of its share of all clients' training samples, times 1 / M, as scikit-learn's of this name.
+        class_weights: M positive weights of the loss, one a class; None: all 1. ``"balanced"``: the inverse of each
+            class's share of all clients' training samples, times 1 / M, as in scikit-learn.
 
     Raises:
         ConfigurationError: at construction or, where the data module decides, before training starts: unknown
-            network, classes or shape that nobody gives or that contradict the data module or the network, or a wrong
+            network, classes or shape that are missing or that contradict the data module or the network, or a wrong
             option.
 
     Example:
@@ -193,7 +193,7 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, input_shape)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
-        """Everything that needs classes and shape: network, metrics and their checks; remembers both."""
+        """Build the network and the metrics for these classes and this shape, check them, and remember both."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         weights = self.class_weights
         if weights is not None and len(weights) != num_classes:
@@ -223,32 +223,32 @@ class ClassifierClient(ReadyClient):
         self._hparams_initial = deepcopy(self.hparams)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
+        """Compute logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
         return self.network(x)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean cross-entropy of the batch, a scalar."""
-        # Nothing is logged: self.log costs more than a small network's own step. The loop averages what comes back.
+        """Return the mean cross-entropy of the batch, a scalar."""
+        # Nothing is logged: self.log costs more than a small network's own step. The loop averages the returned losses.
         return self._loss(self(batch[0]), batch[1])
 
     def on_validation_epoch_start(self) -> None:
-        """Forget what an interrupted validation left behind."""
+        """Reset the scores, which an interrupted validation may have left."""
         self.val_scores.reset()
 
     def on_test_epoch_start(self) -> None:
-        """Forget what an interrupted test left behind."""
+        """Reset the scores, which an interrupted test may have left."""
         self.test_scores.reset()
 
     def on_validation_epoch_end(self) -> None:
-        """Log ``val_loss``, ``val_accuracy``, ``val_balanced_accuracy`` and perhaps ``val_auroc``."""
+        """Log ``val_loss``, ``val_accuracy``, ``val_balanced_accuracy`` and, where it is defined, ``val_auroc``."""
         self._log_scores("val")
 
     def on_test_epoch_end(self) -> None:
-        """Log ``test_loss``, ``test_accuracy``, ``test_balanced_accuracy`` and perhaps ``test_auroc``."""
+        """Log ``test_loss``, ``test_accuracy``, ``test_balanced_accuracy`` and, where it is defined, ``test_auroc``."""
         self._log_scores("test")
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Class probabilities ``[B, M]``; labels in the batch, if there are any, are not looked at."""
+        """Predict class probabilities ``[B, M]``; labels in the batch, if any, are ignored."""
         x = batch[0] if isinstance(batch, (tuple, list)) else batch
         return _at_least_single(self(x)).softmax(dim=1)
 
@@ -292,7 +292,7 @@ def _check_options(name: str, module: Any, network_args: Any, optimizer: Any, sc
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:
-    """The model's or the data module's value of ``name``, whichever there is; both only if they are the same."""
+    """Return the value of ``name`` that the model or the data module has; refuse two different ones."""
     theirs = getattr(datamodule, name, None)
     if theirs is not None:
         theirs = tuple(int(size) for size in theirs) if name == "input_shape" else int(theirs)
@@ -305,5 +305,5 @@ def agreed(name: str, mine: Any, datamodule: Any) -> Any:
 
 
 def _at_least_single(logits: Tensor) -> Tensor:
-    """Half-precision logits in single precision: log-sum-exp in bfloat16 is off in the second digit."""
+    """Convert half-precision logits to single precision: log-sum-exp in bfloat16 errs in the second digit."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

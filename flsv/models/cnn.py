@@ -14,7 +14,7 @@ from flsv.utilities.declared import Count, Share, checked
 
 
 def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False) -> nn.Sequential:
-    """Stride-1 convolutions between consecutive ``channels``, each with (BatchNorm,) ReLU and 2x2 max-pooling.
+    """Build stride-1 convolutions between consecutive ``channels``, each with (BatchNorm,) ReLU and 2x2 max-pooling.
 
     Example:
         >>> len(conv_stack([1, 6, 16], kernel=5, padding=0))
@@ -33,8 +33,8 @@ class ConvNet(nn.Module):
     """Convolutions and a classifier: the base of the networks below.
 
     Args:
-        features: from images ``[B, C, H, W]`` to what is flattened.
-        classifier: from that to logits.
+        features: maps images ``[B, C, H, W]`` to feature maps, which are flattened.
+        classifier: maps the flattened features to logits.
     """
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
@@ -43,7 +43,7 @@ class ConvNet(nn.Module):
         self.classifier = classifier
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[B, M]`` of images ``[B, C, H, W]``."""
+        """Compute logits ``[B, M]`` of images ``[B, C, H, W]``."""
         return self.classifier(self.features(x).flatten(1))
 
 
@@ -52,7 +52,7 @@ class LeNet5(ConvNet):
     """LeNet-5 and its smaller relatives: two 5x5 convolutions, then fully connected layers.
 
     LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 86(11), 1998.
-    As everybody builds it today: ReLU and max-pooling instead of scaled tanh and trainable subsampling, every map of
+    In today's usual form: ReLU and max-pooling instead of scaled tanh and trainable subsampling, every map of
     the second convolution connected to every map of the first, and a linear layer with softmax instead of RBF units.
 
     For (1, 28, 28) and 10 classes, 44,426 parameters:
@@ -279,7 +279,7 @@ class ShapleyFLCifarCNN(ConvNet):
 
 @checked
 def resnet34_small(num_classes: Classes = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
-    """torchvision's ResNet-34 with a 3x3 stride-1 stem and no max-pooling; its head is ``fc``.
+    """Build torchvision's ResNet-34 with a 3x3 stride-1 stem and no max-pooling; its head is ``fc``.
 
     He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, table 1. ShapFed (Tastan et al.,
     IJCAI 2024, sec. 5.2) says "the ResNet-34 architecture" for CIFAR-10; the authors' published code replaces the stem,

@@ -1,4 +1,4 @@
-"""One function from a name to a network: the papers' own, timm's and torchvision's."""
+"""Networks by name: the papers' own, timm's and torchvision's."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs: Any) -> nn.Module:
     """Build a classifier by name.
 
-    A bare name is looked for in :data:`NETWORKS`, then in timm, then in torchvision; ``timm:NAME`` and
-    ``torchvision:NAME`` look in one place only.
+    A bare name is searched in :data:`NETWORKS`, then in timm, then in torchvision; ``timm:NAME`` and
+    ``torchvision:NAME`` are searched in one of them only.
 
     Args:
         name: ``"lenet5"``, ``"resnet18.a1_in1k"``, ``"timm:vit_tiny_patch16_224"``, ``"torchvision:resnet18"``, ...
@@ -74,14 +74,14 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
 
 
 def import_timm(name: str) -> ModuleType:
-    """timm, imported only when it is asked for: that takes longer than a small federation to start.
+    """Import timm, only when it is needed: that takes longer than a small federation takes to start.
 
     Args:
-        name: of the network that may be one of timm's, for the message.
+        name: name of the network that may be one of timm's, for the message.
 
     Raises:
-        ConfigurationError: it is not installed. What it is needed for is not looked for elsewhere, where a network of
-            the same name may be another one.
+        ConfigurationError: timm is not installed. torchvision is not searched instead, since its network of the same
+            name may be another one.
     """
     try:
         import timm
@@ -129,7 +129,7 @@ def _build_torchvision(
 
 
 def _with_new_head(network: nn.Module, name: str, num_classes: int) -> nn.Module:
-    """``network`` with its last linear layer fresh, if it has not ``num_classes`` outputs already."""
+    """Replace the last linear layer of ``network`` unless it has ``num_classes`` outputs already."""
     linears = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
         raise ConfigurationError(f"{name} has no linear layer to replace by a head for {num_classes} classes.")

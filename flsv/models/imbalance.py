@@ -1,4 +1,4 @@
-"""Classes of unequal sizes: scores that a model cannot reach by the largest class alone, and weights for the others."""
+"""Classes of unequal sizes: scores that the largest class alone does not raise, and weights of classes in the loss."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from flsv.utilities.errors import ConfigurationError
 NAN = float("nan")
 
 
-#: What :class:`ClassScores` says, and so what clients' own models are scored by.
+#: Names of the scores of :class:`ClassScores`, by which clients' own models are scored.
 OWN_SCORES = ("accuracy", "balanced_accuracy", "auroc")
-#: Of more classes the AUROC is not worked out: every sample's logits would be kept, and ordered for each class.
+#: Largest number of classes for which the AUROC is computed: it keeps all logits and sorts them for each class.
 MOST_RANKED = 100
 
 
 class ClassScores(Metric):
-    """Accuracy, balanced accuracy and AUROC of logits ``[B, M]`` for classes ``[B]``.
+    """Metric of accuracy, balanced accuracy and AUROC of logits ``[B, M]`` for classes ``[B]``.
 
     - ``accuracy``: share of samples that are classified correctly.
     - ``balanced_accuracy``: mean over the classes that occur of the share of their samples that are classified
       correctly. torchmetrics' macro accuracy differs where a class does not occur but is predicted: it counts there
       as recall 0. This one is scikit-learn's ``balanced_accuracy_score``.
     - ``auroc``: how often a sample of a class is given a larger probability of it than one of another class, the mean
-      over the classes that occur. A model that always gives the rarer class a probability below 1/2 may still tell the
-      two apart. NaN where fewer than two classes occur or a logit is NaN, and of more than 100 classes.
+      over the classes that occur. A model that always gives the rarer class a probability below 1/2 may still rank
+      both well. NaN where fewer than two classes occur or a logit is NaN, and for more than 100 classes.
 
     Its states are not persistent: they never enter a ``state_dict``.
 
     Args:
         num_classes: M.
-        options: torchmetrics' own.
+        options: arguments of ``torchmetrics.Metric``.
 
     Example:
         >>> scores = ClassScores(num_classes=3)
@@ -78,7 +78,7 @@ class ClassScores(Metric):
             self.labels.append(y)
 
     def compute(self) -> dict[str, Tensor]:
-        """Scalars by name, NaN before the first batch."""
+        """Compute the scores, scalars by name; NaN before the first batch."""
         present = self.support > 0
         accuracy = self.correct.sum() / self.support.sum()
         ranked = macro_auroc(dim_zero_cat(self.logits), dim_zero_cat(self.labels)) if self.logits else accuracy * NAN
@@ -90,8 +90,9 @@ class ClassScores(Metric):
 
 
 def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over the classes that occur of torchmetrics' area under the ROC curve of each against the rest; NaN
-    where fewer than two occur, or a logit is NaN.
+    """Compute the area under the ROC curve of each class against the rest, averaged over the classes that occur.
+
+    It is NaN where fewer than two classes occur, or a logit is NaN.
 
     Args:
         logits: ``[N, M]``.
@@ -111,19 +112,21 @@ def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """Of logits ``[N, M]`` the log-odds ``[N, M]``, float64, of each class against all others together: in the order of
-    the softmax's probabilities, and still apart where these round to 1."""
+    """Compute each class's log-odds against all others together, float64 ``[N, M]``, from logits ``[N, M]``.
+
+    They have the order of the softmax's probabilities, and are still distinct where these round to 1.
+    """
     logits = logits.detach().double()
     best = logits.argmax(1, keepdim=True)
     others = logits.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)
     first = logits.gather(1, best) - others
     log_p = logits.log_softmax(1)
-    # Of all but the most probable class p is at most 1/2: nothing is lost in 1 - p.
+    # For all but the most probable class p is at most 1/2, so that 1 - p loses no digits.
     return (log_p - torch.log1p(-log_p.exp().clamp(max=0.5))).scatter(1, best, first)
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:
-    """The scores as Python's numbers, without a warning where nothing was counted.
+    """Convert the scores to Python numbers, without a warning where nothing was counted.
 
     Example:
         >>> plain_scores(ClassScores(2))
@@ -135,8 +138,9 @@ def plain_scores(counts: ClassScores) -> dict[str, float]:
 
 
 class EpochScores(ClassScores):
-    """The same of an epoch, and its loss: sum of the batches' mean losses, each times its weight, over the sum of
-    weights. An AUROC that cannot be told is left out.
+    """Metric of an epoch: :class:`ClassScores` without an undefined AUROC, and the loss.
+
+    The loss is the sum of the batches' mean losses, each times its weight, over the sum of weights.
 
     Args:
         num_classes: M.
@@ -149,7 +153,7 @@ class EpochScores(ClassScores):
         {'loss': 0.5, 'accuracy': 0.5, 'balanced_accuracy': 0.5}
     """
 
-    higher_is_better = None  # the accuracies: yes; the loss: no
+    higher_is_better = None  # True of the accuracies, False of the loss
 
     loss: Tensor
     weight: Tensor
@@ -159,6 +163,7 @@ class EpochScores(ClassScores):
         self.add_state("loss", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("weight", torch.tensor(0.0), dist_reduce_fx="sum")
 
+    # mypy: torchmetrics' update takes anything.
     def update(self, logits: Tensor, y: Tensor, loss: Tensor, weight: Tensor | float) -> None:  # type: ignore[override]
         """Count a batch.
 
@@ -166,15 +171,15 @@ class EpochScores(ClassScores):
             logits: ``[B, M]``.
             y: classes ``[B]``, integers.
             loss: mean loss of the batch, a scalar.
-            weight: what that mean was divided by: B, or the sum of the samples' weights.
+            weight: divisor of that mean: B, or the sum of the samples' weights.
         """
         super().update(logits, y)
         self.loss += loss * weight
         self.weight += weight
 
     def compute(self) -> dict[str, Tensor]:
-        """Scalars by name: ``loss``, ``accuracy``, ``balanced_accuracy`` and, where at least two of at most 100 classes
-        occur, ``auroc``."""
+        """Compute scalars by name: ``loss``, ``accuracy``, ``balanced_accuracy`` and, where at least two of at most 100
+        classes occur, ``auroc``."""
         scores = {"loss": self.loss / self.weight, **super().compute()}
         if not self.logits or int((self.support > 0).sum()) < 2:
             del scores["auroc"]
@@ -182,10 +187,10 @@ class EpochScores(ClassScores):
 
 
 def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
-    """A weight for each class, float32 ``[M]``: N / (M N_c) with N_c of all N training samples; 1 where there is none.
+    """Compute a weight for each class, float32 ``[M]``: N / (M N_c) with N_c of N training samples; 1 where N_c is 0.
 
     Raises:
-        ConfigurationError: the data module does not know its clients' ``class_counts``, as where they are at sites.
+        ConfigurationError: the data module does not know its clients' ``class_counts``, as where data are at sites.
 
     Example:
         >>> from types import SimpleNamespace

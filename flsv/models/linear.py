@@ -1,4 +1,4 @@
-"""Building blocks of networks: checks of shapes, stacks of linear layers; and the networks that need no more, softmax
+"""Building blocks of networks (checks of shapes, stacks of linear layers), and networks of linear layers: softmax
 regression and the multi-layer perceptron for samples of any shape, and fastText.
 """
 
@@ -21,14 +21,14 @@ Shape = Annotated[Sequence[Count], "One sample's shape without the batch, such a
 
 
 def flat_size(network: str, input_shape: Sequence[int]) -> int:
-    """Number of values in one sample, for networks that flatten their input.
+    """Count the values in one sample, for networks that flatten their input.
 
     Args:
         network: name for the error message.
         input_shape: one sample's shape, any number of dimensions, without the batch.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: an empty shape.
 
     Example:
         >>> flat_size("MLP", (1, 28, 28))
@@ -40,10 +40,10 @@ def flat_size(network: str, input_shape: Sequence[int]) -> int:
 
 
 def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """``input_shape`` as (channels, height, width).
+    """Check that ``input_shape`` is (channels, height, width) and return it.
 
     Raises:
-        ConfigurationError: not three of them.
+        ConfigurationError: not three numbers.
 
     Example:
         >>> image_shape("LeNet5", [3, 32, 32])
@@ -61,16 +61,16 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
 def pooled_positions(
     network: str, input_shape: Sequence[int], layers: Sequence[tuple[int, int]], hint: str = ""
 ) -> int:
-    """Height times width after a stack of stride-1 convolutions, each followed by a 2x2 max-pooling.
+    """Compute height times width after a stack of stride-1 convolutions, each followed by a 2x2 max-pooling.
 
     Args:
         network: name for the error message.
         input_shape: (channels, height, width) of one image.
         layers: (kernel, padding) of each convolution.
-        hint: what to do about an image that is too small, added to the error message.
+        hint: advice for an image that is too small, added to the error message.
 
     Raises:
-        ConfigurationError: no convolutions, or nothing is left of the image after the last pooling.
+        ConfigurationError: no convolutions, or an image that has no pixel left after the last pooling.
 
     Example:
         >>> pooled_positions("LeNet5", (1, 28, 28), [(5, 0), (5, 0)])
@@ -138,7 +138,7 @@ def check_output(network: nn.Module, name: str, num_classes: int, input_shape: S
 
 
 def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Linear layers between consecutive ``widths``, ReLU after each but the last, dropout before each if asked for.
+    """Build linear layers between consecutive ``widths``, ReLU after each but the last, dropout before each if above 0.
 
     Example:
         >>> dense_stack([400, 120, 84, 10])[-1]
@@ -182,7 +182,7 @@ class SoftmaxRegression(nn.Module):
         self.classifier = nn.Linear(flat_size("SoftmaxRegression", input_shape), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
+        """Compute logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
         return self.classifier(x.flatten(1))
 
 
@@ -223,7 +223,7 @@ class MLP(nn.Module):
         self.classifier = dense_stack([flat_size("MLP", input_shape), *hidden, num_classes])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
+        """Compute logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
         return self.classifier(x.flatten(1))
 
 
@@ -243,8 +243,8 @@ class FastText(nn.Module):
     linear      M               width M + M
     ==========  ==============  ===================
 
-    Word h has the vector number 1 + h mod (buckets - 1); words may share one. The mean is over a text's words; zeros
-    are none, and a text without words is the zero vector.
+    Word h has the vector number 1 + h mod (buckets - 1); several words may share a vector. The mean is over a text's
+    words; zeros are padding, and a text without words is the zero vector.
 
     Args:
         num_classes: M, at least 2.
@@ -278,7 +278,7 @@ class FastText(nn.Module):
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Logits ``[B, M]`` of hashes ``[B, words]``."""
+        """Compute logits ``[B, M]`` of hashes ``[B, words]``."""
         words = words.long()
         there = words > 0
         rows = (words % (self.embedding.num_embeddings - 1) + 1) * there

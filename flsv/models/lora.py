@@ -1,4 +1,4 @@
-"""LoRA adapters in a federation: a frozen network, and small trained matrices that travel.
+"""LoRA adapters in a federation: a frozen network, and small trained matrices that the clients send.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: a layer's weight W is frozen, and its step
 is (alpha / r) B A with A ``[r, in]`` drawn at random and B ``[out, r]`` zero at first. The layers are ``peft``'s.
@@ -6,8 +6,8 @@ is (alpha / r) B A with A ``[r, in]`` drawn at random and B ``[out, r]`` zero at
 Clients' adapters averaged one by one give (sum_i w_i B_i) (sum_i w_i A_i), which is not the average of what they have
 learnt, sum_i w_i B_i A_i. With one A at all clients, never trained, the two are equal, for any weights: FFA-LoRA (Sun
 et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024). That is the default here, so that
-averages, coalitions and contributions are exact, and half as much travels. The other exact way, FedEx-LoRA (Singhal et
-al., ACL 2025), adds what is missing to W, which then has to travel; it is not offered.
+averages, coalitions and contributions are exact, and half as much is sent. The other exact way, FedEx-LoRA (Singhal et
+al., ACL 2025), adds the difference to W, which then has to be sent; it is not offered.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def freeze_a(module: nn.Module) -> int:
-    """Freeze the matrices A of all LoRA layers of a module, of ``peft``'s names (``lora_A``, ``lora_embedding_A``).
+    """Freeze the matrices A of all LoRA layers of a module, named ``lora_A`` or ``lora_embedding_A`` by ``peft``.
 
     Returns:
-        How many they are.
+        The number of frozen matrices.
 
     Raises:
-        ConfigurationError: there are none.
+        ConfigurationError: the module has no such matrix.
 
     Example:
         >>> layer = nn.ModuleDict({"lora_A": nn.Linear(4, 2, bias=False), "lora_B": nn.Linear(2, 4, bias=False)})
@@ -54,14 +54,14 @@ def freeze_a(module: nn.Module) -> int:
 
 
 def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any) -> nn.Module:
-    """Put ``peft``'s LoRA layers into a network, in place; all else is frozen.
+    """Put ``peft``'s LoRA layers into a network, in place, and freeze all other parameters.
 
     Args:
-        network: any.
+        network: any module.
         rank: r.
         alpha: the step's factor is alpha / r.
-        targets: names of linear or convolutional layers or how they end; ``"all-linear"`` for all linear layers.
-        kwargs: of ``peft.LoraConfig``.
+        targets: names of linear or convolutional layers, or their endings; ``"all-linear"`` for all linear layers.
+        kwargs: further arguments of ``peft.LoraConfig``.
 
     Raises:
         ConfigurationError: ``peft`` is not installed, or finds no such layers.
@@ -70,12 +70,13 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ConfigurationError("LoRA layers are peft's, which is not installed: pip install 'flsv[lora]'.") from error
-    # peft's own word is for transformers only; there it leaves out what gives the tokens' logits.
+    # peft knows "all-linear" for transformers only, where it leaves out the layer of the tokens' logits.
     if targets == "all-linear" and not hasattr(network, "get_output_embeddings"):
         targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
     try:
+        # mypy: options are of any type.
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **kwargs)  # type: ignore[arg-type]
-        with warnings.catch_warnings():  # of what peft finds out by itself: which weights are transposed
+        with warnings.catch_warnings():  # peft corrects by itself which weights are transposed
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
             return inject_adapter_in_model(config, network)
     except (ValueError, TypeError) as error:
@@ -85,16 +86,16 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
 class LoRAClient(ClassifierClient):
     """:class:`flsv.ClassifierClient` whose network is frozen except for LoRA layers and its classifier head.
 
-    With ``FederatedLoop(share="trainable")`` only these travel. The frozen network must be the same everywhere before
-    the first round, and is not counted as crossing: a pretrained one (``network_args: {pretrained: true}``), or one
-    that follows from the seed.
+    With ``FederatedLoop(share="trainable")`` only these are sent. The frozen network must be the same at all clients
+    before the first round, and does not count as traffic: a pretrained one (``network_args: {pretrained: true}``), or
+    one that follows from the seed.
 
     Args:
         rank: r.
         alpha: the step's factor is alpha / r.
         targets: see :func:`add_lora`; the head is trained whole, and has no adapter.
-        exact: freeze A (FFA-LoRA), so that the average of adapters is the average of what they do. False: A and B are
-            trained, and averaged one by one.
+        exact: freeze A (FFA-LoRA), so that averaged adapters have the average of the adapters' effects. False: A and B
+            are trained, and averaged separately.
         kwargs: as for :class:`flsv.ClassifierClient`.
 
     Raises:
@@ -116,7 +117,7 @@ class LoRAClient(ClassifierClient):
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         super()._build(num_classes, input_shape)
         if any(name.endswith("lora_A") for name, _ in self.network.named_modules()):
-            return  # classes and shape have become known of a network that was there before
+            return  # only classes and shape of an existing network have become known
         head = head_name(self.network)
         linear = [n for n, layer in self.network.named_modules() if isinstance(layer, nn.Linear) and n != head]
         targets = linear if self.targets == "all-linear" else self.targets

@@ -24,10 +24,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Mixture(nn.Module):
-    """Log-probabilities ``[B, M]`` of the mixture sum_k pi_k softmax(component_k(x)), as logits.
+    """Mixture of networks, whose logits ``[B, M]`` are the log-probabilities of sum_k pi_k softmax(component_k(x)).
 
     Its floating-point buffer ``responsibility [K]`` counts the samples that each component has been responsible for; pi
-    is its share of them.
+    are the components' shares of them.
 
     Args:
         components: K networks that return logits ``[B, M]``.
@@ -38,17 +38,17 @@ class Mixture(nn.Module):
     def __init__(self, components: Sequence[nn.Module]) -> None:
         super().__init__()
         self.components = nn.ModuleList(components)
-        # Beside the components, and not where a device context of whoever builds this would put it.
+        # On the components' device, whatever device context this is built in.
         device = next((parameter.device for parameter in self.components.parameters()), None)
         self.register_buffer("responsibility", torch.full((len(components),), 1 / len(components), device=device))
 
     @property
     def weights(self) -> Tensor:
-        """pi ``[K]``."""
+        """The mixture weights pi ``[K]``, which sum to 1."""
         return self.responsibility / self.responsibility.sum()
 
     def joint(self, x: Tensor) -> Tensor:
-        """log pi_k + log p_k(y|x), ``[K, B, M]``."""
+        """Compute the joint log-probabilities log pi_k + log p_k(y|x), ``[K, B, M]``."""
         logits = torch.stack([component(x) for component in self.components])
         return logits.float().log_softmax(-1) + self.weights.log()[:, None, None]
 
@@ -61,8 +61,8 @@ class MixtureClient(ClassifierClient):
 
     Args:
         num_components: K, at least 1.
-        kwargs: as for :class:`flsv.ClassifierClient`. Of a network object, the other components are copies with new
-            parameters.
+        kwargs: as for :class:`flsv.ClassifierClient`. If ``network`` is an object, the other components are copies of
+            it with new parameters.
 
     Raises:
         ConfigurationError: as ``ClassifierClient``; fewer than 1 component; a network object without a layer that can
@@ -79,7 +79,7 @@ class MixtureClient(ClassifierClient):
         super().__init__(**kwargs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean cross-entropy of the mixture, a scalar; counts the batch's responsibilities."""
+        """Return the mean cross-entropy of the mixture, a scalar, and count the batch's responsibilities."""
         x, y = batch
         assert isinstance(self.network, Mixture)
         joint = self.network.joint(x)
@@ -100,7 +100,7 @@ class MixtureClient(ClassifierClient):
 
 
 def _another(network: nn.Module) -> nn.Module:
-    """A copy with new parameters."""
+    """Copy a network and give it new initial parameters."""
     other = deepcopy(network)
     layers = [layer for layer in other.modules() if callable(getattr(layer, "reset_parameters", None))]
     if not layers:
@@ -109,5 +109,5 @@ def _another(network: nn.Module) -> nn.Module:
             "the same. Name a network instead."
         )
     for layer in layers:
-        layer.reset_parameters()  # type: ignore[operator]
+        layer.reset_parameters()  # type: ignore[operator]  # callable, as checked above
     return other

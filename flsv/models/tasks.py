@@ -18,7 +18,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class RegressorClient(ReadyClient):
-    """Linear regression or a multi-layer perceptron with squared error, optimizer and scheduler.
+    """Client for regression: a linear model or a multi-layer perceptron, squared error, optimizer and scheduler.
 
     Batches are ``(x [B, *input_shape], y [B])``. ``training_step`` returns the mean squared error; validation and test
     log ``val_loss`` (the same) and ``val_mae`` (the mean absolute error, in the target's unit), or ``test_...``.
@@ -35,7 +35,7 @@ class RegressorClient(ReadyClient):
         scheduler: from the optimizer to a learning-rate scheduler, stepped once an epoch. None: constant rate.
 
     Raises:
-        ConfigurationError: a shape that nobody gives or that contradicts the data module, or no valid one; a batch
+        ConfigurationError: a shape that is missing, invalid or contradicts the data module; a batch
             whose targets are not one number per sample.
 
     Example:
@@ -79,15 +79,15 @@ class RegressorClient(ReadyClient):
         self.hparams["input_shape"] = [int(size) for size in input_shape]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predictions ``[B]`` of a batch ``[B, *input_shape]``."""
+        """Compute predictions ``[B]`` of a batch ``[B, *input_shape]``."""
         return self.network(x.flatten(1)).squeeze(1)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean squared error of the batch, a scalar."""
+        """Return the mean squared error of the batch, a scalar."""
         return F.mse_loss(*self._compared(batch))
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Predictions ``[B]``; targets in the batch, if there are any, are not looked at."""
+        """Predict ``[B]``; targets in the batch, if any, are ignored."""
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     def _compared(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ class CharacterModel(ReadyClient):
 
     Batches are ``(characters int64 [B, L + 1],)``: the first L predict the last L. ``training_step`` returns the mean
     cross-entropy per character in nats; validation and test log it as ``val_loss``, in bits as
-    ``val_bits_per_character``, and ``val_accuracy``, the share of characters predicted, or ``test_...``.
+    ``val_bits_per_character``, and ``val_accuracy``, the share of characters predicted correctly, or ``test_...``.
 
     Args:
         width: length of a character's vector.
@@ -155,19 +155,19 @@ class CharacterModel(ReadyClient):
         self.head = nn.Linear(hidden, characters)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Logits ``[B, L, characters]`` of the character after each of ``[B, L]``."""
+        """Compute logits ``[B, L, characters]`` of the character after each of ``[B, L]``."""
         return self.head(self.recurrent(self.embedding(characters))[0])
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Mean cross-entropy per character, a scalar."""
+        """Return the mean cross-entropy per character in nats, a scalar."""
         return self._predicted(batch)[0]
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Probabilities ``[B, L + 1, characters]`` of the character after each."""
+        """Predict probabilities ``[B, L + 1, characters]`` of the character after each."""
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch).softmax(-1)
 
     def _predicted(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """The loss, and the share of characters predicted."""
+        """Compute the mean loss per character, and the share of characters predicted correctly."""
         pieces = batch[0] if isinstance(batch, (tuple, list)) else batch
         logits, following = self(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten()
         return F.cross_entropy(logits.float(), following), (logits.argmax(1) == following).float().mean()

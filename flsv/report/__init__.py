@@ -1,4 +1,4 @@
-"""Reading a run after the fact: as tables, and as a page to hand out, with shares of a budget."""
+"""Reports of finished runs: their values as tables, and a page to hand out, with shares of a budget."""
 
 from flsv.report.page import write_report
 from flsv.report.reading import Run, open_run, read_run

@@ -42,7 +42,7 @@ def bars(
     caption: str = "",
     of_seeds: bool = False,
 ) -> Markup:
-    """A bar per name; ``ends`` are the low and the high ones ``[2, k]`` of its interval, dark if it is ``of_seeds``."""
+    """Draw a bar per name; ``ends`` are the low and high ends of its interval ``[2, k]``, dark if ``of_seeds``."""
     known = np.array(values, dtype=float)
     reach = np.array([known - ends[0], ends[1] - known])
     errors = np.where(np.isfinite(reach), reach.clip(min=0), np.nan)
@@ -65,7 +65,7 @@ def steps(
     unit: str,
     less_is_better: bool,
 ) -> Markup:
-    """From ``start`` by a value per name to ``end``, to which they add up: a waterfall. ``less_is_better``: of an
+    """Draw a waterfall from ``start`` by a value per name to ``end``, to which they add up. ``less_is_better``: of an
     error, say, which shrinks."""
     words = [f"start {number(start)}", *(f"{n} {number(v)}" for n, v in zip(names, values)), f"end {number(end)}"]
     heads = [*names, "start", "end"]
@@ -79,7 +79,7 @@ def steps(
 
 
 def lines(names: Sequence[str], values: np.ndarray, rounds: Sequence[int], caption: str) -> Markup:
-    """Values ``[r, k]`` of k names in r ``rounds``: a line per name, the names below."""
+    """Draw the values ``[r, k]`` of k names in r ``rounds``: a line per name, the names below."""
     values = np.where(np.isfinite(values), values, np.nan)
     words = []
     for name, line in zip(names, values.T):
@@ -97,7 +97,7 @@ def lines(names: Sequence[str], values: np.ndarray, rounds: Sequence[int], capti
 
 
 def _fit(names: Sequence[str]) -> bool:
-    """Whether names stand side by side under the bars without being turned."""
+    """Return whether names stand side by side under the bars without being turned."""
     return 1.5 * _LETTER * max(map(len, names), default=0) * len(names) < _WIDTH
 
 
@@ -111,7 +111,7 @@ def _level(axis: Any, names: Sequence[str]) -> None:
 
 
 def _svg(title: str, words: Sequence[str], draw: Callable[[Any], None], height: float, below: float) -> str:
-    """What ``draw`` draws, with a title and, for those who do not see it, what it shows; "" where it cannot be."""
+    """Render what ``draw`` draws as SVG, with a title and a description for screen readers; "" where it fails."""
     buffer, description = io.StringIO(), ", ".join(" ".join(text.split()) for text in words)
     # The same chart has the same bytes, whenever it is drawn; names are text that can be found and read out.
     with drawing(title), matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):
@@ -123,7 +123,7 @@ def _svg(title: str, words: Sequence[str], draw: Callable[[Any], None], height: 
 
 
 def _inline(text: str, title: str, description: str) -> str:
-    """A file of Matplotlib's as an element of a page."""
+    """Turn a file of Matplotlib's into an element of a page."""
     _, box, body = re.split(r'(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
     body = _OWN.sub("", body)
     for black, ink in _INK.items():

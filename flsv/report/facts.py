@@ -1,4 +1,4 @@
-"""What the pages for all and for one client say of a run alike."""
+"""Facts of a run that the page for all clients and the page for one client say alike."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from markupsafe import Markup
 from flsv.report import drawing
 from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
-from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, retrained_from
-from flsv.results.terminal import undecided
+from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, by_partners, retrained_from
+from flsv.results.terminal import inconclusive
 from flsv.results.text import NONE, WORDS, by_value, joined, number, percent, value_columns
 from flsv.utilities.csv_files import NAN, number_or_nan
 
@@ -27,12 +27,12 @@ RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
 
 
 def share(part: float, whole: float) -> float:
-    """NaN of nothing."""
+    """Divide; a share of nothing is NaN."""
     return part / whole if whole else NAN
 
 
 def at_chance(record: Mapping[str, Any]) -> list[str]:
-    """By what the model is not told apart from a constant answer, each once."""
+    """Name the performances, each once, in which the model cannot be told apart from a constant answer."""
     return list({game["by"]: None for game in record.get("paid_in", {}).values() if game["told_apart"] is False})
 
 
@@ -42,33 +42,35 @@ def of_rounds(record: Mapping[str, Any]) -> list[str]:
 
 
 def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Caveats of retraining-based values, the rows of ``retrained.csv``."""
+    """Return the caveats of retraining-based values, the rows of ``retrained.csv``."""
     found = [WORDS["ranking_only"]] if rows[0].get("trainings") in RANKING_ONLY else []
+    found += [WORDS["judged"]] if by_partners(rows[0]["by"]) else []
     majority = rows[0]["majority"]
     return [*found, WORDS["one_class"].format(percent(majority))] if majority >= _MOSTLY else found
 
 
 def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
-    """Caveats of a run's values.
+    """Return the caveats of a run's values.
 
     Args:
         metric: as ``run.json`` describes it.
         errors: whether there are standard errors or intervals.
     """
-    found = list(WORDS["caveats"].get(metric["class"], ()))
+    found = [WORDS["judged"]] if metric.get("judges") == "clients" else []
+    found += WORDS["caveats"].get(metric["class"], ())
     return found if errors else [*found, WORDS["no_error"]]
 
 
 def caveats_of(run: Run) -> list[str]:
-    """Of all its metrics, each said once, with the names of the metrics that it is of before it."""
+    """Return the caveats of a run's metrics, each once, with the names of the metrics that it concerns before it."""
     of = _grouped(
         (text, metric) for metric in run.metrics for text in caveats(run.about(metric), run.kind(metric) != "")
     )
-    return [*(f"{text}." for text in undecided(run.record)), *(f"{', '.join(m)}: {text}" for text, m in of.items())]
+    return [*(f"{text}." for text in inconclusive(run.record)), *(f"{', '.join(m)}: {text}" for text, m in of.items())]
 
 
 def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """The names of each thing."""
+    """Group names by the thing that they belong to."""
     of: dict[Any, list[str]] = {}
     for thing, name in pairs:
         of.setdefault(thing, []).append(name)
@@ -94,13 +96,13 @@ def adding_up(run: Run) -> list[str]:
 
 
 def order_of(run: Run) -> list[int]:
-    """The clients, by the first metric's value, the highest first; without a metric, by number. Those without a value
-    come last."""
+    """Order the clients by the first metric's value, the highest first; without a metric, by number. Those without a
+    value come last."""
     return by_value(run.final(run.metrics[0])) if run.metrics else list(range(run.num_clients))
 
 
 def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> Markup:
-    """Of each metric the history of these clients, from where something is known of them.
+    """Show each metric's values of these clients over the rounds, from the first known one.
 
     Args:
         run: of which.
@@ -121,7 +123,7 @@ def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Ma
 def classes(
     run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str], corner: str = "client"
 ) -> Markup:
-    """Each metric's last values for each class, or whatever its columns are; nothing of a single column."""
+    """Show each metric's last values for each class, or whatever its columns are; nothing of a single column."""
     charts = []
     for metric in metrics:
         columns, what = run.columns(metric), "class" if run.columns_are_classes(metric) else "column"
@@ -137,19 +139,19 @@ def classes(
 
 
 def algorithm(run: Run) -> str:
-    """The algorithm's parts, by their classes."""
+    """Name the algorithm's parts by their classes."""
     parts = {role: name for role, name in run.record["algorithm"].items() if name != "FullParticipation"}
     first = parts.pop("aggregator", "")
     return f"{first} with {', '.join(parts.values())}" if parts else first
 
 
 def subtitle(run: Run, what: str) -> str:
-    """The run in a line."""
+    """Describe the run in a line."""
     return f"{what}, {state_of(run)}, begun {run.record['started'][:10]}"
 
 
 def state_of(run: Run) -> str:
-    """The state of the run: its rounds, and whether it has ended."""
+    """Say how many rounds the run has, and whether it has ended."""
     if run.ended:
         return f"{run.rounds} rounds"
     planned = run.record["rounds"] or -1
@@ -157,7 +159,7 @@ def state_of(run: Run) -> str:
 
 
 def guides(run: Run) -> Markup:
-    """How to read the metrics: what each is, unit, sign, what they need and cost; what several have in common once."""
+    """Explain how to read the metrics: what each is, unit, sign, what they need and cost; what several share, once."""
     of = _grouped(
         (key, metric)
         for metric in run.metrics
@@ -170,7 +172,7 @@ def guides(run: Run) -> Markup:
 
 
 def logged(run: Run) -> list[tuple[str, str]]:
-    """What the model has logged last, such as its validation accuracy."""
+    """Return the names and values that the model has logged last, such as its validation accuracy."""
     return [(name, number(NAN if value is None else value)) for name, value in run.record.get("logged", {}).items()]
 
 
@@ -183,22 +185,24 @@ def fitness(run: Run, basis: Basis) -> str:
 
 
 def budget(shares: Shares) -> list[Markup | str]:
-    """By what a budget is shared out, and what its intervals are."""
+    """Say by what a budget is shared out, and what its intervals are."""
     basis = shares.basis
     intervals = SAY["budget_intervals" if shares.table["share_low"].notna().any() else "budget_without_intervals"]
     rule = WORDS["rules"][shares.budget.rule]
     found: list[Markup | str] = [SAY["budget"].format(basis.title, basis.of, rule), intervals]
+    found += [warning(WORDS["judged"])] if basis.judged else []
     return found if basis.to_pay_by else [*found, warning(SAY["not_to_pay_by"].format(basis.key))]
 
 
 def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
-    """What the clients are worth by retraining, of which this is a row."""
-    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"])
+    """Show values by retraining, with what was trained for them, which ``row`` says."""
+    samples = SAY["judged_by_partners" if by_partners(row["by"]) else "judged_by_server"]
+    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"], samples)
     return section("Retrained with some clients only", intro, *parts)
 
 
 def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """The shares by other scores and without each seed, and how much of a payment would go to others by each."""
+    """Show the shares by other scores and without each seed, and how much of a payment would go to others by each."""
     heads = [name for name in rows[0] if name.startswith(f"{SHARE_BY} ")]
     if not heads:
         return Markup("")
@@ -212,18 +216,18 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
 
 
 def reading(run: Run, *more: str) -> Markup:
-    """How to read the metrics, and what they do not say."""
+    """Explain how to read the metrics, and what they do not say."""
     seeds = SAY["one_seed"] if run.seeds == 1 else SAY["some_seeds"].format(run.seeds)
     return section("How to read this", guides(run), [*caveats_of(run), seeds, *more])
 
 
 def class_counts(run: Run, least: int, most: float) -> tuple[list[str], list[list[int]]] | None:
-    """Names of the classes and how many samples of each a client has ``[n][M]``, of so many classes."""
+    """Return the classes' names and the clients' samples of each ``[n][M]``; None unless M is within these bounds."""
     counts, names = run.record["class_counts"], run.record["classes"]
     return (names, counts) if counts and names and least <= len(names) <= most else None
 
 
 def retrained_cells(row: Mapping[str, float]) -> list[str]:
-    """A client's value, interval and share by retraining."""
+    """Format a client's value, interval and share by retraining."""
     value, low, high = (number(row[name]) for name in ("value", "low", "high"))
     return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]

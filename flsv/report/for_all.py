@@ -1,5 +1,5 @@
-"""The report for those who run the federation: all clients by name. Page one says who contributed what, for those who
-decide, in no words of those who measure; the appendix has what that rests on."""
+"""The report for those who run the federation: all clients by name. Page one says for decision makers who contributed
+what, without the words of measurement; the appendix has what that rests on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from flsv.report.facts import SAY
 from flsv.report.html import command, section, table, warning
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.results.measured import own_title
 from flsv.results.text import (
     NONE,
     WORDS,
@@ -26,6 +25,7 @@ from flsv.results.text import (
     nearest_first,
     number,
     numbers,
+    own_title,
     percent,
     performance,
     ranking,
@@ -41,7 +41,7 @@ MOST_STEPS = 12
 
 
 def page_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
-    """The report of all clients: its title, its sections and those of its appendix."""
+    """Make the report of all clients: its title, its sections and those of its appendix."""
     order = ends_of(facts.order_of(run), MOST)
     names = [run.label(client) for client in order]
     partners, state = _partners(run), facts.state_of(run)
@@ -75,7 +75,7 @@ def _partners(run: Run) -> str:
 
 
 def red_lines(run: Run) -> list[str]:
-    """What has to be known before anything is made of the values."""
+    """List what has to be known before anything is made of the values."""
     lines = facts.of_rounds(run.record)
     if not run.ended:
         lines.append(WORDS["not_ended"])
@@ -126,7 +126,7 @@ def _contributions(run: Run, order: Sequence[int], names: Sequence[str], shares:
 
 
 def _ranking(run: Run) -> list[str]:
-    """By that metric that one may pay by which is the nearest to retraining."""
+    """Rank the clients by the metric, of those to pay by, that is the nearest to retraining."""
     names = [run.label(client) for client in range(run.num_clients)]
     for metric in nearest_first({m: run.about(m)["class"] for m in run.metrics if run.about(m)["to_pay_by"]})[:1]:
         return ranking(names, (run.final(metric), *run.ends(metric)), metric, run.record)
@@ -134,7 +134,7 @@ def _ranking(run: Run) -> list[str]:
 
 
 def _learned(run: Run) -> list[Markup | str]:
-    """From the model's performance at the start to that at the end, by the first metric whose values add up to it."""
+    """Show the change of the model's performance over the run, by the first metric whose values add up to it."""
     known = {name: each for name, each in run.record.get("paid_in", {}).items() if each["start"] is not None}
     games = {name: each for name, each in known.items() if name in run.metrics and None not in each.values()}
     for name in facts.adding_up(run)[:1]:
@@ -148,7 +148,7 @@ def _learned(run: Run) -> list[Markup | str]:
 
 
 def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
-    """The clients at both ends, and all others in one step."""
+    """Draw the clients at both ends, and all others in one step."""
     values = run.final(name)
     known = [client for client in by_value(values) if values[client] == values[client]]
     order = ends_of(known, MOST_STEPS, MOST_STEPS // 2)
@@ -209,7 +209,7 @@ def _clients(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
 
 
 def _measured(run: Run) -> Markup:
-    """The algorithm, what was not measured, and what the metrics share out."""
+    """Show the algorithm, what was not measured, and what the metrics share out."""
     unmeasured = [name for name in run.record["metrics"] if name not in run.metrics]
     last = ", ".join(f"{name} {value}" for name, value in facts.logged(run))
     lines = {
@@ -229,7 +229,7 @@ def _measured(run: Run) -> Markup:
 
 
 def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> Markup:
-    """What a metric is, and its values as a chart."""
+    """Describe a metric, and draw its values as a chart."""
     values, *ends = ([of[client] for client in order] for of in (run.final(metric), *run.ends(metric)))
     caption = ": ".join(filter(None, (f"{metric} ({run.source})", run.about(metric)["about"])))
     return drawing.bars(names, values, ends, caption, run.seeds > 1)
@@ -252,7 +252,7 @@ def _retrained(run: Run, order: Sequence[int], shares: bool) -> Markup:
 
 
 def _never(run: Run) -> str | None:
-    """Whose updates were in no round."""
+    """Name the clients whose updates were in no round."""
     never = [run.label(client) for client, count in enumerate(run.taken_part()) if not count] if run.rounds else []
     return SAY["never"].format(listed(never, 20)) if never else None
 

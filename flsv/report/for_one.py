@@ -21,7 +21,7 @@ from flsv.report.facts import SAY
 from flsv.report.html import section, table
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.results.text import NONE, WORDS, gain, mean, number, numbers, percent
+from flsv.results.text import NONE, WORDS, gain, known_mean, number, numbers, percent
 from flsv.utilities.csv_files import NAN
 
 #: Clients below which nothing is told that is worked out from all of them.
@@ -29,7 +29,7 @@ FEWEST = 5
 
 
 def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[str, Any]:
-    """The report for one client: its title and its sections, with its share of a budget where there is one."""
+    """Make the report for one client: its title and its sections, with its share of a budget where there is one."""
     # Columns that are no classes may be the other clients.
     by_class = [metric for metric in run.metrics if run.columns_are_classes(metric)]
     chance = [WORDS["at_chance"].format(by) for by in facts.at_chance(run.record)]
@@ -51,7 +51,7 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
-    """Whether what is worked out from these values of the clients may be shown to one of them."""
+    """Return whether what is computed from these values of the clients may be shown to one of them."""
     return bool(run.ended) and sum(value == value for value in values) >= FEWEST
 
 
@@ -100,7 +100,7 @@ def _contributions(run: Run, client: int, shares: bool) -> list[Markup | str]:
     for metric in run.metrics:
         values = run.final(metric)
         # Two digits: with more, or from several pages, the others' values would follow.
-        of_all = number(float(f"{mean(values):.1e}")) if _public(run, values) else NONE
+        of_all = number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
         rows.append([metric, shown[metric][0], of_all])
     parts.append(table(["", "your value", "mean of all"], rows))
     kinds = {metric: kind for metric in run.metrics if (kind := run.kind(metric))}
@@ -111,7 +111,7 @@ def _contributions(run: Run, client: int, shares: bool) -> list[Markup | str]:
 
 
 def _share(run: Run, client: int, shares: Shares) -> Markup:
-    """Its part of a budget."""
+    """Show the client's part of a budget."""
     basis = shares.basis
     value, low, high = numbers([basis.values[client], basis.low[client], basis.high[client]])
     known = shares.table["share_low"].notna()[client]
@@ -137,7 +137,7 @@ def _retrained(run: Run, client: int, shares: bool) -> Markup:
 
 
 def _of_others(run: Run, shares: bool) -> list[str]:
-    """What the page tells of the others."""
+    """Say what the page tells of the other clients."""
     if run.num_clients >= FEWEST and run.ended:
         return [SAY["means_of_others"], SAY["of_two"]]
     why = SAY["too_few"].format(run.num_clients) if run.ended else SAY["too_early"]
@@ -146,7 +146,7 @@ def _of_others(run: Run, shares: bool) -> list[str]:
 
 
 def _facts(run: Run, client: int) -> Markup:
-    """Classes and versions, no arguments: these may name other clients."""
+    """List classes and versions, but no arguments: these may name other clients."""
     record = run.record
     rows = [[role.replace("_", " "), name] for role, name in record["algorithm"].items()]
     rows.append(["model", record["module"]])

@@ -1,4 +1,4 @@
-"""A page's HTML: figures, tables and heatmaps, and the templates that lay them out."""
+"""The HTML of a page: figures, tables and heatmaps, and the templates that lay them out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flsv.results.text import number
-from flsv.utilities.charts import shortened
+from flsv.utilities.charts import shortened_name
 
 #: Columns up to which a heatmap has numbers.
 NUMBERED = 12
@@ -33,12 +33,12 @@ _parts: Any = _templates.get_template("parts.html").module
 
 
 def to_html(page: Mapping[str, Any]) -> str:
-    """The whole file: a title, a subtitle, the sections of its front and of its appendix."""
+    """Write the whole file: a title, a subtitle, the sections of its front and of its appendix."""
     return _templates.get_template("report.html").render(page)
 
 
 def section(title: str, *parts: Markup | str | Sequence[str] | None) -> Markup:
-    """A heading and what stands below it: a text is a paragraph, a list has a line each. Without any of it, nothing."""
+    """Write a heading and what stands below it: texts as paragraphs, lists with a line each; "" without any."""
     return _parts.section(title, [_block(part) for part in parts if part]) if any(parts) else Markup("")
 
 
@@ -49,17 +49,17 @@ def _block(part: Markup | str | Sequence[str]) -> Markup:
 
 
 def warning(text: str) -> Markup:
-    """A paragraph that is seen first."""
+    """Write a paragraph that is seen first."""
     return _parts.paragraph(text, "warning")
 
 
 def command(text: str) -> Markup:
-    """What can be pasted into a shell."""
+    """Write a command that can be pasted into a shell."""
     return _parts.command(text)
 
 
 def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
-    """Content with a caption, which stays with it, on paper, too."""
+    """Write content with a caption that stays with it, on paper, too."""
     return _parts.figure(caption, Markup(content), css)
 
 
@@ -78,7 +78,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = Fals
 def heat(
     names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
 ) -> Markup:
-    """Values ``[k][M]``, colored about 0: blue above and orange below, stronger away from it."""
+    """Write values ``[k][M]`` as a heatmap, colored about 0: blue above and orange below, stronger away from it."""
     few = len(columns) <= NUMBERED
     bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
 
@@ -89,7 +89,7 @@ def heat(
         return number(value, 2) if few else "", f"{name}, {column}: {number(value)}", style
 
     rows = [(name, [cell(name, *each) for each in zip(columns, row)]) for name, row in zip(names, values)]
-    heads = [(column, shortened(column)) for column in columns]
+    heads = [(column, shortened_name(column)) for column in columns]
     pieces = [
         _parts.heat(corner, heads[part], [(n, cells[part]) for n, cells in rows], "heat" if few else "heat narrow")
         for part in _slices(len(columns), WIDEST if few else WIDEST_NARROW)
@@ -102,7 +102,7 @@ def _figures(caption: str, pieces: Sequence[Markup]) -> Markup:
 
 
 def _slices(count: int, most: int) -> list[slice]:
-    """So many columns in as few parts as there can be, of about one size."""
+    """Split so many columns into as few parts of at most ``most`` as there can be, of about one size."""
     parts = max(1, math.ceil(count / most))
     size = math.ceil(count / parts) or 1
     return [slice(start, start + size) for start in range(0, max(count, 1), size)]

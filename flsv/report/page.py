@@ -1,4 +1,4 @@
-"""A run's page as a file: HTML without scripts, legible on paper, phones and dark screens.
+"""The page of a run as a file: HTML without scripts, legible on paper, phones and dark screens.
 
 Python works out what is on it (:mod:`flsv.report.for_all`, :mod:`flsv.report.for_one`), and one template lays it out.
 """

@@ -1,4 +1,4 @@
-"""Reads a run's folder, also after a kill, and those of ``flsv repeat``."""
+"""The contents of a run's folder, also of a killed run, and of the runs of ``flsv repeat``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from flsv.metrics.intervals import LEVEL
 from flsv.results.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
-from flsv.results.run_table import columns_in, history, last, part, read_table, tidy
-from flsv.results.text import WORDS, joined, mean, shares_in
+from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy
+from flsv.results.text import WORDS, joined, known_mean, shares_in
 from flsv.utilities.charts import client_label
-from flsv.utilities.csv_files import NAN, Cell, number_or_nan, read_csv, whole
+from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
 from flsv.utilities.errors import ConfigurationError, listed
 
 
@@ -41,74 +41,74 @@ class Run:
 
     @cached_property
     def num_clients(self) -> int:
-        """n."""
+        """Return the number of clients n."""
         return len(self.record["clients"])
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """As they are; numbers where the data have no names."""
+        """Return the clients' names; numbers where the data have none."""
         return tuple(self.record["clients"])
 
     def label(self, client: int) -> str:
-        """``client 3`` for a client without a name, else its name."""
+        """Return a client's name; ``client 3`` where it has none."""
         return client_label(client, self.client_names)
 
     @cached_property
     def folders(self) -> tuple[str, ...]:
-        """Each client's folder below ``clients``."""
+        """Return the name of each client's folder below ``clients``."""
         return tuple(client_folders(self.client_names))
 
     @property
     def rounds(self) -> int:
-        """Rounds that are there."""
+        """Return the number of rounds that are there."""
         return max(self.round_numbers, default=-1) + 1
 
     @cached_property
     def round_numbers(self) -> tuple[int, ...]:
-        """Those of which something is known, ascending."""
+        """Return the numbers of the rounds of which something is known, ascending."""
         return tuple(self.table["round"].unique().tolist())
 
     @property
     def ended(self) -> bool:
-        """Whether the run has come to its end."""
+        """Return whether the run has come to its end."""
         return "ended" in self.record
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the contribution metrics, in the order of the run's configuration."""
+        """Return the names of the contribution metrics, in the order of the run's configuration."""
         return tuple(name for name in self.record["metrics"] if name in self.measured)
 
     @cached_property
     def measured(self) -> tuple[str, ...]:
-        """Names of all that has values, weights and what diagnostics say among them."""
+        """Return the names of all that has values, weights and metrics' diagnostics among them."""
         return tuple(self.table["metric"].unique())
 
     def about(self, metric: str) -> Mapping[str, Any]:
-        """What ``run.json`` says of a metric."""
+        """Return the entry of a metric in ``run.json``."""
         return self.record["metrics"].get(metric, {})
 
     def columns_are_classes(self, metric: str) -> bool:
-        """Whether the columns are classes, and not other clients, say."""
+        """Return whether the columns are classes, and not other clients, say."""
         return self.about(metric).get("per_class", False)
 
     def column_name(self, metric: str, column: str) -> str:
-        """As it is shown."""
+        """Return a column's name as it is shown."""
         if not column.isdigit() or not self.columns_are_classes(metric):
             return column
         names = self.record["classes"] or []
         return names[int(column)] if int(column) < len(names) else column
 
     def columns(self, metric: str) -> list[str]:
-        """The keys of a metric's columns; none where it has one value per client."""
+        """Return the keys of a metric's columns; none where it has one value per client."""
         return columns_in(self.table, metric)
 
     def history(self, metric: str, column: str = "") -> DataFrame:
-        """``[r, n]`` of the :attr:`round_numbers`: a client's value, once measured, stays until it is measured again.
-        What belongs to one round (weights, accuracies, norms) is NaN in the others."""
+        """Return the values ``[r, n]`` in the :attr:`round_numbers`: a client's value, once measured, stays until it is
+        measured again. What belongs to one round (weights, accuracies, norms) is NaN in the others."""
         return history(self.table, metric, self.num_clients, column, self.round_numbers)
 
     def to_frame(self) -> DataFrame:
-        """The run's measurements as :func:`read_run` returns them."""
+        """Return the run's measurements as :func:`read_run` does."""
         keys = zip(self.table["metric"], self.table["class"])
         names = [self.column_name(metric, column) if column else None for metric, column in keys]
         return tidy(self.table).assign(
@@ -117,21 +117,21 @@ class Run:
 
     @property
     def copies(self) -> list[list[int]]:
-        """See :func:`flsv.results.round_result.copies_in`."""
+        """Return the groups of clients that sent copies, see :func:`flsv.results.round_result.copies_in`."""
         return copies_in(self.record["events"])
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
-        """See :func:`flsv.results.round_result.faults_in`."""
+        """Return the rounds of the clients found at fault, see :func:`flsv.results.round_result.faults_in`."""
         return faults_in(self.record["events"])
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        """``[n]``: the last value of each client, NaN where there is none."""
+        """Return the last value of each client ``[n]``, NaN where there is none."""
         return last(self.table, metric, self.num_clients, column)
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        """``[n]`` and ``[n]``: the ends of the interval around each client's last value, NaN where none is known; where
-        a metric has none but standard errors, 1.96 of them on either side."""
+        """Return the low and the high ends ``[n]`` of the intervals around the clients' last values, NaN where none is
+        known; where a metric has none but standard errors, 1.96 of them on either side."""
         low, high = (last(self.table, metric, self.num_clients, what=end) for end in ("low", "high"))
         if any(end == end for end in low) or f"{metric}/stderr" not in self.measured:
             return low, high
@@ -139,7 +139,7 @@ class Run:
         return [value - 1.96 * error for value, error in known], [value + 1.96 * error for value, error in known]
 
     def kind(self, metric: str) -> str:
-        """What a metric's intervals are, in words; "" without any."""
+        """Say in words what a metric's intervals are; "" without any."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
             if self.about(metric)["class"] == "ShadowShapley":
                 return WORDS["one_seed_interval"]
@@ -150,40 +150,40 @@ class Run:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Of which the values are the mean."""
+        """Return the runs of whose values this one's are the mean."""
         return [self]
 
     @property
     def seeds(self) -> int:
-        """Of how many runs the values are the mean."""
+        """Return the number of runs of whose values these are the mean."""
         return len(self.runs)
 
     @property
     def source(self) -> str:
-        """Which runs values are from, in words."""
+        """Say which runs values are from."""
         return "this run only" if self.seeds == 1 else f"mean of {self.seeds} runs, a seed each"
 
     def labels(self, clients: Sequence[int]) -> str:
-        """The names of these clients."""
+        """Join the names of these clients."""
         return joined(self.label(client) for client in clients)
 
     def taken_part(self) -> list[int]:
-        """``[n]``: rounds in which each client's update was aggregated."""
+        """Count the rounds in which each client's update was aggregated ``[n]``."""
         counts = part(self.table, "weight")["client"].value_counts()
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
     def retrained(self) -> list[dict[str, Any]]:
-        """``[n]``, what each client is worth by training with some of the clients only, where ``flsv retrain`` has."""
+        """Read each client's row of ``retrained.csv`` ``[n]``, where ``flsv retrain`` has written it."""
         columns = ("value", "low", "high", "share", "majority")
         numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
         return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
 
     def _by_client(self, path: Path, needed: Mapping[str, Cell]) -> list[dict[str, Any]]:
-        """``[n]``, the file's row of each client, empty where it has none; nothing without a file."""
+        """Read each client's row of a file ``[n]``, empty where it has none; nothing without a file."""
         if not path.is_file():
             return []
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
-        for line, row in read_csv(path, {"client": whole, **needed}):
+        for line, row in read_rows(path, {"client": parse_int, **needed}):
             client = row["client"]
             if client >= self.num_clients or rows[client]:
                 raise ConfigurationError(
@@ -235,7 +235,7 @@ def open_run(path: str | Path) -> Run:
     file = folder / CONTRIBUTIONS
     if not file.is_file():
         raise ConfigurationError(_nothing_there(folder))
-    return Run(folder, read_record(folder / RECORD), read_table(file))
+    return Run(folder, read_record(folder / RECORD), read_contributions(file))
 
 
 def _nothing_there(folder: Path) -> str:
@@ -264,10 +264,10 @@ class RepeatedRun(Run):
     runs: Sequence[Run] = ()  # type: ignore[assignment]
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        return [mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]
+        return [known_mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        rows = summary(self.runs, [metric])
+        rows = seed_summary(self.runs, [metric])
         return rows["low"].tolist(), rows["high"].tolist()
 
     def kind(self, metric: str) -> str:
@@ -275,7 +275,7 @@ class RepeatedRun(Run):
 
 
 def over_seeds(run: Run) -> Run:
-    """A run with the means over all runs of ``flsv repeat`` among which it is; itself where it is alone.
+    """Return a run with the means over all runs of ``flsv repeat`` among which it is; itself where it is alone.
 
     Raises:
         ConfigurationError: see :func:`repeated_runs`.
@@ -297,12 +297,12 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
-    """A row per metric and client, by the names in :data:`HEADER`; what is not known is NaN."""
+def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
+    """Compute a row per metric and client, by the names in :data:`HEADER`; what is not known is NaN."""
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
-        means = [mean(values) for values in known]
+        means = [known_mean(values) for values in known]
         shares = shares_in(means) if runs[0].about(metric).get("to_pay_by") else [NAN] * len(means)
         for client, (values, middle, share) in enumerate(zip(known, means, shares)):
             spread = statistics.stdev(values) if len(values) > 1 else NAN
@@ -313,7 +313,7 @@ def summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFr
 
 
 def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
-    """Half the interval of a mean of ``count`` values with this standard deviation, by Student's t; NaN of one.
+    """Compute half the interval of a mean of ``count`` values with this standard deviation, by Student's t; NaN of one.
 
     Example:
         >>> round(mean_half_width(1.0, 4), 3)
@@ -325,13 +325,13 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
 
 
 def repeated_runs(run: Run) -> list[Run]:
-    """The runs of ``flsv repeat`` among which a run is, those that are done; none where it is alone.
+    """Return the runs of ``flsv repeat`` among which a run is, those that are done; none where it is alone.
 
     Raises:
         ConfigurationError: they do not deal out the same data.
     """
     place = next((parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None)
-    rows = [] if place is None else read_csv(place / RUNS, COLUMNS, skip=1)
+    rows = [] if place is None else read_rows(place / RUNS, COLUMNS, skip=1)
     found = [open_run(Path(str(place), row["folder"])) for _, row in rows]
     for each in found:
         if each.record["hashes"] != run.record["hashes"]:

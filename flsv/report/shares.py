@@ -1,4 +1,4 @@
-"""Shares of a budget by what a run has measured: the one place where amounts are worked out."""
+"""Shares of a budget by what a run has measured: amounts are computed here and nowhere else."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from flsv.report.reading import Run, over_seeds
 from flsv.results.text import NONE, WORDS, joined, percent
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Positive, checked
+from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
 #: Beside the report.
@@ -47,6 +48,7 @@ class Budget:
             metric, if there is one alone that may be paid by.
         rule: what becomes of values below 0, see :func:`flsv.allocate`.
         currency: such as ``"EUR"``; it says how many decimals amounts have.
+        judged_by_partners: consent to values for which the partners have judged models themselves.
 
     Raises:
         ConfigurationError: an argument out of range, or an amount with more decimals than the currency has.
@@ -60,6 +62,7 @@ class Budget:
     by: str | None = None
     rule: Negatives = "zero"
     currency: str = ""
+    judged_by_partners: bool = False
 
     def __post_init__(self) -> None:
         if round(self.amount, self.decimals) != self.amount:
@@ -74,11 +77,11 @@ class Budget:
 
     @property
     def unit(self) -> float:
-        """The smallest amount."""
+        """Return the smallest amount."""
         return float(f"1e-{self.decimals}")
 
     def text(self, amount: float) -> str:
-        """An amount as it is read."""
+        """Format an amount with its currency."""
         return f"{amount:,.{self.decimals}f} {self.currency}".rstrip()
 
 
@@ -96,6 +99,7 @@ class Basis:
         to_pay_by: whether its page does not say otherwise.
         seeds: how many, of whose values these are the mean.
         retrains: whether they are values of training coalitions, after the run or beside it.
+        judged: whether the partners themselves have judged models.
     """
 
     key: str
@@ -107,10 +111,11 @@ class Basis:
     to_pay_by: bool = True
     seeds: int = 1
     retrains: bool = False
+    judged: bool = False
 
 
 def basis_of(run: Run, by: str | None = None) -> Basis:
-    """The values by which a budget is shared out.
+    """Return the values by which a budget is shared out.
 
     Raises:
         ConfigurationError: nothing was measured, ``by`` names nothing that was, or it has to be said.
@@ -130,7 +135,7 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], fit: Sequence[str]) -> Basis:
-    """Of the ``known`` values those that are named, else the only ones that are ``fit``."""
+    """Return the basis that ``by`` names among the ``known`` values, else the only one that is ``fit``."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
@@ -148,12 +153,12 @@ def _chosen(run: Run, by: str | None, known: Sequence[str], fit: Sequence[str]) 
 
 
 def _measured(run: Run, metric: str) -> Basis:
-    """A metric's values; of a run of ``flsv repeat`` the means over all seeds."""
+    """Return a metric's values; of a run of ``flsv repeat`` the means over all seeds."""
     run = over_seeds(run)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
     about, ends = run.about(metric), run.ends(metric)
-    retrains = about["class"] == "ShadowShapley"
-    return Basis(metric, title, _of(run.runs), run.final(metric), *ends, about["to_pay_by"], run.seeds, retrains)
+    said: Any = about["to_pay_by"], run.seeds, about["class"] == "ShadowShapley", about.get("judges") == "clients"
+    return Basis(metric, title, _of(run.runs), run.final(metric), *ends, *said)
 
 
 def _retrained(run: Run) -> Basis:
@@ -168,11 +173,16 @@ def _retrained(run: Run) -> Basis:
     value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
     of = f"{retrained_from(first, run.record['rounds'])}, {_day(run)}"
     title, seeds = f"retraining, by {first['by']}", len(first["seeds"].split())
-    return Basis(RETRAINED, title, of, value, low, high, seeds=seeds, retrains=True)
+    return Basis(RETRAINED, title, of, value, low, high, seeds=seeds, retrains=True, judged=by_partners(first["by"]))
+
+
+def by_partners(by: str) -> bool:
+    """Return whether values by this performance rest on what the partners have judged."""
+    return by.startswith(CLIENTS)
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
-    """What values by retraining come from: coalitions, seeds, rounds, and what was changed.
+    """Say what values by retraining come from: coalitions, seeds, rounds, and what was changed.
 
     Args:
         row: of ``retrained.csv``.
@@ -194,7 +204,7 @@ def _seeds(seeds: Sequence[str]) -> str:
 
 
 def _rounds(rounds: Sequence[float], planned: int | None) -> str:
-    """How many there were, of how many there should be."""
+    """Say how many rounds there were, of how many there should be."""
     of = f" of {planned}" if planned and planned > 0 else ""
     had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
     return f"{had}{of} rounds"
@@ -206,7 +216,7 @@ def _day(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Shares:
-    """What each client's part of a budget is.
+    """The part of a budget that each client has.
 
     Args:
         budget: which.
@@ -223,11 +233,11 @@ class Shares:
 
     @property
     def title(self) -> str:
-        """The budget, as it is read."""
+        """Return the budget as it is read."""
         return self.budget.text(self.budget.amount)
 
     def cells(self, client: int) -> list[str]:
-        """A client's share and amount with their intervals, in :data:`SHARE_HEAD`'s order."""
+        """Format a client's share and amount with their intervals, in :data:`SHARE_HEAD`'s order."""
         if client in self.missing:
             return [NONE, NONE]
         row = self.table.loc[client]
@@ -240,7 +250,7 @@ class Shares:
 
     @property
     def missing(self) -> list[int]:
-        """Clients without a value."""
+        """List the clients without a value."""
         return self.table.index[self.table["share"].isna()].tolist()
 
 
@@ -251,6 +261,11 @@ def shares_of(run: Run, budget: Budget) -> Shares:
         ConfigurationError: nothing that it may be shared out by, see :func:`basis_of`, or nobody who has a claim.
     """
     basis = basis_of(run, budget.by)
+    if basis.judged and not budget.judged_by_partners:
+        raise ConfigurationError(
+            f"{basis.title}: {WORDS['judged']} To share a budget out among partners who trust each other, say "
+            "--judged-by-partners (in Python Budget(..., judged_by_partners=True))."
+        )
     values = torch.tensor(basis.values, dtype=torch.float64)
     shares, amounts = allocate(values, 1.0, budget.rule), allocate(values, budget.amount, budget.rule, unit=budget.unit)
     table = DataFrame({"client": range(run.num_clients), "client_name": run.client_names, "value": basis.values})
@@ -266,7 +281,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
 
 
 def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
-    """A client's share were its value this one."""
+    """Compute a client's share were ``end`` its value."""
     if not math.isfinite(end) or values[client].isnan():
         return NAN
     moved = values.clone()
@@ -278,7 +293,7 @@ def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) ->
 
 
 def found_in(run: Run) -> list[str]:
-    """``[n]``: copies and outliers, in words; "" where nothing was found."""
+    """Say which copies and outliers were found ``[n]``; "" where nothing was found."""
     found: list[list[str]] = [[] for _ in range(run.num_clients)]
     for group in run.copies:
         for client in group:

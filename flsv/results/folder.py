@@ -1,4 +1,4 @@
-"""What a run writes and where, what its files are called, and that one run at a time does."""
+"""The folder of a run: where results are written, what files are called, and the lock that keeps it to one run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from flsv.utilities.declared import checked
 from flsv.utilities.display import shown
 from flsv.utilities.errors import ConfigurationError
 
+#: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
+PICTURES = 10
+
 
 @checked
 @dataclass(frozen=True)
 class Reporting:
-    """What a run shows and writes; none of it changes a number.
+    """The choice of what a run shows and writes; none of it changes a number.
 
     Args:
         per_class: log per-class contributions to the loggers too (the CSV always has them).
@@ -47,6 +50,21 @@ class Reporting:
     table: bool = True
     files: bool = True
 
+    def draws(self, round_index: int, rounds: int | None) -> bool:
+        """Return whether figures are drawn after a round.
+
+        Args:
+            round_index: from 0.
+            rounds: of the run; None or -1: nobody knows.
+
+        Example:
+            >>> [index for index in range(25) if Reporting().draws(index, 25)]
+            [2, 5, 8, 11, 14, 17, 20, 23, 24]
+        """
+        known = rounds if rounds is not None and rounds > 0 else None
+        every = (-(-known // PICTURES) if known else PICTURES) if self.figures is None else self.figures
+        return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
+
 
 CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
@@ -54,8 +72,8 @@ RETRAINED = "retrained.csv"
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
-    """Whether a run may write into :func:`run_folder`. Not in a ``fast_dev_run``, which leaves no trace; nor where that
-    is the working folder for want of another: neither a logger nor a ``default_root_dir`` is given.
+    """Return whether a run may write into :func:`run_folder`: not in a ``fast_dev_run``, which leaves no
+    trace; nor where that is the working folder because neither a logger nor a ``default_root_dir`` is given.
 
     Example:
         >>> quiet = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
@@ -68,7 +86,7 @@ def leaves_files(trainer: L.Trainer) -> bool:
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """The folder of this run's files: the one that Lightning's ``ModelCheckpoint`` puts its ``checkpoints`` into.
+    """Return the folder of this run's files: that into which Lightning's ``ModelCheckpoint`` puts ``checkpoints``.
 
     ``trainer.log_dir`` is that too for TensorBoard and CSV loggers; of other loggers (MLflow, Weights & Biases) it is
     the folder of all their runs.
@@ -83,7 +101,7 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 
 def runs_folder(trainer: L.Trainer) -> Path:
-    """The folder of the first logger's runs; without a logger, the root folder."""
+    """Return the folder of the first logger's runs; without a logger, the root folder."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
@@ -91,7 +109,7 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 
 def where_results_are(trainer: L.Trainer) -> list[str]:
-    """What a fit has left and what can be done with it, a line each, to be pasted into a shell."""
+    """Say where a fit's results are and what can be done with them, in lines with commands to paste."""
     folder = shown(run_folder(trainer))
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
     if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
@@ -107,7 +125,7 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 
 def arguments_of_fit() -> str | None:
-    """What this process has given to ``flsv fit``, for another command; None in another program."""
+    """Return the arguments of ``flsv fit`` in this process, for another command; None in another program."""
     if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
         return None
     if sys.argv[1:2] != ["fit"]:

@@ -52,7 +52,7 @@ class Record(Sink):
         write_record(folder, self._content)
 
     def write(self, result: RoundResult) -> None:
-        """At once: a killed run's folder has to say it, too."""
+        """Write new events at once: a killed run's folder has to say them, too."""
         self._note(result.events)
 
     def finish(self, result: RunResult) -> None:
@@ -83,7 +83,7 @@ def record_of(
     version: str,
     events: Sequence[Event] = (),
 ) -> dict[str, Any]:
-    """What ``run.json`` says of a fit that begins.
+    """Make the content of ``run.json`` for a fit that begins.
 
     Args:
         trainer: of the fit.
@@ -149,18 +149,19 @@ def _described(metric: Metric) -> dict[str, Any]:
         "columns": columns,
         "higher_is_better": metric.higher_is_better,
         "to_pay_by": to_pay_by(metric),
+        "judges": getattr(metric, "judges", None),
     }
 
 
 def to_pay_by(metric: Metric) -> bool:
-    """Whether one may share something out by a metric's values: not by costs, nor by what clients are to each other."""
+    """Return whether something may be shared out by a metric's values: not by costs, nor by values of pairs."""
     if not isinstance(metric, ContributionMetric) or metric.columns():
         return False
     return metric.to_pay_by and metric.higher_is_better is not False
 
 
 def _plain_words(text: str) -> str:
-    """Without markup.
+    """Remove markup.
 
     Example:
         >>> _plain_words("See :class:`~flsv.metrics.CGSV`, ``[n]``.")
@@ -181,7 +182,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """``run.json``.
+    """Read ``run.json``.
 
     Raises:
         ConfigurationError: there is none, it is no JSON, or of another version.
@@ -202,7 +203,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can hold it: numbers that are not finite are null, objects their repr."""
+    """Convert to JSON types: numbers that are not finite become null, objects their repr."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):  # a tensor's: torch is too heavy for whoever only reads

@@ -1,4 +1,4 @@
-"""What is known after a round and at a run's end, and Sink: whatever writes it down."""
+"""The results of a round and of a run, and Sink, the base of what writes them down."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
 if TYPE_CHECKING:
     import pandas
 
 
 @dataclass(frozen=True)
 class Event:
-    """What has happened at a client, or to its updates, once or several times.
+    """An incident at a client, or a fault of its updates, in one round or in several.
 
     Args:
         client: its number.
@@ -36,8 +34,8 @@ class Event:
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """The groups of clients who were found to send one another's updates, all members of each; who sent the server's
-    last step back is a group of its own.
+    """Group the clients who were found to send one another's updates; a client that sent the server's last step back is
+    a group of its own.
 
     Example:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
@@ -51,8 +49,8 @@ def copies_in(events: Iterable[Event]) -> list[list[int]]:
 
 
 def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
-    """Client to in how many rounds its update was not finite or far too large, of how many that it sent; without those
-    in order. Those rounds count nothing for it: no metric has measured them.
+    """Count in how many rounds a client's update was not finite or far too large, of how many that it sent; clients in
+    order are left out. No metric has measured such a round of a client.
 
     Example:
         >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])
@@ -82,38 +80,32 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What is known after a round. What is not known is NaN.
+    """The rows of the run's table after a round, and the numbers that belong to no single client.
 
     Args:
         round_index: from 0.
-        last: whether it is the run's last round.
-        values: the metrics' values by name, ``[n]`` or ``[n, M]``.
-        weights: ``[n]`` of the aggregation, NaN outside the cohort.
-        losses: client id to its training loss.
-        norms: client id to the norm of its update.
-        scores: the scores ``[n]`` of the clients' own models by name, where they were evaluated in this round.
-        events: of the run so far.
-        shared: the numbers of no single client, by name.
-        table: the rows that are known.
+        table: all rows that are known. The clients' ``train_loss`` stands here alone, as no round's change.
         changes: those that are other than in the round before.
+        shared: the numbers of no single client that are known, by name.
+        shared_changes: those of them that were measured in this round.
+        events: of the run so far.
+        pictures: name of a metric to what draws its values.
+        drawn: whether pictures are wanted of this round.
     """
 
     round_index: int
-    last: bool
-    values: Mapping[str, Tensor]
-    weights: Tensor
-    losses: Mapping[int, float]
-    norms: Mapping[int, float]
-    scores: Mapping[str, Tensor]
     table: Sequence[Row]
     changes: Sequence[Row]
-    events: Sequence[Event] = ()
     shared: Mapping[str, float] = field(default_factory=dict)
+    shared_changes: Mapping[str, float] = field(default_factory=dict)
+    events: Sequence[Event] = ()
+    pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    drawn: bool = False
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What is known when a run has come to its end.
+    """The result of a run that has come to its end.
 
     Args:
         round_index: of the last round.
@@ -138,25 +130,25 @@ class RunResult:
 
 
 class Sink:
-    """Where results go; none knows another. A sink overrides what it needs.
+    """Base class of what takes results; none knows another. A sink overrides what it needs.
 
     Example:
         >>> class Lines(Sink):
         ...     def write(self, result):
-        ...         print(result.round_index, result.weights.tolist())
+        ...         print(result.round_index, len(result.changes))
     """
 
     def write(self, result: RoundResult) -> None:
-        """A round is over."""
+        """Take the result of a round that is over."""
 
     def write_late(self, result: RoundResult) -> None:
-        """Values of an earlier round are known now, and nothing else of it."""
+        """Take values of an earlier round that are known now; nothing else of it is."""
 
     def finish(self, result: RunResult) -> None:
-        """The run has come to its end."""
+        """Take the result of the whole run, at its end."""
 
     def flush(self) -> None:
-        """Everything to the disk, as before a checkpoint."""
+        """Write everything to the disk, as before a checkpoint."""
 
     def close(self, failed: bool = False) -> None:
-        """The fit is over, or has failed: leave everything as it was found."""
+        """Leave everything as it was found: the fit is over, or has failed."""

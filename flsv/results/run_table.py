@@ -21,7 +21,7 @@ from pandas import DataFrame
 from flsv.models.imbalance import OWN_SCORES
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.utilities.atomic_files import append, replacing
-from flsv.utilities.csv_files import NAN, Cell, csv_text, number, number_or_nan, read_csv, whole
+from flsv.utilities.csv_files import NAN, Cell, csv_text, number_or_nan, parse_float, parse_int, read_rows
 
 #: Column to its type, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
 #: name of another column, as text; "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
@@ -45,7 +45,7 @@ OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
 
 @dataclass(frozen=True)
 class Numbers:
-    """What one metric says after a round.
+    """The values of one metric after a round.
 
     Args:
         metric: its name.
@@ -62,17 +62,17 @@ class Numbers:
     clients: Sequence[int] | None = None
 
 
-def rows_of(index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> list[Row]:
-    """The rows of one round: of each metric the overall values, or column by column; none for NaN.
+def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> list[Row]:
+    """Make the rows of one round: of each metric the overall values, or column by column; none for NaN.
 
     Example:
-        >>> table = rows_of(0, [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])], ["Boston", "Lyon"])
+        >>> table = round_rows(0, [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])], ["Boston", "Lyon"])
         >>> print(csv_lines(table).decode())
         0,sv,0,,0.5,Boston,,,
         0,weight,0,,0.75,Boston,,,
         0,weight,1,,0.25,Lyon,,,
         <BLANKLINE>
-        >>> then = rows_of(1, [Numbers("sv", [0.5, 0.125])], ["Boston", "Lyon"])
+        >>> then = round_rows(1, [Numbers("sv", [0.5, 0.125])], ["Boston", "Lyon"])
         >>> csv_lines(changes(then, table))
         b'1,sv,1,,0.125,Lyon,,,\\n'
     """
@@ -93,7 +93,7 @@ def rows_of(index: int, numbers: Iterable[Numbers], client_names: Sequence[str])
 
 
 def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
-    """The rows whose value or interval is another than ``before``, of one round each."""
+    """Return the rows whose value or interval differs from ``before``; both are of one round."""
     known = {row[1:4]: row for row in before}
     found = []
     for row in now:
@@ -105,60 +105,60 @@ def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
 
 
 def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
-    """Rows as a data frame, for whoever reads."""
+    """Make a data frame of rows, to read from."""
     return DataFrame(list(rows), columns=[*SCHEMA]).astype(SCHEMA)
 
 
 def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
-    """The rows of one column of a metric."""
+    """Return the rows of one column of a metric."""
     return table[(table["metric"] == metric) & (table["class"] == column)]
 
 
 def columns_in(table: DataFrame, metric: str) -> list[str]:
-    """The keys of a metric's columns, those of classes by number; none where it has one value per client."""
+    """Return the keys of a metric's columns, those of classes by number; none where it has one value per client."""
     found = [column for column in table.loc[table["metric"] == metric, "class"].unique() if column]
     return sorted(found, key=int) if all(column.isdigit() for column in found) else found
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """``[n]``: each client's last value, or the low or high end of its interval; NaN where there is none."""
+    """Return each client's last value ``[n]``, or the low or high end of its interval; NaN where there is none."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
-    """``[r, n]`` of these rounds. A value, once measured, stays until it is measured again; what belongs to one round
-    (weights, scores of clients' own models, norms) is NaN in the others."""
+    """Return the values ``[r, n]`` of these rounds. A value, once measured, stays until it is measured again; what
+    belongs to one round (weights, scores of clients' own models, norms) is NaN in the others."""
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))
     return found if metric in OF_A_ROUND else found.ffill()
 
 
 def tidy(table: DataFrame) -> DataFrame:
-    """As :func:`flsv.read_run` gives it: None where a row is of no class."""
+    """Return the table as :func:`flsv.read_run` gives it: None where a row is of no class."""
     texts = {name: table[name].where(table["class"] != "", None) for name in ("class", "class_name")}
     return table.assign(**texts)[list(COLUMNS)].reset_index(drop=True)
 
 
 def csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Lines of ``contributions.csv``, without the header."""
+    """Write rows as lines of ``contributions.csv``, without the header."""
     return csv_text([["" if cell != cell else cell for cell in row] for row in rows])
 
 
 _CELLS: Mapping[str, Cell] = {
     **dict.fromkeys(SCHEMA, str),
-    **{"round": whole, "client": whole, "value": number, "low": number_or_nan, "high": number_or_nan},
+    **{"round": parse_int, "client": parse_int, "value": parse_float, "low": number_or_nan, "high": number_or_nan},
 }
 _HEADER = csv_text([list(SCHEMA)])
 
 
-def read_table(path: Path) -> DataFrame:
-    """All that a run has measured, of its ``contributions.csv``; a last line that a kill cut short is left out.
+def read_contributions(path: Path) -> DataFrame:
+    """Read all that a run has measured from its ``contributions.csv``; a last line that a kill cut short is left out.
 
     Raises:
         ConfigurationError: naming the line, for what no run writes, such as a value that is no number.
     """
-    return frame(row.values() for _, row in read_csv(path, _CELLS))
+    return frame(row.values() for _, row in read_rows(path, _CELLS))
 
 
 class CSV(Sink):
@@ -189,13 +189,13 @@ class CSV(Sink):
             The rounds that are kept.
 
         Raises:
-            ConfigurationError: the file to go on with is none that a run writes, see :func:`read_table`: move it away,
-                and the run goes on with a new one.
+            ConfigurationError: the file to go on with is not one that a run writes, see :func:`read_contributions`:
+                move it away, and the run goes on with a new one.
         """
         source = self.path if earlier is None else earlier
         rows: list[Row] = []
         if first_round > 0 and source.is_file():
-            rows = [Row(*row) for row in read_table(source).itertuples(index=False, name=None)]
+            rows = [Row(*row) for row in read_contributions(source).itertuples(index=False, name=None)]
         elif first_round > 0:
             warnings.warn(f"{source} is gone: {self.path} starts at round {first_round + 1}.", stacklevel=2)
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,9 @@ Of more than :data:`MOST_RUNS` clients all curves are the run's, a tag each.
 
 from __future__ import annotations
 
-import inspect
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.api_pb2 import MetricInfo, MetricName
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from torchmetrics import Metric
@@ -33,26 +30,15 @@ from torchmetrics import Metric
 from flsv.core.artifacts import client_folders
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
-from flsv.results.folder import Reporting
-from flsv.results.measured import (
-    MOST_PER_CLASS,
-    Point,
-    class_part,
-    curves_of,
-    in_one_place,
-    points_of,
-    tag_of,
-)
+from flsv.results.curves import MOST_PER_CLASS, Point, class_part, in_one_place, points_of, tag_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.results.terminal import client_columns
-from flsv.utilities.charts import client_labels, drawing, label_text
+from flsv.utilities.charts import client_labels, drawing
 
 #: Begins the tags of what is to be seen first.
 FIRST = "Contributions/"
 #: Clients up to which each has a run.
 MOST_RUNS = 30
-#: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
-PICTURES = 10
 #: Seconds after which a client's curves are on the disk.
 FLUSH = 10
 #: Loggers that have a place for pictures.
@@ -62,7 +48,7 @@ Chart = list[Any]
 
 
 class TensorBoard(Sink):
-    """Writes what one logger's folder shows.
+    """The sink that writes what one logger's folder shows.
 
     Args:
         logger: whose experiment is a ``SummaryWriter``: the run's own file.
@@ -70,7 +56,7 @@ class TensorBoard(Sink):
         metrics: by name.
         client_names: of the clients.
         class_names: of the classes, or None.
-        reporting: which curves and figures.
+        per_class: metrics whose values per class are curves.
         evaluated: whether the clients' own models are evaluated.
     """
 
@@ -81,14 +67,13 @@ class TensorBoard(Sink):
         metrics: Mapping[str, Metric],
         client_names: Sequence[str],
         class_names: Sequence[str] | None,
-        reporting: Reporting,
+        per_class: Sequence[str],
         evaluated: bool = False,
     ) -> None:
         self._writer: SummaryWriter = logger.experiment
         self._folder, self._trainer, self._metrics = Path(logger.log_dir), trainer, metrics
         self._client_names, self._class_names = client_names, class_names
-        self._reporting, self._evaluated = reporting, evaluated
-        self._per_class = curves_of(metrics, reporting.per_class)
+        self._per_class, self._evaluated = per_class, evaluated
         self._by_client = len(client_names) <= MOST_RUNS
         self._labels = client_labels(len(client_names), client_names)
         self._folders = client_folders(self._labels)
@@ -131,10 +116,10 @@ class TensorBoard(Sink):
             self._draw("data/partition", partition, 0)
 
     def write(self, result: RoundResult) -> None:
-        """A round's curves and pictures."""
+        """Write a round's curves and pictures."""
         index, names = result.round_index, self._client_names
         points = list(points_of(result, self._per_class, len(names), self._class_names))
-        own = dict(result.shared)
+        own = dict(result.shared_changes)
         if self._by_client:
             self._write_clients(points, index)
         else:
@@ -143,14 +128,13 @@ class TensorBoard(Sink):
         _add(self._writer, own, index)
         if not self._in_table and (logged := accuracies(self._logged())):
             self._write_hyperparameters(logged)
-        due = figures_due(index, self._trainer.max_epochs, self._reporting.figures)
-        for name, value in result.values.items() if due else ():
-            self._draw(f"{FIRST}{name}", partial(draw_metric, self._metrics[name], name, value, index), index)
+        for name, draw in result.pictures.items() if result.drawn else ():
+            self._draw(f"{FIRST}{name}", draw, index)
 
     write_late = write
 
     def finish(self, result: RunResult) -> None:
-        """After the last round: a table of the clients, and the run's line in the table of runs."""
+        """Write a table of the clients, and the run's line in the table of runs."""
         if not self._in_table:
             self._write_hyperparameters(accuracies(self._logged()))
         columns = client_columns(result.table, result.columns, len(self._labels), result.to_pay_by)
@@ -159,7 +143,7 @@ class TensorBoard(Sink):
         self.flush()
 
     def flush(self) -> None:
-        """Everything to the disk, as before a checkpoint: what a resumed run does not write again is there."""
+        """Write everything to the disk, as before a checkpoint: a resumed run does not write it again."""
         for writer in (self._writer, *self._writers.values()):
             writer.flush()
 
@@ -191,7 +175,7 @@ class TensorBoard(Sink):
             self._writer.add_figure(tag, draw(), step)
 
     def _logged(self) -> list[str]:
-        """What the module has logged so far, by name."""
+        """Return the names of what the module has logged so far."""
         ours = (*self._metrics, "weight", *map(tag_of, OWN_SCORES))
         return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
 
@@ -216,7 +200,7 @@ class TensorBoard(Sink):
         self._in_table = True
 
     def _charts(self) -> dict[str, dict[str, Chart]]:
-        """The charts of the run in Custom Scalars: of all clients, with intervals and per class of a metric."""
+        """Lay out the run's charts in Custom Scalars: of all clients, with intervals and per class of a metric."""
         end = "$" if self._by_client else "/client_[^/]+$"
         more = ["weight", "train_loss", "update_norm", *(map(tag_of, OWN_SCORES) if self._evaluated else ())]
         tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
@@ -230,7 +214,7 @@ class TensorBoard(Sink):
         return charts
 
     def _charts_of_classes(self, name: str, end: str) -> dict[str, dict[str, Chart]]:
-        """Charts of a metric's values per class, if it has any and they are curves."""
+        """Lay out the charts of a metric's values per class, if it has any and they are curves."""
         classes = list(self._class_names or ())
         few = 1 < len(classes) <= MOST_PER_CLASS / len(self._labels)
         if not few or not getattr(self._metrics[name], "per_class", False):
@@ -265,9 +249,9 @@ class Trackers(Sink):
         self._client_names, self._class_names = client_names, class_names
 
     def write(self, result: RoundResult) -> None:
-        """A round's curves."""
+        """Log a round's curves."""
         points = points_of(result, self._per_class, len(self._client_names), self._class_names)
-        scalars = {**result.shared, **in_one_place(points, self._client_names)}
+        scalars = {**result.shared_changes, **in_one_place(points, self._client_names)}
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
 
@@ -292,7 +276,7 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
 
 
 def _wait_past(folder: Path) -> None:
-    """TensorBoard reads files by name, and these begin with the second in which they were opened."""
+    """Wait for the next second: TensorBoard reads files by name, which begins with the second of their opening."""
     seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
     time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 
@@ -307,47 +291,8 @@ def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None
         writer._get_file_writer().add_summary(Summary(value=values), step)
 
 
-def figures_due(round_index: int, rounds: int | None, every: int | None) -> bool:
-    """Whether figures are drawn after this round.
-
-    Args:
-        round_index: from 0.
-        rounds: of the run; None or -1: nobody knows.
-        every: rounds between two pictures; 0: none; None: ten in the run.
-
-    Example:
-        >>> [index for index in range(25) if figures_due(index, 25, None)]
-        [2, 5, 8, 11, 14, 17, 20, 23, 24]
-    """
-    known = rounds if rounds is not None and rounds > 0 else None
-    if every is None:
-        every = -(-known // PICTURES) if known else PICTURES
-    return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
-
-
-def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
-    """The metric's own picture, with the standard errors that it knows, within its own bounds if it has any.
-
-    Args:
-        metric: draws itself.
-        name: its name in the run.
-        value: what it gave.
-        round_index: from 0; the title counts from 1.
-    """
-    error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
-    bounds = metric.plot_lower_bound, metric.plot_upper_bound
-    style: dict[str, Any] = {
-        "stderr": None if error is None else error.detach().cpu(),
-        "limits": None if None in bounds else bounds,
-    }
-    known = inspect.signature(metric.plot).parameters  # of a metric of torchmetrics' own, neither
-    figure, axis = metric.plot(value, **{key: each for key, each in style.items() if key in known})
-    axis.set_title(f"{label_text(name)}, round {round_index + 1}")
-    return figure
-
-
 def accuracies(logged: Iterable[str]) -> list[str]:
-    """Those of the logged names that say how good a model is.
+    """Pick those of the logged names that say how good a model is.
 
     Example:
         >>> accuracies(["val_loss", "val_acc", "lr", "val_f1"])
@@ -361,7 +306,7 @@ def accuracies(logged: Iterable[str]) -> list[str]:
 
 
 def text_table(columns: Mapping[str, Iterable[object]]) -> str:
-    """Columns as a table in Markdown; whatever they hold is shown as it is.
+    """Write columns as a table in Markdown; whatever they hold is shown as it is.
 
     Example:
         >>> print(text_table({"client": ["a|b"], "weight": [0.5]}))

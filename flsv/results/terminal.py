@@ -24,12 +24,11 @@ from rich.table import Column
 
 from flsv.models.imbalance import OWN_SCORES
 from flsv.results.folder import where_results_are
-from flsv.results.measured import own_title
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part
-from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, ranking, value_columns
-from flsv.utilities import progress as counting
-from flsv.utilities.charts import client_labels, shortened
+from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, own_title, ranking, value_columns
+from flsv.utilities import progress
+from flsv.utilities.charts import client_labels, shortened_name
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
 MOST = 20
@@ -48,7 +47,7 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
     table, count = result.table, len(client_names)
     shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by or result.columns)}
     first = next(iter(shown), None)
-    rows = chosen(last(table, first, count) if first else None, count)
+    rows = shown_clients(last(table, first, count) if first else None, count)
     title = "Contributions" if first else "Clients"
     if len(rows) < count:
         by = f", by {first}" if first else ""
@@ -66,7 +65,7 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
 
 
 def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
-    """Who has contributed most, and what has become of the model."""
+    """Write who has contributed most, and what has become of the model."""
     lines = [] if result.columns else [f"{WORDS['page']['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
         values, low, high = (last(result.table, name, len(labels), what=what) for what in ("value", "low", "high"))
@@ -117,7 +116,7 @@ def client_columns(
 
 
 def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list[str]]:
-    """One row per client and one column per class (or whatever the columns are) of a metric's values."""
+    """Return a metric's values with one row per client and one column per class (or whatever the columns are)."""
     keys = columns_in(table, metric)
     names = [part(table, metric, key)["class_name"].iloc[0] for key in keys]
     # A class may have the name of another, or of the first column.
@@ -125,9 +124,9 @@ def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list
     return {head: numbers(last(table, metric, clients, key), 2) for head, key in zip(heads, keys)}
 
 
-def chosen(values: Iterable[float] | None, clients: int) -> list[int]:
-    """Which clients are shown: few in the order of their numbers; of many the ten with the highest values and the ten
-    with the lowest, of those that have one.
+def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
+    """Choose which clients are shown: few in the order of their numbers; of many the ten with the highest values and
+    the ten with the lowest, of those that have one.
 
     Args:
         values: ``[n]``, what they are ordered by; None: by number.
@@ -156,7 +155,7 @@ def print_table(
         corner: header of the names.
     """
     cells = {head: [*column] for head, column in columns.items()}
-    frame = DataFrame(cells, index=[shortened(name) for name in names], dtype=object)
+    frame = DataFrame(cells, index=[shortened_name(name) for name in names], dtype=object)
     frame.columns.name = corner
     if rows is not None:
         frame = frame.iloc[list(rows)]
@@ -172,17 +171,17 @@ def _with_dots(frame: DataFrame) -> DataFrame:
 
 
 def width() -> int | None:
-    """Width of the terminal; into a pipe or a file as wide as it takes (None), unless the variable COLUMNS says."""
+    """Return the terminal's width; None, as wide as it takes, into a pipe or a file, unless COLUMNS is set."""
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
         return None
     return shutil.get_terminal_size().columns
 
 
-def undecided(record: Mapping[str, Any]) -> list[str]:
-    """A sentence for each metric whose sampled values tell no pair of clients apart.
+def inconclusive(record: Mapping[str, Any]) -> list[str]:
+    """Write a sentence for each metric whose sampled values tell no pair of clients apart.
 
     Example:
-        >>> undecided({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
+        >>> inconclusive({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
         'about 10,000 would tell one apart, in half of all cases'
     """
     sentences = []
@@ -196,8 +195,8 @@ def undecided(record: Mapping[str, Any]) -> list[str]:
 
 
 def lines_of(record: Mapping[str, Any]) -> list[str]:
-    """What a run's record says of the model that its metrics share out, a line each: the performance at the start and
-    at the end, what the values sum to, and whether it is anything.
+    """Write lines about the model whose performance the metrics share out, from a run's record: the performance at the
+    start and at the end, the sum of the values, and whether the model beats a constant answer.
 
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "sum": 0.2, "told_apart": False}
@@ -212,7 +211,7 @@ prediction
         line = line[0].upper() + line[1:] if "_" not in line.split()[0] else line
         line += f"; {metric} sums to {whole}" if metric else ""
         lines.append(line + (": not told apart from a constant prediction" if game["told_apart"] is False else ""))
-    lines += undecided(record)
+    lines += inconclusive(record)
     lines += record.get("coalitions", [])
     if "not_known" in record:
         lines.append(f"Whether the model has learned anything is not known: {record['not_known']}")
@@ -229,9 +228,9 @@ PAUSE = 0.1
 
 
 class Terminal(Sink):
-    """Shows the round and the client on the trainer's progress bar, whichever bar it is: Rich's and TQDM's have ``round
-    3/20`` in the place of ``Epoch 2/19``, and while coalitions are evaluated their number. Rich's stays on one line.
-    Prints the clients' table after the bar has left.
+    """The sink that shows the round and the client on the trainer's progress bar, whichever bar it is: Rich's and
+    TQDM's have ``round 3/20`` in the place of ``Epoch 2/19``, and while coalitions are evaluated their number. Rich's
+    stays on one line. It prints the clients' table after the bar has left.
 
     Installed for the length of one fit; ``text`` is what the bar shows.
 
@@ -251,7 +250,7 @@ class Terminal(Sink):
         self._since = self._drawn = 0.0
         if self._bar is None:
             return
-        counting.attach(self)
+        progress.attach(self)
         get_metrics = self._bar.get_metrics
 
         def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
@@ -263,7 +262,7 @@ class Terminal(Sink):
         self._has_round = self._count_rounds()
 
     def _count_rounds(self) -> bool:
-        """Put the round into the place of the epoch, where the bar has one; whether it has."""
+        """Put the round into the place of the epoch, where the bar has one. Return whether it has."""
         bar: Any = self._bar
         of_rich, of_tqdm = isinstance(bar, RichProgressBar), isinstance(bar, TQDMProgressBar)
         if of_rich:
@@ -298,7 +297,7 @@ class Terminal(Sink):
         return f"round {index + 1}{f'/{rounds}' if rounds is not None and rounds > 0 else ''}"
 
     def show(self, what: str, done: int, total: int) -> None:
-        """So many of so many, for :mod:`flsv.utilities.progress`."""
+        """Show how many of how many are done, for :mod:`flsv.utilities.progress`."""
         now = time.monotonic()
         if not done:
             self._since = now
@@ -308,7 +307,7 @@ class Terminal(Sink):
             self._draw()
 
     def hide(self) -> None:
-        """The work is done, or given up."""
+        """Remove the count: the work is done, or given up."""
         if self._counts:
             self._counts = {}
             self._draw()
@@ -338,7 +337,7 @@ class Terminal(Sink):
 
     def close(self, failed: bool = False) -> None:
         """Give the bar its own text back; after an error nothing is printed."""
-        counting.detach(self)
+        progress.detach(self)
         for name in _REPLACED if self._bar is not None else ():
             self._bar.__dict__.pop(name, None)
         if failed:

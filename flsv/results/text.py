@@ -1,4 +1,4 @@
-"""How numbers, names and tables are written: on the page, in the terminal and in Markdown."""
+"""Formatting of numbers, names and tables for the page, the terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from flsv.utilities.display import CLIENTS
+
 NONE = "\N{EN DASH}"
 #: Clients, or pairs of them, that are named one by one.
 FEW = 3
@@ -21,7 +23,7 @@ WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml")
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number as it is read: whole ones whole, others with three significant digits.
+    """Format a number: whole ones whole, others with three significant digits.
 
     Example:
         >>> [number(x) for x in (0.12345, 3.0, 1234.5678, -0.00001234, float("nan"))]
@@ -40,7 +42,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
-    """A column of numbers with the same decimals: as many as give the largest ``digits`` significant ones.
+    """Format a column of numbers with the same decimals: as many as give the largest ``digits`` significant ones.
 
     Example:
         >>> numbers([1.3123, -0.0772, float("nan"), 0.5])
@@ -57,7 +59,7 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
 
 
 def with_intervals(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[str]:
-    """Values and their intervals, with the same decimals for all; the value alone where no interval is known.
+    """Format values and their intervals with the same decimals; the value alone where no interval is known.
 
     Example:
         >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
@@ -72,7 +74,7 @@ def with_intervals(values: Sequence[float], low: Sequence[float], high: Sequence
 def value_columns(
     known: Mapping[str, Sequence[Sequence[float]]], to_pay_by: Sequence[str], clients: Sequence[int]
 ) -> dict[str, list[str]]:
-    """Metrics' values and intervals; behind those to pay by, the shares.
+    """Format metrics' values and intervals; behind those to pay by, the shares.
 
     Args:
         known: metric to its values and to the low and the high ends of its intervals, ``[n]`` each.
@@ -90,12 +92,12 @@ def value_columns(
 
 
 def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
-    """All of few; of many the first and the last ten."""
+    """Return all places if there are few; of many, the first and the last ten."""
     return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
 
 
 def by_value(values: Sequence[float]) -> list[int]:
-    """Places of these values, the highest first; those of NaN last."""
+    """Return the places of these values, the highest first and NaN last."""
     places = range(len(values))
     return sorted(places, key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i))
 
@@ -119,7 +121,7 @@ def ranking(
     metric: str,
     learned: Mapping[str, Any],
 ) -> list[str]:
-    """Who has contributed most and who least, and who cannot be told apart from the next one: their intervals overlap.
+    """Say who has contributed most and who least, and whose interval overlaps with the next one's.
 
     Args:
         names: of the clients.
@@ -150,7 +152,7 @@ def ranking(
 
 
 def shares_in(values: Sequence[float]) -> list[float]:
-    """Of each value above 0 in the sum of all of them; NaN of what is not known, or where there is none.
+    """Compute the share of each value above 0 in the sum of all of them; NaN for NaN, or where none is above 0.
 
     Example:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
@@ -161,7 +163,7 @@ def shares_in(values: Sequence[float]) -> list[float]:
 
 
 def performance(by: str, value: float) -> str:
-    """A performance as it is read: accuracies in percent, a negative loss as the loss that it is.
+    """Format a performance: accuracies in percent, a negative loss as the loss that it is.
 
     Example:
         >>> performance("balanced_accuracy", 0.0898), performance("negative_loss", -2.25)
@@ -171,19 +173,20 @@ def performance(by: str, value: float) -> str:
 
 
 def change(by: str, start: float | None, end: float | None) -> str:
-    """From one performance to another on the validation set, in a line.
+    """Say in a line how a performance on the validation set has changed.
 
     Example:
         >>> change("negative_loss", -2.25, -0.5), change("val_f1", None, 0.5)
         ('loss on the validation set fell from 2.25 to 0.500', 'val_f1 on the validation set is 0.500')
     """
     title = WORDS["titles"].get(by, by)
+    where = "" if by.startswith(CLIENTS) else " on the validation set"
     first, last = (NONE if value is None else performance(by, value) for value in (start, end))
     if start is None or end is None:
-        return f"{title} on the validation set is {last}"
+        return f"{title}{where} is {last}"
     rise = abs(end) - abs(start) if by == "negative_loss" else end - start
     verb = "rose" if rise > 0 else "fell" if rise < 0 else "stayed"
-    return f"{title} on the validation set {verb} from {first} to {last}"
+    return f"{title}{where} {verb} from {first} to {last}"
 
 
 def gain(by: str, value: float, whole: float = math.nan) -> str:
@@ -202,11 +205,11 @@ def gain(by: str, value: float, whole: float = math.nan) -> str:
     return f"{verbs[value < 0]} {WORDS['titles'].get(by, by)} by {amount}"
 
 
-def mean(values: Iterable[float]) -> float:
-    """Mean of the values that are not NaN; NaN if there are none.
+def known_mean(values: Iterable[float]) -> float:
+    """Compute the mean of the values that are not NaN; NaN if there are none.
 
     Example:
-        >>> mean([0.5, 1.0, float("nan")])
+        >>> known_mean([0.5, 1.0, float("nan")])
         0.75
     """
     known = [value for value in values if value == value]
@@ -214,7 +217,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def percent(share: float) -> str:
-    """A share as it is read.
+    """Format a share in percent.
 
     Example:
         >>> percent(0.1234), percent(float("nan"))
@@ -224,7 +227,7 @@ def percent(share: float) -> str:
 
 
 def joined(names: Iterable[str], word: str = "and") -> str:
-    """Names as they are said.
+    """Join names in words.
 
     Example:
         >>> joined(["Boston", "Lyon", "Osaka"]), joined(["Boston", "Lyon"], "or"), joined(["Boston"])
@@ -232,3 +235,14 @@ def joined(names: Iterable[str], word: str = "and") -> str:
     """
     *first, last = names
     return f"{', '.join(first)} {word} {last}" if first else last
+
+
+def own_title(name: str) -> str:
+    """Return the head of the column of a score of clients' own models.
+
+    Example:
+        >>> from flsv.models.imbalance import OWN_SCORES
+        >>> [own_title(name) for name in OWN_SCORES]
+        ['own accuracy', 'own balanced accuracy', 'own AUROC']
+    """
+    return f"own {'AUROC' if name == 'auroc' else name.replace('_', ' ')}"

@@ -8,8 +8,9 @@ The decision is made, and shown, before the first round.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from flsv.games.copy_module import copy_module
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.privacy import GaussianPrivacy
-from flsv.retraining.shadow import ShadowTraining, not_as_rows
+from flsv.retraining.shadow import ShadowTraining, ends_of, not_as_rows
 from flsv.retraining.whole_fits import COALITIONS, CoalitionFailed, Spare, WholeFits, called
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
@@ -98,7 +99,7 @@ class CoalitionPlan:
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs: the decision, the initial weights and the rows."""
         rows = self._loaded if self._rows is None else self._rows.state_dict()
-        return {"why": self.why, "initial": self._initial, "rows": rows}
+        return {"why": self.why, "initial": self._initial, "rows": rows if self.why is None else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
@@ -138,17 +139,19 @@ class CoalitionPlan:
             )
         elsewhere = callable(config.engine)
         if not self._decided:
-            why_not = not_as_rows(trainer, config)
+            why_not = not_as_rows(trainer, config, self._coalitions)
             self.why = ranks_of(trainer).broadcast(0, why_not, "how coalitions are trained")
             self._decided = True
-            if self.why is not None:
-                self._initial = copy.deepcopy(trainer.lightning_module.state_dict())
+            self._initial = copy.deepcopy(trainer.lightning_module.state_dict())
         for metric in self._metrics.values():
             metric.await_training(after_the_run=self.why is not None)
         if self.why is None:
-            self._spare = None
             rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
-            return self.as_rows(config)
+            alone = not elsewhere and ranks_of(trainer).size == 1 and isinstance(config.sampler, FullParticipation)
+            if not alone or self._spare is None:
+                self._spare = None
+                return self.as_rows(config)
+            return self.as_rows(config, partial(self._give_up, data.num_clients))
         if elsewhere:
             raise ConfigurationError(
                 f"ShadowShapley: {self.why}; and the clients' data are elsewhere, where no coalition can be trained "
@@ -168,12 +171,19 @@ class CoalitionPlan:
         rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
         return config
 
-    def as_rows(self, config: FederationConfig) -> FederationConfig:
+    def _give_up(self, num_clients: int, why: str) -> None:
+        """Train the coalitions by fits after the run from now on, although the run had begun with rows."""
+        self.why = why
+        for metric in self._metrics.values():
+            metric.await_training(after_the_run=True)
+        rank_zero_warn(f"flsv: {self._in_words(num_clients)}. Until here they were rows of one batched model.")
+
+    def as_rows(self, config: FederationConfig, give_up: Callable[[str], None] | None = None) -> FederationConfig:
         """Return the configuration in which clients train coalitions' models beside their own."""
         if not self._metrics:
             return config
         algorithm: Any = config.client_algorithm  # the class is declared higher up than the configuration
-        self._rows = ShadowTraining(self._coalitions, algorithm)
+        self._rows = ShadowTraining(self._coalitions, algorithm, give_up)
         if self._loaded is not None:
             self._rows.load_state_dict(self._loaded)
         return replace(config, client_algorithm=self._rows)
@@ -290,16 +300,11 @@ class _Ends(Strategy):
     """Strategy that provides the models of the empty coalition, ``nobody [P]``, and of the full one."""
 
     def __init__(self, nobody: Tensor, num_clients: int) -> None:
-        self._nobody, self._masks = nobody, torch.tensor([[False], [True]]).expand(-1, num_clients)
+        self._nobody, self._num_clients = nobody, num_clients
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
-        everybody = round.server_vector
-        assert everybody is not None
-
-        def build(index: int, out: Tensor) -> None:
-            out.copy_(everybody if index else self._nobody)
-
-        return TrainedCoalitions(self._masks, build)
+        assert round.server_vector is not None
+        return ends_of(self._nobody, round.server_vector, self._num_clients)
 
 
 def _refused(config: FederationConfig) -> str | None:

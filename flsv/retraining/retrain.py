@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import lightning as L
 import torch
@@ -17,11 +18,11 @@ from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.functional.shapley.game import Utility
 from flsv.games.members import Members
-from flsv.games.performance import Mode
+from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.report.shares import RANKING_ONLY
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, loop_of
-from flsv.retraining.whole_fits import Spare, coalition_loop
+from flsv.retraining.whole_fits import Spare, all_take_part, coalition_loop
 from flsv.sampling import FixedCohort
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Count, checked
@@ -32,9 +33,9 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_def
 class _OfSpare(RetrainedUtility):
     """Trains by copies of a Trainer and a module that have not been fitted."""
 
-    def __init__(self, spare: Spare, seed: int, module: L.LightningModule, data: FederatedDataModule, *by: object):
+    def __init__(self, spare: Spare, seed: int, module: L.LightningModule, data: FederatedDataModule, by: Any):
         self._spare, self._seed = spare, seed
-        super().__init__(lambda cohort: self._pair(cohort)[0], module, data, by[0], 10**6, by[1])  # type: ignore[arg-type]
+        super().__init__(lambda cohort: self._pair(cohort)[0], module, data, by, 10**6)
 
     def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
         return self._pair(FixedCohort(members))
@@ -56,6 +57,7 @@ def retrain(
     metric: str = "accuracy",
     mode: Mode | None = None,
     seeds: Count = 3,
+    judges: Judges = "server",
 ) -> DataFrame:
     """Train a federation with some of its clients only, again and again, and value them by what comes of it.
 
@@ -66,11 +68,12 @@ def retrain(
         trainer: with a :class:`flsv.FederatedLoop` among its callbacks.
         module: or what makes it. It is made anew under each seed, so that its weights are, as ``flsv retrain`` does; a
             module that is given starts from the same weights under all seeds, which hides most of what chance does.
-        data: of the federation, with a validation set for the server.
+        data: of the federation, with a validation set for the server, or held-out samples at the clients.
         which: the coalitions, see :func:`flsv.functional.few_coalitions`. Where they cannot be trained side by side,
             ``"auto"`` is ``"both"``: each alone, all but one, and all.
         metric: what a model is worth, see :class:`flsv.games.RetrainedUtility`.
         mode: whether less or more of a logged value is better.
+        judges: on whose samples models are scored, see :class:`flsv.metrics.ShadowShapley`.
         seeds: trainings of every coalition. The first seed is the loop's, or ``seed_everything``'s.
 
     Returns:
@@ -100,13 +103,16 @@ def retrain(
     data.setup("fit")
     masks = few_coalitions(data.num_clients, which)
     together, utilities = True, list[Tensor]()
+    measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
     given = module if isinstance(module, L.LightningModule) else None
+    if line := all_take_part(loop_of(trainer)):
+        rank_zero_info(f"flsv: {line}")
     if given is not None and seeds > 1:
         rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
     for seed in range(first, first + seeds):
         with _seeded(seed):
             own = module() if given is None else given  # type: ignore[operator]
-            utility: Utility = _OfSpare(Spare(trainer, own), seed, own, data, metric, mode)
+            utility: Utility = _OfSpare(Spare(trainer, own), seed, own, data, measure)
             found = None
             if together:
                 try:

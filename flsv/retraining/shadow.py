@@ -12,7 +12,7 @@ Nobody's model is the initial one, and everybody's is the federation's own: thes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -20,23 +20,23 @@ import torch
 from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import Client, ClientUpdate, FederationState, Round, TrainedCoalitions
+from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Round, TrainedCoalitions
 from flsv.core.strategy import FederationInfo
 from flsv.engines.one_process import shared_space
 from flsv.metrics.shadow import Coalitions, coalition_masks
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
-from flsv.training.rows.coalition_rows import CoalitionRows
+from flsv.training.rows.coalition_rows import CoalitionRows, not_the_same
 from flsv.training.rows.row_checks import not_batched, not_by_rounds
+from flsv.training.rows.row_step import NotBatched
 from flsv.training.rows.row_trial import why_not_rows
-from flsv.utilities.errors import ConfigurationError
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
-#: Bytes of the rows at the server and on their way, from which on a run is refused.
+#: Bytes of the rows at the server and on their way, above which coalitions are not trained as rows.
 MOST_BYTES = 2**32
 
 
-def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
+def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalitions) -> str | None:
     """Say before the first round why coalitions' models, trained as rows beside the clients' own, would not be those of
     runs of the coalitions, and what to do; None: they would.
 
@@ -46,6 +46,7 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
     Args:
         trainer: in ``on_train_start``: its optimizers are set up, its data dealt.
         config: what the federation is put together from.
+        coalitions: that are trained.
     """
     module = trainer.lightning_module
     if why := unlike_alone(config, config.client_algorithm, losses=False):
@@ -56,9 +57,24 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
         return why
     if why := not_by_rounds(trainer):
         return f"{why}. Take a schedule that steps by rounds or batches"
+    space, data = shared_space(module, config)[0], trainer.datamodule  # type: ignore[attr-defined]
+    if why := _too_large(coalition_masks(coalitions, data.num_clients), space):
+        return why
     if callable(config.engine):  # the data are elsewhere: every site sees it in its first steps
         return None
-    return why_not_rows(trainer, shared_space(module, config)[0], config.seed or 0, draws=("torch",))
+    return why_not_rows(trainer, space, config.seed or 0, draws=("torch",))
+
+
+def _too_large(masks: Tensor, space: ParameterSpace) -> str | None:
+    """Say that the models of coalitions bool ``[K, n]`` take more memory than is allowed; None: they do not."""
+    members = _trained(masks)
+    size = (len(members) + 3 * int(members.sum())) * space.size * space.dtype.itemsize  # three copies while they cross
+    if size <= MOST_BYTES:
+        return None
+    return (
+        f"the models of {len(members)} coalitions take {size / 2**30:.0f} GiB at the server, with those on their way. "
+        'Take coalitions="pairs" or "singles"'
+    )
 
 
 class ShadowTraining(ClientAlgorithm):
@@ -72,26 +88,34 @@ class ShadowTraining(ClientAlgorithm):
         coalitions: see the metric.
         algorithm: what clients do differently, in every coalition alike: it changes gradients entry by entry, as
             :class:`flsv.training.algorithms.FedProx`; None: nothing.
+        give_up: called with the reason where rows turn out not to be the same as runs, in the midst of training; from
+            then on no models are trained. None: that is an error.
 
     Raises:
-        ConfigurationError: before training, whatever would make a coalition's model another than that of a run of the
-            coalition; in the first client's first step, a module that cannot be batched, with the reason; at its end,
-            a coalition's model that differs from the client's own where they have to be the same.
+        ConfigurationError: without ``give_up``, in the first client's first step, a module that cannot be batched; at
+            its end, a coalition's model that differs from the client's own where they have to be the same; weights that
+            change between rounds.
     """
 
     sends = (ROWS,)
     reports = (TRAINED,)
     saved = ("_rows", "_initial")
 
-    def __init__(self, coalitions: Coalitions = "auto", algorithm: ClientAlgorithm | None = None) -> None:
+    def __init__(
+        self,
+        coalitions: Coalitions = "auto",
+        algorithm: ClientAlgorithm | None = None,
+        give_up: Callable[[str], None] | None = None,
+    ) -> None:
         self.coalitions, self.algorithm = coalitions, algorithm
+        self._give_up, self._given_up = give_up, False
         self._visit: CoalitionRows | None = None
         self._left: Tensor | None = None  # the global model after the last round
         self._updates: Sequence[ClientUpdate] = ()
         self._clients: Sequence[Client] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_visit": None, "_left": None, "_clients": ()}
+        return {**vars(self), "_visit": None, "_left": None, "_clients": (), "_give_up": None}
 
     @property
     def changes_steps(self) -> bool:  # type: ignore[override]
@@ -122,29 +146,33 @@ class ShadowTraining(ClientAlgorithm):
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
-        rows = len(self._members) + 3 * sum(map(len, self._places))  # the server's, and as they cross
-        size = rows * federation.space.size * federation.space.dtype.itemsize
-        if size > MOST_BYTES:
-            raise ConfigurationError(
-                f"ShadowShapley(coalitions={self.coalitions!r}): the models of {len(self._members)} coalitions take "
-                f"{size / 2**30:.0f} GiB at the server, with those on their way. "
-                'Take coalitions="pairs" or "singles".'
-            )
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         if self._left is not None and not torch.equal(self._left, state.model()):
-            raise ConfigurationError(
-                f"ShadowShapley: the module's weights or buffers have changed between rounds {state.round_index} and "
-                f"{state.round_index + 1}, as by a hook around an epoch or by validation, and coalitions' models would "
-                "not. Let hooks leave them as they are, or value the run by flsv retrain."
+            between = f"between rounds {state.round_index} and {state.round_index + 1}"
+            reason = (
+                f"the module's weights or buffers have changed {between}, as by a hook around an epoch or by "
+                "validation, and coalitions' models, trained as rows, would not"
             )
+            self._stop(not_the_same(reason, "Let hooks leave them as they are, or value the run by flsv retrain"))
+        if self._given_up:
+            return {ROWS: state.model().new_empty(0, len(state.model()))}
         self._rows = self._rows.to(state.model())
         return {ROWS: self._rows[self._places[client].to(self._rows.device)]}
 
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
         self._updates, self._clients = updates, clients
 
+    def _stop(self, error: NotBatched) -> None:
+        if self._give_up is None:
+            raise error
+        if not self._given_up:
+            self._given_up = True
+            self._give_up(error.reason)
+
     def end_round(self, round: Round) -> None:
+        if self._given_up:
+            return
         rows, present = self._rows.to(round.client_vectors), torch.zeros_like(self._members)
         sent = {update.client_id: update.reports[TRAINED].to(rows.device) for update in self._updates}
         for client, models in sent.items():
@@ -161,6 +189,8 @@ class ShadowTraining(ClientAlgorithm):
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None
+        if self._given_up:
+            return ends_of(self._initial, round.server_vector, self._masks.shape[1])
         trained = iter(self._rows)
         ends = {0: self._initial, self._masks.shape[1]: round.server_vector}
         models = [ends[size] if size in ends else next(trained) for size in self._masks.sum(1).tolist()]
@@ -173,7 +203,8 @@ class ShadowTraining(ClientAlgorithm):
     # ---- at a client
 
     def begin_client(self, context: ClientContext) -> None:
-        self._visit = CoalitionRows(context, context.received(ROWS), self.algorithm)
+        rows = context.received(ROWS)
+        self._visit = CoalitionRows(context, rows[:0] if self._given_up else rows, self.algorithm)
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._visit is not None
@@ -181,18 +212,37 @@ class ShadowTraining(ClientAlgorithm):
 
     def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         assert self._visit is not None
-        self._visit.step()
+        try:
+            self._visit.step()
+        except NotBatched as error:
+            self._stop(error)
+            self._visit = CoalitionRows(context, context.received(ROWS)[:0])
         if self.algorithm is not None:
             self.algorithm.gradients(context, parameters, gradients)
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
         assert self._visit is not None
-        rows, sent = self._visit.trained().clone(), context.received(ROWS)
+        sent = context.received(ROWS)
+        try:
+            rows = self._visit.trained().clone()
+        except NotBatched as error:
+            self._stop(error)
+            rows = sent[:0]
+        sent = sent[: len(rows)]
         for place, start in enumerate(sent):
             rows[place] = context.upload(rows[place], start, f"coalition {place} ")
         self._visit = None
         finite = rows.isfinite().all(1, keepdim=True)
         return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}
+
+
+def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoalitions:
+    """The models ``[P]`` of nobody and of everybody."""
+
+    def build(index: int, out: Tensor) -> None:
+        out.copy_(everybody if index else nobody)
+
+    return TrainedCoalitions(torch.tensor([[False], [True]]).expand(-1, num_clients), build)
 
 
 def _trained(masks: Tensor) -> Tensor:

@@ -243,6 +243,7 @@ class CoalitionTraining(L.Callback):
         info = config.federation_info(models[0], space, data, self._seed, trainer.optimizers, metrics.metrics)
         servers = servers_of(info, masks, models)
         manager = ClientManager(trainer, data, space, self._store)
+        self.clients = manager.clients
         self._kept: dict[tuple[int, int], State] = {}
         for index in range(trainer.max_epochs or 0):
             trainer.fit_loop.epoch_progress.current.completed = index  # what current_epoch tells a step

@@ -19,15 +19,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import (
-    Checkpoint,
-    DeviceStatsMonitor,
-    EarlyStopping,
-    LearningRateMonitor,
-    ModelSummary,
-    ProgressBar,
-    Timer,
-)
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -46,18 +37,14 @@ from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
-from flsv.sampling import FixedCohort
+from flsv.sampling import FixedCohort, FullParticipation
 from flsv.server.round_server import NoModel
+from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.atomic_files import whole_lines
-from flsv.utilities.csv_files import Cell, read_csv, whole
-from flsv.utilities.result_file import Kept, members_text, read_members
+from flsv.utilities.csv_files import Cell, parse_int, read_rows
+from flsv.utilities.result_file import ResultFile, members_text, read_members
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
-#: Callbacks that watch a run for its own sake, or end it.
-OF_THE_RUN = (
-    *(Checkpoint, EarlyStopping, Timer),
-    *(ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor),
-)
 #: File in a run's folder with the utilities of its coalitions' fits.
 COALITIONS = "coalitions.csv"
 #: Seconds between two lines about the trainings' progress.
@@ -82,7 +69,7 @@ def _numbers(cell: str) -> list[float]:
     return [float(number) for number in cell.split()]
 
 
-COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": whole, "by": str, "utility": _numbers}
+COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": parse_int, "by": str, "utility": _numbers}
 #: Utilities round after round by measure: ``[R]``, or ``[R, M]`` per class.
 Curves = Mapping[str, Tensor]
 
@@ -94,7 +81,9 @@ def called(measure: str | ModelScore) -> str:
         >>> called("accuracy"), called(ModelScore("val_loss", "min"))
         ('accuracy', 'val_loss (min)')
     """
-    return measure if isinstance(measure, str) else measure.called or f"{measure.title} ({measure.mode})"
+    if isinstance(measure, str):
+        return measure
+    return measure.title if measure.called else f"{measure.title} ({measure.mode})"
 
 
 def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
@@ -109,6 +98,18 @@ def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
     silent = Reporting(table=False, figures=0, files=False)
     return loop.replace(sampler=cohort, seed=seed, metrics=metrics, reporting=silent, evaluation=ClientEvaluation())
+
+
+def all_take_part(loop: Any) -> str | None:
+    """Say that coalitions train without the federation's sampler; None: it has none that leaves clients out.
+
+    Args:
+        loop: a :class:`flsv.FederatedLoop`, the whole federation's.
+    """
+    sampler = loop.config.sampler
+    if isinstance(sampler, FullParticipation):
+        return None
+    return f"all members of a coalition train in every round, and the run drew its cohorts by {sampler!r}: another game"
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
@@ -128,7 +129,7 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
     if len(lines) < 2 or json.loads(lines[0].removeprefix("# ")).get("seed") != str(seed):
         return {}
     found: dict[Members, dict[str, float]] = {}
-    for _, row in read_csv(path, COLUMNS, skip=1):
+    for _, row in read_rows(path, COLUMNS, skip=1):
         if row["round"] + 1 == rounds:
             found.setdefault(row["coalition"], {})[row["by"]] = row["utility"][0]
     return {members: [values[name] for name in by] for members, values in found.items() if values.keys() >= set(by)}
@@ -205,11 +206,11 @@ class WholeFits:
     ) -> None:
         self._spare, self._data, self._seed, self._initial = spare, data, seed, initial
         self._measures, self._rounds, self._ranks = dict(measures), list(rounds), ranks
-        self._kept: Kept | None = None
+        self._kept: ResultFile | None = None
         if path is not None and ranks.rank == 0:
             if not resumed:
                 path.unlink(missing_ok=True)  # an earlier run's, whose module may have been another
-            self._kept = Kept(path, COLUMNS, settings or {}, key=1, anew=True)
+            self._kept = ResultFile(path, COLUMNS, settings or {}, key=1, anew=True)
 
     def __call__(self, masks: Tensor) -> list[Curves]:
         """Train the coalitions bool ``[K, n]`` that are not in the file, and return the utilities of each."""
@@ -277,7 +278,7 @@ class WholeFits:
 
     def _curve(self, cells: Mapping[tuple[str, int], list[float]], by: str) -> Tensor:
         curve = torch.tensor([cells[by, index] for index in self._rounds], dtype=torch.float64)
-        return curve if self._measures[by] == "per_class_accuracy" else curve[:, 0]
+        return curve if curve.shape[1] > 1 else curve[:, 0]
 
     def _keep(self, members: Members, curves: Curves) -> None:
         if self._kept is None:

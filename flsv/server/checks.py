@@ -84,7 +84,7 @@ def check_setup(
     check_classes(data, metrics, config.strategies)
     _check_metrics(trainer, data, metrics)
     _check_strategies(config.strategies, metrics)
-    _check_splits(data, metrics, config.personalizer)
+    _check_splits(data, metrics, config)
     _check_steps(module, metrics)
     if config.evaluation.every:
         _check_evaluation(config.evaluation, module, data)
@@ -92,7 +92,7 @@ def check_setup(
 
 
 def _federated_data(trainer: L.Trainer) -> FederatedDataModule:
-    """The trainer's data module, if it deals samples to clients."""
+    """Return the trainer's data module, if it deals samples to clients."""
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         got, wrapped = type(data).__name__, "my_datamodule"
@@ -169,7 +169,7 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
                 )
 
 
-def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, personalizer: Any) -> None:
+def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
     """Check that the samples and the judgments are there that metrics ask for."""
     if metrics.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
@@ -179,16 +179,23 @@ def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, perso
                 "Set FederatedDataModule(splits=Splits(client_val=0.2)), or leave those metrics out."
             )
     judging = metrics.peer_metrics
-    if judging and not getattr(personalizer, "gives_peer_values", False):
+    if judging and not getattr(config.personalizer, "gives_peer_values", False):
         raise ConfigurationError(
-            f"metrics {judging} ask what the clients find each other to be worth, and {personalizer!r} does not "
+            f"metrics {judging} ask what the clients find each other to be worth, and {config.personalizer!r} does not "
             "say. Use flsv.personalization.PFedSV or FedFomo, or leave those metrics out."
         )
-    games = metrics.game_metrics
+    judged = [name for name in metrics.game_metrics if name in metrics.evaluating]
+    if judged and config.privacy is not None:
+        raise ConfigurationError(
+            f'metrics {judged} have judges="clients", who tell how many of their samples models get right, without '
+            "noise, and the updates are private. Leave GaussianPrivacy out, or let the server judge."
+        )
+    games = [name for name in metrics.game_metrics if name not in metrics.evaluating]
     if games and not data.val_dataloader():
         raise ConfigurationError(
             f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
-            "FederatedDataModule(splits=Splits(server_val=0.1)), or leave those metrics out."
+            'FederatedDataModule(splits=Splits(server_val=0.1)), let the clients judge their games (judges="clients"), '
+            "or leave those metrics out."
         )
 
 
@@ -334,7 +341,7 @@ _MEANING = {
 
 
 def _shape(metric: Metric) -> tuple[int, ...] | None:
-    """The shape of a metric's value before any update; None where it cannot say."""
+    """Return the shape of a metric's value before any update; None where it cannot say."""
     try:
         # The class's own function: the instance's warns, and remembers what it gave.
         value = type(metric).compute(metric)
@@ -344,7 +351,7 @@ def _shape(metric: Metric) -> tuple[int, ...] | None:
 
 
 def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
-    """Check what does not depend on the optimizers; and put those that change optimizers behind the
+    """Check the callbacks, which does not depend on the optimizers; and put those that change optimizers behind the
     loop, as Lightning itself puts checkpoints behind everybody. The loop has to see what ``configure_optimizers`` gave,
     and what stood at a round's beginning.
 

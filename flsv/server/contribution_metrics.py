@@ -14,8 +14,8 @@ from torchmetrics import Metric
 from flsv.core import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
-from flsv.results.measured import tag_of
-from flsv.utilities import progress as counting
+from flsv.results.curves import tag_of
+from flsv.utilities import progress
 from flsv.utilities.arguments import attribute_of, plain_name
 from flsv.utilities.errors import ConfigurationError
 
@@ -62,33 +62,33 @@ class ContributionMetrics:
 
     @cached_property
     def fields(self) -> dict[str, dict[str, Field]]:
-        """Name of a metric to what its ``update`` asks for: its arguments, and what they are of a round."""
+        """Map each metric to what its ``update`` asks for: its arguments, and what they are of a round."""
         return {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     @property
     def head_metrics(self) -> list[str]:
-        """Names of the metrics that look at the classifier head."""
+        """Return the names of the metrics that look at the classifier head."""
         return [name for name, fields in self.fields.items() if HEAD_FIELDS & set(fields.values())]
 
     @property
     def class_metrics(self) -> list[str]:
-        """Names of the metrics that are of use only where the training samples have classes."""
+        """Return the names of the metrics that are of use only where the training samples have classes."""
         return [name for name, m in self.metrics.items() if attribute_of(m, "needs_classes", name in self.head_metrics)]
 
     @property
     def game_metrics(self) -> list[str]:
-        """Names of the metrics that evaluate models on the server's validation set."""
+        """Return the names of the metrics that evaluate models on the server's validation set."""
         return [name for name, fields in self.fields.items() if GAME_ARGUMENTS & set(fields)]
 
     @property
     def performances(self) -> dict[str, Any]:
-        """What the models of each game metric are measured by, by the metric's name; see
-        :mod:`flsv.games.performance`. A metric that does not say plays for accuracy."""
+        """Return by what each game metric measures models, by the metric's name; see :mod:`flsv.games.performance`. A
+        metric that does not say measures accuracy."""
         return {name: attribute_of(self.metrics[name], "measured_by", "accuracy") for name in self.game_metrics}
 
     @property
     def update_metrics(self) -> list[str]:
-        """Names of the metrics whose values follow from what clients upload."""
+        """Return the names of the metrics whose values follow from what clients upload."""
         apart = APART_FROM_UPDATES | self._reported
         return [
             name
@@ -98,16 +98,17 @@ class ContributionMetrics:
 
     @property
     def peer_metrics(self) -> list[str]:
-        """Names of the metrics that ask what the clients find each other to be worth."""
+        """Return the names of the metrics that ask what the clients find each other to be worth."""
         return [name for name, fields in self.fields.items() if "peer_values" in fields.values()]
 
     @property
     def evaluating(self) -> dict[str, ContributionMetric]:
-        """The metrics for which clients evaluate models on their own validation samples."""
+        """Return the metrics for which clients evaluate models on their own validation samples."""
         return {n: m for n, m in self.metrics.items() if isinstance(m, ContributionMetric) and m.evaluates}
 
     def with_priors(self) -> dict[str, Tensor]:
-        """The contributions as strategies see them: a client never seen counts as the metric's prior, if it has one."""
+        """Return the contributions as strategies see them: clients never seen have the metric's prior, if it has
+        one."""
         known = dict(self.contributions)
         for name, value in known.items():
             prior = attribute_of(self.metrics.get(name), "prior")
@@ -151,7 +152,7 @@ class ContributionMetrics:
             try:
                 metric.update(**arguments)
             finally:
-                counting.finish()
+                progress.finish()
             value = metric.compute()
             if not isinstance(value, Tensor) or value.ndim not in (1, 2) or len(value) != self._num_clients:
                 shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

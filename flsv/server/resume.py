@@ -1,4 +1,4 @@
-"""Checks whether a run can be resumed from a checkpoint, before anything of it is loaded."""
+"""Checks of whether a run can be resumed from a checkpoint, before anything of it is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from flsv.configuration.identity import Identity, dealt, described
+from flsv.configuration.identity import Identity, described, sample_hashes
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
 
@@ -54,7 +54,7 @@ def check_checkpoint(
         check(checkpoint["callbacks"][key], trainer.max_epochs)
     elif trainer.state.fn == "validate" and isinstance(trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]
         state = checkpoint.get("callbacks", {}).get(key, {})
-        if "identity" in state and state["identity"]["samples"] != dealt(trainer.datamodule):  # type: ignore[attr-defined]
+        if "identity" in state and state["identity"]["samples"] != sample_hashes(trainer.datamodule):  # type: ignore[attr-defined]
             warnings.warn(
                 f"the data are dealt out otherwise than when {path} was trained: it may have been trained on some of "
                 "the samples that it is validated on.",
@@ -108,7 +108,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
 
 @contextmanager
 def complete() -> Iterator[None]:
-    """Within it, a saved state that lacks something is a checkpoint that cannot be used."""
+    """Refuse a checkpoint if what is read from it within the context lacks something."""
     try:
         yield
     except KeyError as error:
@@ -159,7 +159,7 @@ def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: An
 
 
 def _loads_plainly(module: L.LightningModule) -> bool:
-    """Whether nothing changes a state_dict on its way into the module."""
+    """Return whether nothing changes a state_dict on its way into the module."""
     return not (
         is_overridden("on_load_checkpoint", module, L.LightningModule)
         or type(module).load_state_dict is not nn.Module.load_state_dict

@@ -1,4 +1,4 @@
-"""RoundServer: instructs the clients, filters their updates, aggregates, personalizes."""
+"""RoundServer, which instructs the clients, filters their updates, aggregates and personalizes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from flsv.server.contribution_metrics import ContributionMetrics
 
 
 class NoModel(RuntimeError):
-    """A round comes to no model: no update is left of it, or twice running nothing finite."""
+    """The error of a round without a model: no update is left, or for the second time running nothing finite."""
 
 
 class RoundServer:
-    """The server side of a federation: what it does with a round, in the order in which its methods stand here.
+    """The server side of a federation: its methods stand in the order in which a round calls them.
 
     It knows no Trainer, and is the same wherever the clients run.
 
@@ -71,13 +71,13 @@ class RoundServer:
         self.games: CoalitionGames | None = None
 
     def bind_games(self, games: CoalitionGames) -> None:
-        """Metrics and strategies play these."""
+        """Let metrics and strategies evaluate coalitions by these games."""
         self.games = games
         for strategy in self.strategies:
             strategy.bind_evaluator(games)
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
-        """The instruction for each client of the round that begins with ``state``."""
+        """Return the instruction for each client of the round that begins with ``state``."""
         result = {}
         for client in clients:
             start = state.model() if self.personalizer is None else self.personalizer.start(client, state)
@@ -88,7 +88,7 @@ class RoundServer:
         return result
 
     def send(self, instructions: Mapping[int, Instruction]) -> None:
-        """A round begins: these instructions cross."""
+        """Begin a round: count these instructions as traffic."""
         self.channel.begin_round()
         for client, instruction in instructions.items():
             self.channel.send(client, "down", "start", instruction.start)
@@ -106,7 +106,7 @@ class RoundServer:
         chances: Callable[[], Tensor] | None = None,
         broken: Sequence[int] = (),
     ) -> Round:
-        """The round, as the server sees it: what the filters have left.
+        """Return the round as the server sees it: without the updates that the filters drop.
 
         Args:
             updates: what the clients sent.
@@ -167,14 +167,14 @@ class RoundServer:
         return {name: _stacked([update.reports[name] for update in updates]).to(device) for name in names}
 
     def _count(self, updates: Sequence[ClientUpdate]) -> None:
-        """What the clients sent crosses."""
+        """Count what the clients sent as traffic."""
         for update in updates:
             self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
             for name, value in update.reports.items():
                 self.channel.send(update.client_id, "up", name, value)
 
     def _filtered(self, cohort: Cohort) -> Cohort:
-        """What the filters leave of it, one after the other; a line names those that they find at fault.
+        """Return the cohort without what the filters drop, one after the other; a warning names the clients at fault.
 
         Raises:
             NoModel: nobody is left.
@@ -198,7 +198,7 @@ class RoundServer:
     def _starts(
         self, updates: Sequence[ClientUpdate], instructions: Mapping[int, Instruction], clients: Sequence[Client]
     ) -> list[Start]:
-        """What every client started from, or who can be asked for it."""
+        """Return what every client started from, or the client that can be asked for it."""
         starts: list[Start] = []
         for update in updates:
             start = instructions[update.client_id].start
@@ -246,7 +246,7 @@ class RoundServer:
         self.metrics.update(round.measured(), stage)
 
     def _aggregated(self, round: Round) -> tuple[Tensor, Tensor]:
-        """The next global model ``[P]`` and the clients' weights ``[k]``."""
+        """Return the next global model ``[P]`` and the clients' weights ``[k]``."""
         vector, weights = self.aggregator.aggregate(round, self.metrics.with_priors())
         if self.aggregator.server_lr == 1:
             return vector, weights
@@ -262,7 +262,7 @@ class RoundServer:
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
 
     def _personalized(self, round: Round, state: FederationState) -> Round:
-        """With what its clients find each other to be worth."""
+        """Make the clients' next start points, and add to the round what clients find each other to be worth."""
         if self.personalizer is None:
             return round
         own = self.personalizer.personalize(round, self.metrics.with_priors(), state.starts)
@@ -275,7 +275,7 @@ class RoundServer:
 
 
 def _stacked(reports: Sequence[Tensor]) -> Tensor:
-    """``[k, ...]``; shorter ones are filled up with NaN."""
+    """Stack reports to ``[k, ...]``; shorter ones are filled up with NaN."""
     longest = max((len(report) for report in reports if report.ndim), default=0)
     if all(len(report) == longest for report in reports if report.ndim):
         return torch.stack(list(reports))

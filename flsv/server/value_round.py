@@ -1,4 +1,4 @@
-"""value_round: what clients were worth to a round that somebody else ran.
+"""value_round: the clients' contributions to a round that another framework, or a loop of one's own, ran.
 
 For rounds of plain PyTorch, of Fabric, and of other frameworks, such as an NVFlare aggregator;
 :class:`flsv.engines.flower.Contributions` calls it for a Flower strategy. Nothing trains and nothing is aggregated
@@ -29,8 +29,8 @@ from flsv.games.games_outside_fit import LOSS, games_outside_fit
 from flsv.games.performance import is_logged
 from flsv.games.replica import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
-from flsv.results.measured import numbers_of, overall
-from flsv.results.run_table import COLUMNS, frame, rows_of
+from flsv.results.rows import numbers_of, overall
+from flsv.results.run_table import COLUMNS, frame, round_rows
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.utilities.declared import Count, check_argument, checked
@@ -66,11 +66,11 @@ class RoundValues:
     table: pandas.DataFrame
 
     def __getitem__(self, metric: str) -> Tensor:
-        """``[n]``."""
+        """Return a metric's values ``[n]``."""
         return self.values[metric]
 
     def to_frame(self) -> pandas.DataFrame:
-        """A row per metric, client and class, with the columns of :func:`flsv.read_run`."""
+        """Return a row per metric, client and class, with the columns of :func:`flsv.read_run`."""
         return self.table[[*COLUMNS]]
 
 
@@ -201,7 +201,7 @@ def _check_updates(updates: Any) -> None:
 
 @dataclass(frozen=True)
 class _Cohort:
-    """Who takes part: ``ids`` of the cohort, in the order of ``keys`` (None: by place), and all clients' names."""
+    """A round's clients: ``ids`` of the cohort, in the order of ``keys`` (None: by place), and all clients' names."""
 
     ids: list[int]
     keys: list[Any] | None
@@ -229,11 +229,11 @@ class _Cohort:
 
     @property
     def called(self) -> list[str]:
-        """The cohort's clients in a sentence."""
+        """Name the cohort's clients as in a sentence."""
         return [client_called(client, self.names) for client in self.ids]
 
     def each(self, given: Any, argument: str) -> list[Any]:
-        """What is given of each client, in their order; nothing of None."""
+        """Return a value per client of the cohort, in their order; an empty list for None."""
         if given is None:
             return []
         whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
@@ -246,7 +246,7 @@ class _Cohort:
         return [given[key] for key in expected]
 
     def numbers(self, given: Any, argument: str, kind: Any) -> list[Any]:
-        """Likewise, checked."""
+        """Return a checked number per client of the cohort, in their order; an empty list for None."""
         return [check_argument("value_round", argument, value, kind) for value in self.each(given, argument)]
 
 
@@ -269,7 +269,7 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
 def _games(
     board: ContributionMetrics, module: nn.Module, loader: Any, loss: Any, classes: int | None
 ) -> CoalitionGames | None:
-    """What the metrics play, if any does."""
+    """Make the games that the metrics play, if any does."""
     measures = {f"metric {name!r}": measure for name, measure in board.performances.items()}
     if measures and loader is None:
         raise ConfigurationError(
@@ -299,7 +299,7 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
         diagnostics={n: m.diagnostics() for n, m in board.metrics.items() if isinstance(m, ContributionMetric)},
         evaluations=0 if games is None else games.evaluations,
         names=names,
-        table=frame(rows_of(round.round_index, numbers_of(board.metrics, found, None), names)),
+        table=frame(round_rows(round.round_index, numbers_of(board.metrics, found, None), names)),
     )
 
 
@@ -323,9 +323,11 @@ def _check(
     for name, fields in board.fields.items():
         asked = [field for field in fields.values() if isinstance(field, str)]
         late = [each for each in asked if each in _OF_A_LOOP or stage_of([each]) in _LATE]
-        if late or getattr(board.metrics[name], "reported_by", None):
+        judged = name in board.evaluating and 'judges="clients"'
+        if late or judged or getattr(board.metrics[name], "reported_by", None):
+            asked_for = late or judged or "reports of the clients"
             raise ConfigurationError(
-                f"metric {name!r} ({type(board.metrics[name]).__name__}) asks for {late or 'reports of the clients'}, "
+                f"metric {name!r} ({type(board.metrics[name]).__name__}) asks for {asked_for}, "
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
     check_space(space, board, [], head, given)
@@ -341,7 +343,7 @@ def _check(
 def _models(
     space: ParameterSpace, module: nn.Module, start: Model, updates: Any, cohort: _Cohort, deltas: bool
 ) -> tuple[Tensor, Tensor]:
-    """``[P]`` and ``[k, P]``."""
+    """Return the vectors of the start model ``[P]`` and of the clients' models ``[k, P]``."""
     vector = _vector(space, module, start, "start")
     given = zip(cohort.called, cohort.each(updates, "updates"))
     models = torch.stack([_vector(space, module, model, client) for client, model in given])
@@ -349,7 +351,7 @@ def _models(
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
-    """``[P]``."""
+    """Return the vector ``[P]`` of a model."""
     own = module.state_dict()
     if isinstance(model, Tensor):
         vector = model.detach().to(space.dtype)

@@ -1,18 +1,17 @@
-"""Checks of parts of one's own, as scikit-learn's ``check_estimator``: metrics, aggregators, client algorithms and
+"""Checks of your own parts, like scikit-learn's ``check_estimator``: metrics, aggregators, client algorithms and
 sources of data.
 
 >>> from flsv.aggregation import FedAvg
 >>> check_aggregator(FedAvg(server_lr=0.5))
 
-A part that does not pass raises an ``AssertionError`` that says which check, what was found, what was expected and what
-to do:
+A part that does not pass raises an ``AssertionError`` with the check's name, the result and what to do:
 
 >>> check_metric(FedAvg())
 Traceback (most recent call last):
 ...
 AssertionError: FedAvg fails is_one: got no Metric. Write a subclass of the base class of its kind.
 
-With pytest every check is a test of its own: :func:`parametrize_with_checks`.
+With pytest every check becomes a test of its own: :func:`parametrize_with_checks`.
 """
 
 from __future__ import annotations
@@ -35,16 +34,17 @@ __all__ = ["check_aggregator", "check_client_algorithm", "check_metric", "check_
 
 
 def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) -> None:
-    """Check a contribution metric.
+    """Check a contribution metric, on four rounds made by hand and in tiny fits.
 
-    It is fed four rounds, of which the names of its ``update``'s arguments are parts, and takes part in tiny fits.
+    The names of its ``update``'s arguments have to be parts of a :class:`flsv.Round` or in ``given``.
 
     Args:
-        metric: made without ``num_clients`` and ``num_classes``.
-        given: what ``update`` names and a round does not have by itself, such as what clients report: name to a
-            function of the :class:`flsv.Round`.
-        options: ``expected_failures``, by the name of a check why the metric cannot pass it; ``module``, which makes
-            the LightningModule of the fits; and other arguments of the :class:`flsv.FederatedLoop`.
+        metric: the metric, made without ``num_clients`` and ``num_classes``.
+        given: arguments of ``update`` that a round lacks, such as clients' reports: name to a function of the
+            :class:`flsv.Round`.
+        options: ``expected_failures``, a check's name to the reason why the metric cannot pass it; ``module``, a
+            function that makes the LightningModule of the fits; and other arguments of the
+            :class:`flsv.FederatedLoop`.
 
     Raises:
         AssertionError: a check fails.
@@ -60,7 +60,7 @@ def check_aggregator(aggregator: Aggregator, **options: Any) -> None:
     """Check an aggregator in tiny fits.
 
     Args:
-        aggregator: a metric that it reads by name is there; one of its own goes into ``metrics={...}``.
+        aggregator: the aggregator. A metric that it reads by name is provided; give your own in ``metrics={...}``.
         options: see :func:`check_metric`.
 
     Raises:
@@ -73,7 +73,7 @@ def check_client_algorithm(algorithm: ClientAlgorithm, **options: Any) -> None:
     """Check a client algorithm in tiny fits.
 
     Args:
-        algorithm: what clients do differently when they train.
+        algorithm: the client algorithm.
         options: see :func:`check_metric`.
 
     Raises:
@@ -86,11 +86,11 @@ def check_source(source: Source, given: Any, *, broken: Sequence[Any] = (), **op
     """Check a kind of source of data.
 
     Args:
-        source: with ``match`` and ``open``.
-        given: what it opens: the ``Path`` of a file or folder that is there, a name, or an object.
-        broken: what is of its kind and cannot be opened.
+        source: the source, with ``match`` and ``open``.
+        given: an example that it opens: the ``Path`` of an existing file or folder, a name, or an object.
+        broken: examples of its kind that cannot be opened.
         options: ``expected_failures``, see :func:`check_metric`; and further arguments of the
-            :class:`flsv.FederatedDataModule` that deals it out, such as ``labels``.
+            :class:`flsv.FederatedDataModule` that partitions it, such as ``labels``.
 
     Raises:
         AssertionError: a check fails.
@@ -99,14 +99,17 @@ def check_source(source: Source, given: Any, *, broken: Sequence[Any] = (), **op
 
 
 def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
-    """A pytest decorator: a test with the argument ``check`` becomes one test for each check of each part.
+    """Parametrize a pytest test with the argument ``check``: it becomes one test for each check of each part.
 
     Args:
         parts: metrics, aggregators and client algorithms.
-        options: of all of them, see :func:`check_metric`.
+        options: options of all parts, see :func:`check_metric`.
+
+    Returns:
+        The decorator.
 
     Raises:
-        ConfigurationError: there are no checks of such a part.
+        ConfigurationError: a part of another kind.
 
     Example:
         >>> from flsv.aggregation import ShapleyWeighted

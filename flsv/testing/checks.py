@@ -1,5 +1,5 @@
-"""What runs checks: a case is a part with what it needs to be tested, a check is a named function of a case, whose
-docstring says what is expected and what to do."""
+"""Runner of checks: a case is a part with everything that its checks need; a check is a function of a case, whose
+docstring tells the user what to do."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Check = Callable[[Any], None]
 
 
 class Case:
-    """A part under test.
+    """Part under test.
 
     Args:
-        part: as its user makes it, before anything has been done with it.
-        expected_failures: by the name of a check why the part cannot pass it. Such a check has to fail.
+        part: the part as its user makes it, not used yet.
+        expected_failures: a check's name to the reason why the part cannot pass it. Such a check has to fail.
     """
 
     checks: Sequence[Check] = ()
@@ -37,17 +37,17 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of the part, for messages and for pytest."""
+        """Name of the part, for messages and for pytest."""
         return getattr(self.part, "__name__", None) or type(getattr(self.part, "func", self.part)).__name__
 
     def new(self) -> Any:
-        """The part, as it is before anything has been done with it."""
+        """Copy the part in its initial state."""
         return copy.deepcopy(self.part)
 
 
 @dataclass(frozen=True)
 class PartCheck:
-    """One check of one part; a call runs it.
+    """Check of one part; a call runs it.
 
     Raises:
         AssertionError: the part does not pass, or passes where that was not expected.
@@ -76,19 +76,19 @@ class PartCheck:
             )
 
     def __str__(self) -> str:
-        """Its name for pytest."""
+        """Return the check's name for pytest."""
         return f"{self.case.name}-{self.check.__name__}"
 
 
 def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
-    """All checks of a case, each to be called.
+    """List all checks of a case, each of which is to be called.
 
     Args:
-        case: a part with what it needs.
+        case: the part under test.
         more: further checks.
 
     Raises:
-        ConfigurationError: a failure is expected of a check that there is not.
+        ConfigurationError: ``expected_failures`` names an unknown check.
     """
     checks = [*case.checks, *more]
     unknown = sorted(case.expected_failures.keys() - {check.__name__ for check in checks})
@@ -98,28 +98,28 @@ def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
     return [PartCheck(case, check) for check in checks]
 
 
-def expect(holds: object, got: object) -> None:
-    """Raise unless it holds.
+def ensure(holds: object, got: object) -> None:
+    """Raise an AssertionError unless ``holds``.
 
     Args:
-        holds: whether.
-        got: instead of what the check's docstring expects.
+        holds: the condition.
+        got: the result, for the message, instead of the expected one.
     """
     if not holds:
         raise AssertionError(str(got))
 
 
-def same(one: Any, other: Any, rtol: float | None = None) -> bool:
-    """Whether two things are equal; tensors to the bit, NaN where the other is, or to ``rtol``."""
+def equal(one: Any, other: Any, rtol: float | None = None) -> bool:
+    """Return whether two values are equal; tensors to the bit, or to ``rtol``. NaN equals NaN."""
     if isinstance(one, float) and isinstance(other, float):
         one, other = torch.tensor(one), torch.tensor(other)
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and _same_tensors(one, other, rtol)
     if isinstance(one, Mapping):
         alike = isinstance(other, Mapping) and one.keys() == other.keys()
-        return alike and all(same(value, other[name], rtol) for name, value in one.items())
+        return alike and all(equal(value, other[name], rtol) for name, value in one.items())
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same(a, b, rtol) for a, b in zip(one, other))
+        return len(one) == len(other) and all(equal(a, b, rtol) for a, b in zip(one, other))
     return bool(one == other)
 
 
@@ -131,7 +131,7 @@ def _same_tensors(one: Tensor, other: Tensor, rtol: float | None) -> bool:
 
 
 def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> bool:
-    """Whether a call raises the error; a ``ConfigurationError`` is a ``ValueError``."""
+    """Return whether a call raises the error; a ``ConfigurationError`` is a ``ValueError``."""
     try:
         call()
     except error:
@@ -140,7 +140,7 @@ def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> boo
 
 
 def saved(state: Any) -> Any:
-    """What a checkpoint gives back of a state; raises where it cannot hold it."""
+    """Save a state and load it as a checkpoint does; raise if a checkpoint cannot hold it."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -152,17 +152,17 @@ def untouched_rngs(who: str) -> Iterator[None]:
     """Raise where the global random generator is drawn from."""
     before = torch.get_rng_state()
     yield
-    expect(torch.equal(torch.get_rng_state(), before), f"{who} that draws from torch's global random generator")
+    ensure(torch.equal(torch.get_rng_state(), before), f"{who} that draws from torch's global random generator")
 
 
 def is_one(case: Any) -> None:
     """Write a subclass of the base class of its kind."""
-    expect(isinstance(case.part, case.base), f"no {case.base.__name__}")
+    ensure(isinstance(case.part, case.base), f"no {case.base.__name__}")
 
 
 def pickles(case: Case) -> None:
-    """A copy and a pickle are described as the part is, as ranks and copies of a loop need them: define its class and
-    functions at the top of a module, and keep the arguments as attributes."""
+    """Define the part's class and functions at the top of a module, and keep the arguments as attributes: a copy and a
+    pickle, which ranks and copies of a loop need, must have the same description as the part."""
     part = case.new()
     for other in (pickle.loads(pickle.dumps(part)), case.new()):
-        expect(described(other) == described(part), f"{described(other)} of {described(part)}")
+        ensure(described(other) == described(part), f"{described(other)} of {described(part)}")

@@ -23,7 +23,7 @@ from flsv.metrics import ClassSpecificShapley, PartialFederatedShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.results.folder import Reporting
 from flsv.sampling import ClientSampler
-from flsv.testing.checks import Case, expect, is_one, pickles, same, saved
+from flsv.testing.checks import Case, ensure, equal, is_one, pickles, saved
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
@@ -32,7 +32,7 @@ NUM_CLIENTS, NUM_CLASSES, FEATURES, VALIDATION = 4, 3, 4, 12
 SIZES = (8, 6, 8, 10)
 #: Client 3 never takes part.
 COHORTS = ((0, 2), (0, 1, 2), (1, 2))
-#: Another number for everybody.
+#: Other numbers for all clients.
 ORDER = (2, 0, 3, 1)
 SEED, ROUNDS = 1, len(COHORTS)
 _SPLITS = Splits(client_val=0.25, client_test=0.125)
@@ -40,7 +40,7 @@ _QUIET = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model
 
 
 class TinyClassifier(ClassifierClient):
-    """A classifier of two layers with plain SGD."""
+    """Classifier of two layers with plain SGD."""
 
     def __init__(self) -> None:
         network = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, NUM_CLASSES))
@@ -48,10 +48,10 @@ class TinyClassifier(ClassifierClient):
 
 
 class Turns(ClientSampler):
-    """The cohorts of a list, one after the other.
+    """Sampler of the cohorts of a list, one after the other.
 
     Args:
-        cohorts: client ids of each.
+        cohorts: client ids of each cohort.
     """
 
     def __init__(self, cohorts: Sequence[Sequence[int]]) -> None:
@@ -66,11 +66,11 @@ class Turns(ClientSampler):
 
 
 def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
-    """A client's samples x ``[m, 4]`` and classes ``[m]``; number -1 is the server.
+    """Draw a client's samples x ``[m, 4]`` and classes ``[m]``; number -1 is the server.
 
     Args:
-        client: its number.
-        alike: whether all of them are the same, so that it does not matter which are held out, nor their order.
+        client: the client's number.
+        alike: whether a client's samples are all equal, so that the split and the order do not matter.
     """
     size = VALIDATION if client < 0 else SIZES[client]
     y = (torch.arange(size) + max(client, 0)) % NUM_CLASSES
@@ -80,10 +80,10 @@ def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) -> FederatedDataModule:
-    """Four clients with validation and test samples of their own, and the server's validation set.
+    """Make a data module of four clients with validation and test samples, and the server's validation set.
 
     Args:
-        order: the number that each client goes by.
+        order: the number of each client.
         alike: see :func:`samples_of`.
     """
     clients = {f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)}
@@ -91,14 +91,14 @@ def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) ->
 
 
 class Fit(L.Callback):
-    """What has come of a fit.
+    """Recorder of a fit.
 
     Args:
-        loop: after it.
-        checkpoint: where it is saved after the second round, if anywhere.
+        loop: the loop of the fit.
+        checkpoint: file to which the fit is saved after the second round; None: it is not saved.
 
     Attributes:
-        models: ``[P]``, the global model after each round.
+        models: the global model ``[P]`` after each round.
         contributions: the metrics' values after each round.
     """
 
@@ -115,7 +115,7 @@ class Fit(L.Callback):
             trainer.save_checkpoint(self.checkpoint)
 
     def results(self) -> dict[str, Any]:
-        """All that the rounds have left."""
+        """Collect the final model, values, metrics' states and the loop's state."""
         state = self.loop.state_dict()
         names = ("starts", "clients", "trained", "strategies", "weights")
         metrics = {name: metric.state_dict() for name, metric in self.loop.metrics.items()}
@@ -125,21 +125,21 @@ class Fit(L.Callback):
 
 
 class FitCase(Case):
-    """A part that takes part in a fit.
+    """Part under test in fits.
 
     Args:
         part: see :class:`flsv.testing.checks.Case`.
         expected_failures: likewise.
-        module: makes the module that is trained; by default a classifier of two layers with plain SGD.
+        module: function that makes the trained module; by default a classifier of two layers with plain SGD.
         loop: other arguments of the :class:`flsv.FederatedLoop`.
     """
 
-    #: Its argument of a loop, and what its parts are subclasses of.
+    #: Name of the loop's argument for the part, and the base class of such parts.
     role: str
     base: type
-    #: Whether a loop takes it.
+    #: Whether a loop can have the part.
     in_a_loop = True
-    #: Whether it has to do with clients, and not only with what the server has of a round, whoever ran that.
+    #: Whether the part uses clients, and not only the server's data of a round.
     sees_clients = True
 
     def __init__(
@@ -154,20 +154,20 @@ class FitCase(Case):
         super().__init__(part, expected_failures)
 
     def module(self) -> L.LightningModule:
-        """What is trained, always the same."""
+        """Make the module that is trained, always with the same weights."""
         with isolated_rngs(0, "module"):
             return self._module()
 
     def placed(self, part: Any) -> dict[str, Any]:
-        """The arguments of a loop by which the part takes part in it."""
+        """Return the arguments that put the part into a loop."""
         return {self.role: part}
 
     def taken(self, loop: FederatedLoop) -> Any:
-        """The part as a loop has it."""
+        """Return a loop's part."""
         return getattr(loop, self.role)
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
-        """A loop with a fresh part in it, and metrics in the place of those that parts read by name."""
+        """Make a loop with a new copy of the part, and with metrics for the names that parts read."""
         arguments: dict[str, Any] = {"sampler": Turns(cohorts), "filters": [], "seed": SEED}
         arguments |= copy.deepcopy({**self.loop, **self.placed(self.part)})
         arguments |= {"reporting": Reporting(table=False, files=False), **changes}
@@ -188,7 +188,7 @@ class FitCase(Case):
         checkpoint: Path | None = None,
         start: Path | None = None,
     ) -> Fit:
-        """Three rounds, or as many as are said; from a checkpoint, if there is one."""
+        """Train three rounds, or ``rounds``, from the checkpoint ``start`` if given."""
         fit = Fit(loop, checkpoint)
         options: dict[str, Any] = dict.fromkeys(_QUIET, False)
         trainer = L.Trainer(
@@ -199,24 +199,24 @@ class FitCase(Case):
 
     @cached_property
     def folder(self) -> Path:
-        """For checkpoints; it goes with the case."""
+        """Temporary folder of checkpoints, deleted with the case."""
         self._folder = tempfile.TemporaryDirectory()
         return Path(self._folder.name)
 
     @cached_property
     def uninterrupted(self) -> Fit:
-        """The fit that others are compared with."""
+        """The fit with which others are compared."""
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
     def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:
-        """Raise unless the first rounds of another kind of fit end alike, or it is refused before the first."""
+        """Raise unless the first rounds of another kind of fit end the same, or it is refused before the first."""
         loop = None
         try:
             loop = self.make(**changes)
             other = fit(loop)
         except ConfigurationError as error:
             done = loop.round_index if loop is not None else 0
-            expect(done == 0, f"a refusal after {done} rounds: {error}")
+            ensure(done == 0, f"a refusal after {done} rounds: {error}")
             return
         mine, theirs = (
             {"models": each.models[:rounds], "contributions": each.contributions[:rounds]}
@@ -226,22 +226,22 @@ class FitCase(Case):
 
 
 def resumes_in_a_fit(case: FitCase) -> None:
-    """A fit that is stopped after two of three rounds and resumed ends as if it had not been, to the bit: return what
-    the next round needs from state_dict."""
+    """Return everything that the next round needs from state_dict: a fit that is stopped after two of three rounds and
+    resumed must end as if it had not been stopped, to the bit."""
     if case.in_a_loop:
         whole = case.uninterrupted
         expect_same(case.fit(case.make(), start=whole.checkpoint).results(), whole.results())
 
 
 def vmap_is_equal(case: FitCase) -> None:
-    """With engine="vmap" two rounds end as in one process, to rounding, or are refused before the first: refuse what
-    cannot be batched in begin(federation)."""
+    """Refuse, in begin(federation), settings that cannot be batched: with engine="vmap" two rounds must end as in one
+    process, to rounding, or be refused before the first."""
     if case.sees_clients:
         case.expect_the_same(lambda loop: case.fit(loop, 2), rounds=2, rtol=1e-3, engine="vmap")
 
 
 def clients_permuted_in_a_fit(case: FitCase) -> None:
-    """Clients with other numbers end with the same models and weights: index by client_ids."""
+    """Index by client_ids: clients with other numbers must end with the same models and weights."""
     one = case.fit(case.make(), 2, tiny_data(alike=True)).results()
     cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
     other = case.fit(case.make(cohorts), 2, tiny_data(ORDER, alike=True)).results()
@@ -252,45 +252,45 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
 
 
 def state_is_saved(case: FitCase) -> None:
-    """What a part keeps between rounds comes back from a checkpoint as it was: a state_dict of tensors, numbers,
-    strings, lists and dicts."""
+    """Return tensors, numbers, strings, lists and dicts from state_dict, so that the state that a part keeps between
+    rounds is the same after a checkpoint."""
     state = case.taken(case.uninterrupted.loop).state_dict()
     back = saved(state)
-    expect(same(back, state), f"{back} of {state}")
+    ensure(equal(back, state), f"{back} of {state}")
 
 
 def expect_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], rtol: float | None = None) -> None:
-    """Raise unless everything of two mappings is the same, to the bit or to ``rtol``."""
-    differ = [name for name in theirs if not same(mine.get(name), theirs[name], rtol)]
+    """Raise unless the values of two mappings are equal, to the bit or to ``rtol``."""
+    differ = [name for name in theirs if not equal(mine.get(name), theirs[name], rtol)]
     got, instead = (reprlib.repr([each.get(name) for name in differ]) for each in (mine, theirs))
-    expect(not differ, f"other {', '.join(differ)}: {got} instead of {instead}")
+    ensure(not differ, f"other {', '.join(differ)}: {got} instead of {instead}")
 
 
 class AggregatorCase(FitCase):
-    """An aggregator."""
+    """Aggregator under test."""
 
     role = "aggregator"
     base = Aggregator
 
 
 class ClientAlgorithmCase(FitCase):
-    """A client algorithm."""
+    """Client algorithm under test."""
 
     role = "client_algorithm"
     base = ClientAlgorithm
 
 
 def weights_are_given(case: AggregatorCase) -> None:
-    """Each row of round.client_ids has a finite weight, and the next model is finite: a client without a contribution
-    has NaN there, so say what that counts as."""
+    """Return a finite weight for each row of round.client_ids, and a finite model: a client without a contribution has
+    NaN there, so define its weight."""
     loop = case.make()
     aggregator: Any = loop.aggregator
     aggregate = aggregator.aggregate
 
     def watched(round: Any, contributions: Any) -> Any:
         vector, weights = aggregate(round, contributions)
-        expect(weights.shape == (len(round),) and weights.isfinite().all(), f"weights {weights.tolist()}")
-        expect(vector.isfinite().all(), f"a model with {int((~vector.isfinite()).sum())} entries that are not finite")
+        ensure(weights.shape == (len(round),) and weights.isfinite().all(), f"weights {weights.tolist()}")
+        ensure(vector.isfinite().all(), f"a model with {int((~vector.isfinite()).sum())} entries that are not finite")
         return vector, weights
 
     aggregator.aggregate = watched
@@ -298,21 +298,22 @@ def weights_are_given(case: AggregatorCase) -> None:
 
 
 def trains_alone(case: ClientAlgorithmCase) -> None:
-    """What a client trains does not depend on who has trained before it: keep what belongs to a client in
-    context.state, and undo in leave_client what was changed in the module."""
+    """Keep a client's state in context.state, and undo changes of the module in leave_client: a client's training must
+    not depend on the clients before it."""
     last = COHORTS[0][-1]
     keep = {"evaluation": ClientEvaluation(keep_trained=True)}
     alone, together = (case.fit(case.make([who], **keep), 1).loop.trained[last] for who in ([last], COHORTS[0]))
-    expect(same(alone, together), f"{together.tolist()} after others and {alone.tolist()} alone")
+    ensure(equal(alone, together), f"{together.tolist()} after others and {alone.tolist()} alone")
 
 
 def reports_are_declared(case: ClientAlgorithmCase) -> None:
-    """What crosses beside the model is declared by names, each once, in sends and reports, tuples of the class."""
+    """Declare everything that is sent beside the model by names, each once, in the tuples sends and reports of the
+    class."""
     names = [*case.part.sends, *case.part.reports]
-    expect(all(names) and len(set(names)) == len(names), names)
+    ensure(all(names) and len(set(names)) == len(names), names)
 
 
-#: What a part does at a client; the rest is the server's.
+#: Methods of a part that run at a client; all others run at the server.
 _CLIENT_SIDE = (
     "report", "receive", "own", "keep", "begin_client", "begin_batch", "frozen_parameters", "gradients",
     "leave_client", "end_client",
@@ -320,16 +321,15 @@ _CLIENT_SIDE = (
 
 
 def sides_are_apart(case: FitCase) -> None:
-    """A fit ends alike, to the bit, in which the part is one object at the clients and another at the server, as on
-    ranks and with clients at sites: what crosses is declared in sends and reports, what a client keeps goes into its
-    state."""
+    """Declare everything that is sent in sends and reports, and keep a client's data in its state: a fit must end the
+    same, to the bit, with one object of the part at the clients and another at the server, as on ranks and at sites."""
     kind: Any = type(case.part)
     own = [n for n in _CLIENT_SIDE if hasattr(case.base, n) and getattr(kind, n) != getattr(case.base, n)]
     if not own:
         return
     server, client = (case.taken(case.make()) for _ in range(2))
     sides = {name: partialmethod(_at_client, getattr(client, name)) for name in own}
-    # With a name as of a local class, which command lines do not take for one of the same short name.
+    # Named like a local class, which command lines do not confuse with one of the same short name.
     named = {"__module__": kind.__module__, "__qualname__": f"sides_are_apart.<locals>.{kind.__name__}"}
     server.__class__ = type(kind.__name__, (kind,), {**sides, **named})
     apart = case.fit(case.make(**{case.role: server}))

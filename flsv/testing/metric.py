@@ -1,4 +1,4 @@
-"""Checks of contribution metrics on rounds made by hand; :mod:`flsv.testing.fits` has those within a fit."""
+"""Checks of contribution metrics on rounds made by hand; those within a fit are in :mod:`flsv.testing.fits`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flsv.core import Round
 from flsv.metrics import ContributionMetric
 from flsv.server import ContributionMetrics
 from flsv.testing import fits
-from flsv.testing.checks import Check, expect, is_one, refused, same, saved, untouched_rngs
+from flsv.testing.checks import Check, ensure, equal, is_one, refused, saved, untouched_rngs
 from flsv.testing.rounds import COHORTS, NEVER, NUM_CLASSES, NUM_CLIENTS, ORDER, Rounds
 
 EVERY = range(len(COHORTS))
@@ -25,11 +25,11 @@ Given = Mapping[str, Callable[[Round], Any]]
 
 
 class MetricCase(fits.FitCase):
-    """A metric, and what it needs.
+    """Metric under test.
 
     Args:
         part: the metric, made without numbers of clients and classes.
-        given: what its ``update`` names and a round does not have, as a function of the round.
+        given: arguments of ``update`` that a round lacks: name to a function of the round.
         options: see :class:`flsv.testing.fits.FitCase`.
     """
 
@@ -44,19 +44,19 @@ class MetricCase(fits.FitCase):
         return {"metrics": {"mine": part, **self.loop.get("metrics", {})}}
 
     @property
-    def sees_clients(self) -> bool:  # type: ignore[override]
-        """Whether it asks clients, or for what these report."""
+    def sees_clients(self) -> bool:  # type: ignore[override]  # depends on the metric
+        """Whether it asks clients, or reads their reports."""
         return self.in_a_loop and bool({"clients", *self.given} & self.fields.keys())
 
     @property
-    def in_a_loop(self) -> bool:  # type: ignore[override]
-        """Whether a loop can update it: others stand beside the loop."""
+    def in_a_loop(self) -> bool:  # type: ignore[override]  # likewise
+        """Whether a loop can update it; other metrics are updated outside of a loop."""
         reported = {name for part in self.loop.values() for name in getattr(part, "reports", ())}
         return isinstance(self.part, ContributionMetric) and self.given.keys() <= reported
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """What its ``update`` asks for, see :class:`flsv.server.ContributionMetrics`."""
+        """Arguments of its ``update``, see :class:`flsv.server.ContributionMetrics`."""
         return ContributionMetrics({"mine": self.part}, self.given).fields["mine"]
 
     def new(self) -> Any:
@@ -70,12 +70,12 @@ class MetricCase(fits.FitCase):
         return Rounds(self.given, **options)
 
     def arguments(self, round: Round) -> dict[str, Any]:
-        """Of the metric's ``update``."""
+        """Take the arguments of the metric's ``update`` from a round."""
         return {name: field(round) if callable(field) else round.get(field) for name, field in self.fields.items()}
 
     @torch.no_grad()
     def fed(self, indices: Iterable[int] = EVERY, metric: Any = None, **options: Any) -> Any:
-        """A new metric, or this one, that has seen these rounds."""
+        """Update a new metric, or this one, with these rounds, and return it."""
         metric = self.new() if metric is None else metric
         rounds = self.rounds(**options)
         for index in indices:
@@ -83,17 +83,17 @@ class MetricCase(fits.FitCase):
         return metric
 
     def half(self) -> Any:
-        """One that has seen the first half of the rounds."""
+        """Update a new metric with the first half of the rounds."""
         return self.fed(EVERY[:HALF])
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """All that it says after all rounds."""
+        """All results of the metric after all rounds."""
         return all_of(self.fed())
 
 
 def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
-    """All that a metric says, by default with the value that it computes."""
+    """Collect all results of a metric; ``value`` is by default the one that it computes."""
     value = metric.compute() if value is None else value
     if not isinstance(metric, ContributionMetric):
         return {"value": value}
@@ -102,71 +102,70 @@ def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
 
 
 def asks_for_what_there_is(case: MetricCase) -> None:
-    """The arguments of update are parts of a round, such as client_ids, or what the check is given."""
-    expect(case.fields, "an update without arguments")
+    """Name the arguments of update after parts of a round, such as client_ids, or of given."""
+    ensure(case.fields, "an update without arguments")
 
 
 def one_row_per_client(case: MetricCase) -> None:
-    """compute gives detached floats [n] or [n, M] of all n clients, whether they took part or not, and per_client one
-    number each."""
+    """Return from compute detached floats [n] or [n, M] of all n clients, whether they took part or not, and from
+    per_client one number each."""
     value = case.whole["value"]
     shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    expect(shape in ([NUM_CLIENTS], [NUM_CLIENTS, *shape[1:2]]), f"compute() {shape} of {NUM_CLIENTS} clients")
-    expect(value.is_floating_point() and not value.requires_grad, "other numbers, or gradients with them")
+    ensure(shape in ([NUM_CLIENTS], [NUM_CLIENTS, *shape[1:2]]), f"compute() {shape} of {NUM_CLIENTS} clients")
+    ensure(value.is_floating_point() and not value.requires_grad, "other numbers, or gradients with them")
     overall = list(case.whole["overall"].shape)
-    expect(overall == [NUM_CLIENTS], f"per_client {overall} of {NUM_CLIENTS} clients")
+    ensure(overall == [NUM_CLIENTS], f"per_client {overall} of {NUM_CLIENTS} clients")
 
 
 def never_seen_is_nan(case: MetricCase) -> None:
-    """Who never took part has no value, who did has one. Begin the states with NaN: 0 would be a measurement."""
+    """Start the states with NaN, since 0 would be a measurement: only clients that took part have a value."""
     rows = torch.cat([case.whole["value"].reshape(NUM_CLIENTS, -1), case.whole["overall"][:, None]], 1)
-    expect(rows[NEVER].isnan().all(), f"{rows[NEVER].tolist()} for client {NEVER}, who never took part")
+    ensure(rows[NEVER].isnan().all(), f"{rows[NEVER].tolist()} for client {NEVER}, who never took part")
     others = [client for client in range(NUM_CLIENTS) if client != NEVER]
     empty = rows[others, :-1].isnan().all(1) | rows[others, -1].isnan()
-    expect(not empty.any(), f"{rows[others].tolist()} for clients {others}, who took part")
+    ensure(not empty.any(), f"{rows[others].tolist()} for clients {others}, who took part")
 
 
 def clients_permuted(case: MetricCase) -> None:
-    """A value is its client's, whatever number that goes by: index by client_ids, and let nothing depend on the order
-    of the cohort."""
+    """Index by client_ids, and do not depend on the order of the cohort: a client with another number must have the
+    same value."""
     value = case.whole["value"]
     other = case.fed(order=ORDER).compute()[list(ORDER)]
-    if case.fields.get("peer_values"):  # whom is a client, too
+    if case.fields.get("peer_values"):  # its columns are clients, too
         other = other[:, list(ORDER)]
-    expect(same(value, other, rtol=1e-4), f"{other.tolist()} with other numbers instead of {value.tolist()}")
+    ensure(equal(value, other, rtol=1e-4), f"{other.tolist()} with other numbers instead of {value.tolist()}")
 
 
 def inputs_stay(case: MetricCase) -> None:
-    """update leaves its arguments as they are, and draws from the round's generator only."""
+    """Leave the arguments of update unchanged, and draw from the round's generator only."""
     arguments = case.arguments(case.rounds()[0])
     tensors = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
     before = copy.deepcopy(tensors)
     with untouched_rngs("an update"), torch.no_grad():
         case.new().update(**arguments)
-    changed = [name for name, each in tensors.items() if not same(each, before[name])]
-    expect(not changed, f"changed {', '.join(changed)}")
+    changed = [name for name, each in tensors.items() if not equal(each, before[name])]
+    ensure(not changed, f"changed {', '.join(changed)}")
 
 
 def reset_forgets(case: MetricCase) -> None:
-    """A metric after reset says what a new one says: keep what update learns in states, by add_state, and nowhere
-    else."""
+    """Keep all results of update in states, by add_state, and nowhere else: after reset a metric must be as new."""
     metric = case.fed()
     metric.reset()
     fits.expect_same(all_of(case.fed(metric=metric)), case.whole)
 
 
 def forward_counts_once(case: MetricCase) -> None:
-    """forward takes a round in as update does, or refuses: a state's dist_reduce_fx folds two such states, the later
-    one second."""
+    """Give each state a dist_reduce_fx that merges two states, the later one second: forward must count a round as
+    update does, or refuse it."""
     metric, rounds = case.new(), case.rounds()
     if not any(refused(partial(metric, **case.arguments(rounds[index]))) for index in EVERY):
         value = metric.compute()
-        expect(same(value, case.whole["value"], 1e-5), f"{value.tolist()} instead of {case.whole['value'].tolist()}")
+        ensure(equal(value, case.whole["value"], 1e-5), f"{value.tolist()} instead of {case.whole['value'].tolist()}")
 
 
 def parts_merge(case: MetricCase) -> None:
-    """Parts of a run, the earlier merged into the later, are the whole, whatever follows, or are refused: a state's
-    dist_reduce_fx folds two such states, the later one second."""
+    """Give each state a dist_reduce_fx that merges two states, the later one second: parts of a run, the earlier merged
+    into the later, must give the results of the whole run, or be refused."""
 
     if not hasattr(case.part, "merge_state"):  # torchmetrics before 1.5
         return
@@ -181,40 +180,41 @@ def parts_merge(case: MetricCase) -> None:
 
 
 def copies_go_on(case: MetricCase) -> None:
-    """Pickled or copied in the middle, a metric ends alike, to the bit: keep what update learns in states."""
+    """Keep all results of update in states: a metric that is pickled or copied between rounds must end the same, to
+    the bit."""
     for other in (pickle.loads(pickle.dumps(case.half())), copy.deepcopy(case.half())):
         fits.expect_same(all_of(case.fed(EVERY[HALF:], other)), case.whole)
 
 
 def resumes_to_the_bit(case: MetricCase) -> None:
-    """Saved in the middle and loaded into a new one, a metric ends alike, to the bit: keep what update learns in
-    states, by add_state, for a checkpoint holds nothing else."""
+    """Keep all results of update in states, by add_state, for a checkpoint holds nothing else: a metric that is saved
+    between rounds and loaded into a new one must end the same, to the bit."""
     metric = case.new()
     metric.load_state_dict(saved(case.half().state_dict()))
     fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)
 
 
 def any_precision(case: MetricCase) -> None:
-    """Models and states in double precision give the same values, to rounding: bring what is computed together to one
-    dtype, and to the state's, by now.to(state)."""
+    """Convert tensors to the dtype of the states, by tensor.to(state): models and states in double precision must give
+    the same values, to rounding."""
     wide = case.new().set_dtype(torch.float64)
     for metric in (case.new(), wide):
         value = case.fed(metric=metric, dtype=torch.float64).compute()
-        expect(same(value, case.whole["value"], 1e-3), f"{value.tolist()} instead of {case.whole['value'].tolist()}")
+        ensure(equal(value, case.whole["value"], 1e-3), f"{value.tolist()} instead of {case.whole['value'].tolist()}")
 
 
 def states_move(case: MetricCase) -> None:
-    """metric.to(device) moves all tensors: make them states, or buffers."""
+    """Make all tensors states or buffers, which metric.to(device) moves."""
     metric = case.half().to("meta")
     tensors = {name: each for name, each in vars(metric).items() if isinstance(each, Tensor) and name != "class_counts"}
     stay = [name for name, each in tensors.items() if each.device.type != "meta"]
-    expect(not stay, f"{', '.join(stay)} where they were")
+    ensure(not stay, f"{', '.join(stay)} where they were")
 
 
 def guide_says_the_unit(case: MetricCase) -> None:
-    """guide() tells readers of the values their unit and sign, what the metric needs and what it costs."""
+    """Return from guide() the values' unit and sign, and the metric's needs and costs."""
     lines = case.new().guide().lines()
-    expect(all(lines.values()), lines)
+    ensure(all(lines.values()), lines)
 
 
 _FIRST: Sequence[Check] = (is_one, asks_for_what_there_is)

@@ -16,20 +16,20 @@ from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.utilities.seeding import generator_for
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, SAMPLES = 5, 3, 2, 6
-#: Who takes part. Client 4 never does; client 3 not in the first half, client 1 not in the second.
+#: Clients that take part. Client 4 never does; client 3 not in the first half, client 1 not in the second.
 COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
 NEVER = 4
-#: Another number for everybody.
+#: Other numbers for all clients.
 ORDER = (3, 0, 4, 1, 2)
 
 
 class Rounds:
-    """Four rounds of five clients, always the same; they are to be read in their order.
+    """Four rounds of five clients, always the same, to be read in their order.
 
     Args:
-        given: what a round does not have by itself, by name: a function of the round.
-        order: the number that each of the five clients goes by.
-        dtype: of the models and the samples.
+        given: fields that a round lacks: name to a function of the round.
+        order: the number of each of the five clients.
+        dtype: type of the models and the samples.
     """
 
     cohorts: Sequence[Sequence[int]] = COHORTS
@@ -46,7 +46,7 @@ class Rounds:
         self.space = ParameterSpace(self._module)
         self.channel = Channel()
         population = NUM_CLIENTS * self._labels.bincount(minlength=NUM_CLASSES)
-        self.locals: list[LocalData] = [None] * NUM_CLIENTS  # type: ignore[list-item]
+        self.locals: list[LocalData] = [None] * NUM_CLIENTS  # type: ignore[list-item]  # filled below
         for client, number in enumerate(self.order):
             self.locals[number] = self._holder(f"client {number}", client, population)
         self.clients = [Client(number, local, self.channel) for number, local in enumerate(self.locals)]
@@ -63,7 +63,7 @@ class Rounds:
         return [(x, self._labels)]
 
     def normal(self, *shape: int, of: Sequence[Any]) -> Tensor:
-        """Random numbers, the same for the same names."""
+        """Draw normal numbers of a shape, the same ones for the same ``of``."""
         return torch.randn(*shape, generator=generator_for(0, *of)).to(self._dtype)
 
     def _evaluator(self, batches: Any) -> ModelEvaluator:
@@ -79,7 +79,7 @@ class Rounds:
         return LocalData(name, batches, counts, population.cpu(), self._evaluator, self._with, guarded=guarded)
 
     def __getitem__(self, index: int) -> Round:
-        """A round after everything has crossed."""
+        """Make the round of this index, after all parameters have been sent."""
         who = sorted(self.cohorts[index], key=lambda client: self.order[client])
         numbers = [self.order[client] for client in who]
         start = self.normal(self.space.size, of=("start", index))

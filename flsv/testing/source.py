@@ -17,20 +17,20 @@ from flsv.data.contents import content_hashes
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.source import Source, open_source, read_part
 from flsv.data.sources.table import Table
-from flsv.testing.checks import Case, expect, refused, same, untouched_rngs
+from flsv.testing.checks import Case, ensure, equal, refused, untouched_rngs
 from flsv.testing.fits import samples_of
 from flsv.utilities.errors import ConfigurationError
 
 
 class SourceCase(Case):
-    """A kind of source.
+    """Source of data under test.
 
     Args:
-        part: has ``match`` and ``open``, see :class:`flsv.data.Source`.
-        given: what it opens: the path of a file or folder that is there, a name, or an object.
-        broken: what is of its kind and cannot be opened.
+        part: the source, with ``match`` and ``open``, see :class:`flsv.data.Source`.
+        given: an example that it opens: the path of an existing file or folder, a name, or an object.
+        broken: examples of its kind that cannot be opened.
         expected_failures: see :class:`flsv.testing.checks.Case`.
-        options: further arguments of the :class:`flsv.FederatedDataModule` that deals it out, such as ``labels``.
+        options: further arguments of the :class:`flsv.FederatedDataModule` that partitions it, such as ``labels``.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class SourceCase(Case):
 
     @property
     def reading(self) -> Reading:
-        """How it is read."""
+        """Options of reading, taken from the data module's arguments."""
         names = {"label": "labels", "group": "groups", "columns": "columns", "files": "files"}
         return Reading(**{mine: self.options[theirs] for mine, theirs in names.items() if theirs in self.options})
 
     def open(self) -> Any:
-        """Training samples, or a table."""
+        """Open the example and return its training samples, or a table."""
         data: Any = self.part.open(self.given, self.reading)
         if not isinstance(data, Dataset | Table | SourceData) and data is not self.given:  # a DataFrame, arrays
             data = read_part(data, self.reading, "what open gives")
@@ -54,46 +54,46 @@ class SourceCase(Case):
 
     @cached_property
     def opened(self) -> Any:
-        """The first time."""
+        """The training samples, opened once."""
         return self.open()
 
 
 def matches_its_kind(case: SourceCase) -> None:
-    """match is True of what it opens, and False of other kinds, for an installed source is asked before flsv's own:
-    look at the type, and at the end of a path's name."""
+    """Return True from match for data that the source opens and False for all others, by their type or the ending of a
+    path: an installed source comes before flsv's own."""
     x, y = samples_of(0)
     others: list[Any] = [Path("there/is/no.such_kind"), "no_such_name", (x, y), x, [(x, y)], {"train": (x, y)}, 3, None]
-    expect(case.part.match(case.given) is True, f"not True of {case.given!r}")
+    ensure(case.part.match(case.given) is True, f"not True of {case.given!r}")
     for other in others:
-        expect(case.part.match(other) is False, f"not False of {str(other)[:40]!r}")
+        ensure(case.part.match(other) is False, f"not False of {str(other)[:40]!r}")
 
 
 def opens_samples(case: SourceCase) -> None:
-    """open gives several samples, the same when they are read again, which go into batches, with targets and groups of
-    each if there are any; or a table. See flsv.data.Source."""
+    """Return from open a table, or several samples that are equal when they are read again and can be batched; targets
+    and groups, if any, need an entry for each sample. See flsv.data.Source."""
     with untouched_rngs("an open"):
         data = case.opened
-    expect(len(data) > 1, f"{len(data)} training samples")
+    ensure(len(data) > 1, f"{len(data)} training samples")
     if isinstance(data, Table):
         return
     first = [data[0], data[len(data) - 1]]
-    expect(same(first, [data[0], data[len(data) - 1]]), "another sample when it is read again")
+    ensure(equal(first, [data[0], data[len(data) - 1]]), "another sample when it is read again")
     default_collate(first)
     for name in ("targets", "groups"):
         values = getattr(data, name, None)
-        expect(values is None or len(values) == len(data), f"{name} {values} of {len(data)} samples")
+        ensure(values is None or len(values) == len(data), f"{name} {values} of {len(data)} samples")
 
 
 def opens_the_same_again(case: SourceCase) -> None:
-    """The same source holds the same samples in the same order, by which a resumed run goes: sort what is listed."""
+    """Sort listed files, so that a source always holds the same samples in the same order, on which a resumed run
+    relies."""
     if not isinstance(case.opened, Table):
         one, again = (content_hashes(data, {"all": torch.arange(len(data))}) for data in (case.opened, case.open()))
-        expect(one == again, "others when it is opened again")
+        ensure(one == again, "others when it is opened again")
 
 
 def is_dealt_out(case: SourceCase) -> None:
-    """A data module deals all samples out to two clients, or to those whose groups the source knows, whose batches can
-    be read."""
+    """Let a data module partition all samples among two clients, or by the source's groups, and read their batches."""
     home = sys.modules[open_source.__module__]
     grouped = "groups" in case.options or getattr(case.opened, "groups", None) is not None
     options = {"partitioner": GroupPartitioner() if grouped else IIDPartitioner(2), **case.options}
@@ -101,18 +101,18 @@ def is_dealt_out(case: SourceCase) -> None:
     with mock.patch.object(home, "sources", return_value=(case.part, *home.SOURCES)):
         data = FederatedDataModule(source, splits=Splits(server_val=0.2), **options)
         data.setup("fit")
-    expect(data.num_clients > 1 and data.num_samples.min() > 0, f"clients with {data.num_samples.tolist()} samples")
+    ensure(data.num_clients > 1 and data.num_samples.min() > 0, f"clients with {data.num_samples.tolist()} samples")
     for client in range(data.num_clients):
         next(iter(data.client_loader(client)))
     dealt = int(data.num_samples.sum()) + len(data.server_val_indices)
-    expect(dealt == len(case.opened), f"{dealt} of {len(case.opened)} samples")
+    ensure(dealt == len(case.opened), f"{dealt} of {len(case.opened)} samples")
 
 
 def broken_ones_are_refused(case: SourceCase) -> None:
-    """What cannot be read is refused by a ConfigurationError that says what is wrong with it."""
+    """Raise a ConfigurationError that says what is wrong with data that cannot be read."""
     for each in case.broken:
         found = refused(partial(case.part.open, each, case.reading), ConfigurationError)
-        expect(found, f"no error of {each!r}")
+        ensure(found, f"no error of {each!r}")
 
 
 SourceCase.checks = (matches_its_kind, opens_samples, opens_the_same_again, is_dealt_out, broken_ones_are_refused)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
@@ -14,8 +12,9 @@ from flsv.training.slots import Slot
 class AccumulationWindows(Slot):
     """Windows of gradient accumulation that are counted by each client's batches.
 
-    Lightning counts windows over the whole epoch, which here is the whole cohort: a client's last gradients would be
-    added to the next client's first. A client's last batch always ends a window, so no client keeps one.
+    Lightning counts them over the whole epoch, which here is the whole cohort: a client's last gradients would be added
+    to the next client's first. A client keeps nothing of its windows, since its first batch begins one and its
+    last ends one.
 
     Args:
         trainer: the trainer whose counting is replaced, until :meth:`remove`.
@@ -43,12 +42,6 @@ class AccumulationWindows(Slot):
                 ]
             )
 
-    def enter(self, client: int, kept: Any) -> None:
-        """Do nothing: the client's first batch begins a window."""
-
-    def leave(self) -> None:
-        """Do nothing: the client's last batch has ended a window."""
-
     def begin_batch(self, position: int, batches: int) -> None:
         if not self._active:
             return
@@ -59,6 +52,6 @@ class AccumulationWindows(Slot):
                 self._zero_grad(self._trainer.current_epoch, position, optimizer)
 
     def remove(self) -> None:
-        """Restore Lightning's own counting."""
-        self._patches.give_back()
+        """Give Lightning its own counting back."""
+        self._patches.restore()
         self._active = False

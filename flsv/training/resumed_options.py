@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from copy import deepcopy
 from typing import Any
 
 import lightning as L
 from torch import Tensor
 
+from flsv.training.group_options import options_of
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -29,7 +29,7 @@ class OptimizerOptions:
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._optimizers = trainer.optimizers
-        self._options = [_options(group) for group in self._groups()]
+        self._options = [group for groups in options_of(trainer.optimizers) for group in groups]
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._schedulers = [type(scheduler).__name__ for scheduler in schedulers]
         optimizers = [f"{type(each).__name__} ({len(each.param_groups)} groups)" for each in trainer.optimizers]
@@ -39,7 +39,7 @@ class OptimizerOptions:
         }
 
     def check(self, before: dict[str, Any]) -> None:
-        """Check that options that differ from ``before``, those of the run's start, can be changed on resume.
+        """Check that what differs from ``before``, the ``asked`` of the run's start, can be used.
 
         Raises:
             ConfigurationError: classes or numbers of optimizers, groups or schedulers differ, or options differ and
@@ -63,16 +63,10 @@ class OptimizerOptions:
             )
 
     def apply(self, before: dict[str, Any]) -> None:
-        """Apply the options that differ from ``before``, after Lightning has restored the checkpoint."""
-        for group, options, texts in zip(self._groups(), self._options, before["options"]):
+        """Use what differs from ``before``, after Lightning has restored the optimizers."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        for group, options, texts in zip(groups, self._options, before["options"]):
             group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: deepcopy(value) for name, value in group.items() if name != "params"}
 
 
 def _text(value: Any) -> str:

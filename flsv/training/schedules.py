@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from torch.optim import Optimizer
 
-from flsv._lightning.patches import configured, kept_schedulers
+from flsv._lightning.patches import kept_schedulers, new_optimizers
 from flsv.training.group_options import SCHEDULED, equal_states, put
 from flsv.training.local_steps import LocalSteps
 from flsv.utilities.errors import ConfigurationError
@@ -125,7 +125,7 @@ class _Family:
     """Schedulers that ``configure_optimizers`` made for another number of steps."""
 
     def __init__(self, trainer: L.Trainer, places: list[int]) -> None:
-        self._optimizers, schedulers = configured(trainer)
+        self._optimizers, schedulers = new_optimizers(trainer)
         self._used = trainer.optimizers
         self._groups = [
             [{k: deepcopy(v) for k, v in group.items() if k in SCHEDULED} for group in optimizer.param_groups]

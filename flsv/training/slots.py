@@ -15,12 +15,11 @@ class Slot:
     name: ClassVar[str]
 
     def enter(self, client: int, kept: Any) -> None:
-        """Put into the Trainer what the client left after its last round; None in the client's first round."""
-        raise NotImplementedError
+        """Put into the Trainer what the client left after its last round; None: it comes for the first time."""
 
     def leave(self) -> Any:
-        """Restore the Trainer's own state, and return the client's in plain types and tensors, or None."""
-        raise NotImplementedError
+        """Give the Trainer its own back, and return what is the client's, in plain types and tensors; None: nothing."""
+        return None
 
     def begin_batch(self, position: int, batches: int) -> None:
         """Prepare for the client's batch number ``position``, from 0, of ``batches`` in its turn."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flsv.core import State, Traffic
 from flsv.core.parameter_space import ParameterSpace
-from flsv.utilities.declared import Declared
+from flsv.utilities.declared import ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -48,7 +48,7 @@ class UploadContext:
         return replace(self, position=position)
 
 
-class Upload(Declared, ABC):
+class Upload(ValidatedArguments, ABC):
     """Base class of changes to an update before it is sent: attacks, noise, compression.
 
     Attributes:

@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
 
 
 def client_number(given: object, names: Sequence[str], option: str) -> int:
-    """The number of the client with this name or number.
+    """Return the number of the client with this name or number.
 
     Args:
         given: what a user says.
@@ -44,7 +44,7 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:
-    """An attribute that a class may have, or the default.
+    """Return an attribute that a class may have, or the default.
 
     ``getattr`` would take the default, too, where a property is there and fails with an AttributeError of its own.
 
@@ -109,7 +109,7 @@ def check_number(
 
 
 def rounded_up(number: float) -> str:
-    """A positive number in three digits that are not below it, for messages that say what is enough.
+    """Format a positive number in three digits that are not below it, for messages that say what is enough.
 
     Example:
         >>> rounded_up(1 / 3), rounded_up(0.25), rounded_up(1234)
@@ -145,7 +145,7 @@ def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...],
 
 
 def plain_name(name: str, what: str = "name") -> str:
-    """The name, if it is one file's and no path: up to 100 characters on a line, none of ``/ \\ :``, no dot first.
+    """Return the name if it is a file's and no path: up to 100 characters on a line, none of ``/ \\ :``, no dot first.
 
     Args:
         name: to be checked.
@@ -170,8 +170,8 @@ def plain_name(name: str, what: str = "name") -> str:
 
 
 class ReadOnlyArguments:
-    """Makes a constructor's arguments read-only attributes, because an assignment would change only a part of what was
-    built from them, or nothing. A class sets ``_read_only`` at the end of its constructor.
+    """Mixin that makes a constructor's arguments read-only attributes, because an assignment would change only a part
+    of what was built from them, or nothing. A class sets ``_read_only`` at the end of its constructor.
 
     Raises:
         ConfigurationError: such an attribute is set.

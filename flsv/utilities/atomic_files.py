@@ -1,4 +1,4 @@
-"""Writes files atomically: after a crash, a kill, a power cut or on a full disk a file is complete or absent."""
+"""Files written atomically: after a crash, a kill, a power cut or on a full disk a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def check_writable(folder: Path) -> None:
-    """Whether a folder, which need not be there yet, can be written into; nothing is left behind.
+    """Raise unless a folder, which need not be there yet, can be written into; nothing is left behind.
 
     Raises:
         ConfigurationError: it cannot.
@@ -96,8 +96,8 @@ def append(path: Path, data: bytes) -> None:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines of a text that :func:`append` has added to, without their ends. What follows the last end of a line was
-    cut short by a kill: it is left out before anything is decoded.
+    """Read the lines of a text that :func:`append` has added to, without their ends. What follows the last end of a
+    line was cut short by a kill: it is left out before anything is decoded.
 
     Raises:
         ConfigurationError: naming the line that is no text.
@@ -128,7 +128,7 @@ def _naming(error: BaseException, path: Path) -> BaseException:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The move itself outlives a power cut, where the file system can say so."""
+    """Let the move itself outlive a power cut, where the file system can say so."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:

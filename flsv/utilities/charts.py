@@ -1,4 +1,4 @@
-"""Draws bars, lines and heatmaps of clients' values, for metrics, TensorBoard and reports, without ever stopping a run.
+"""Charts of clients' values, bars, lines and heatmaps, for metrics, TensorBoard and reports; none ever stops a run.
 
 Everything is drawn from arrays of float64 in which NaN is absent: no bar, a gap in a line, hatching in a heatmap.
 """
@@ -47,14 +47,14 @@ def drawing(picture: str) -> Iterator[None]:
         )
 
 
-def shortened(name: object) -> str:
-    """A name on one line, of 24 characters at most."""
+def shortened_name(name: object) -> str:
+    """Cut a name to one line of 24 characters at most."""
     text = " ".join(str(name).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def label_text(name: object) -> str:
-    """A name as matplotlib shall show it: as it is written, on one line, of 24 characters at most.
+    """Write a name so that matplotlib shows it as it is: on one line, of 24 characters at most.
 
     Between two dollars matplotlib sees a formula and fails where it is none; what begins with an underscore it leaves
     out of legends.
@@ -63,12 +63,12 @@ def label_text(name: object) -> str:
         >>> print(label_text("$x^{$"), label_text("_background"))
         \\$x^{\\$  _background
     """
-    text = shortened(name).replace("$", r"\$")
+    text = shortened_name(name).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
 def client_label(client: int, names: Sequence[str] | None = None) -> str:
-    """A client's name for readers; "client 3" if the name is a number.
+    """Return a client's name for readers; "client 3" if the name is a number.
 
     Example:
         >>> client_label(0, ["Boston", "1"]), client_label(1, ["Boston", "1"]), client_label(2)
@@ -79,7 +79,7 @@ def client_label(client: int, names: Sequence[str] | None = None) -> str:
 
 
 def client_labels(count: int, names: Sequence[str] | None = None) -> list[str]:
-    """:func:`client_label` of so many clients."""
+    """Return the :func:`client_label` of each of so many clients."""
     return [client_label(client, names) for client in range(count)]
 
 
@@ -110,7 +110,7 @@ def draw_bars(
     errors: np.ndarray | None = None,
     of_seeds: bool = False,
 ) -> None:
-    """A bar per client.
+    """Draw a bar per client.
 
     Args:
         ax: a matplotlib axis.
@@ -139,7 +139,7 @@ def draw_bars(
         for place in {*range(len(order))} - {*known.tolist()}:
             ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
     ax.set_xlim(-0.7, len(values) - 0.3)
-    finish(ax, "client", unit, limits)
+    label_axes(ax, "client", unit, limits)
 
 
 def draw_lines(
@@ -151,7 +151,7 @@ def draw_lines(
     limits: Limits = None,
     rounds: Sequence[int] | None = None,
 ) -> None:
-    """A line per client.
+    """Draw a line per client.
 
     Args:
         ax: a matplotlib axis.
@@ -174,11 +174,11 @@ def draw_lines(
         ax.plot(x, line, label=label, **style)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.margins(x=0.02)
-    finish(ax, "round", unit, limits)
+    label_axes(ax, "round", unit, limits)
 
 
 def draw_legend(ax: Any, clients: int) -> None:
-    """The names of the lines, on the right."""
+    """Write the names of the lines on the right."""
     title = None if clients <= MOST_COLOURS else "top and bottom"
     ax.legend(fontsize="small", frameon=False, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
@@ -194,7 +194,7 @@ def draw_heatmap(
     limits: Limits = None,
     sort: bool = False,
 ) -> None:
-    """Clients down, columns across; symmetric about 0 where there are negative values, so that color says the sign.
+    """Draw clients down, columns across; colors are symmetric about 0 where there are negative values.
 
     Args:
         ax: a matplotlib axis.
@@ -236,7 +236,7 @@ def draw_heatmap(
 
 
 def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
-    """The clients at the top and at the bottom, best first, worst first; those without a value are neither.
+    """Return the clients at the top and at the bottom, best first, worst first; those without a value are neither.
 
     Example:
         >>> ends([0.5, float("nan"), 0.25, 0.75, 0.0])
@@ -249,12 +249,12 @@ def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
 
 
 def _order(values: np.ndarray, sort: bool) -> np.ndarray:
-    """Clients in the order of their rows; those without a value come last."""
+    """Order clients by their rows; those without a value come last."""
     return np.argsort(np.where(np.isnan(values), np.inf, -values), kind="stable") if sort else np.arange(len(values))
 
 
 def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
-    """How each client's line looks: of few each in another way; of many those at the top and at the bottom."""
+    """Choose how each client's line looks: all of few stand out; of many those at the top and at the bottom."""
     clients = range(rows.shape[1])
     if len(clients) <= MOST_COLOURS:
         looks = [{"color": color, "linestyle": line, "zorder": 2} for line in _LINES for color in PALETTE]
@@ -269,13 +269,13 @@ def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
 
 
 def _alone(line: np.ndarray) -> list[int]:
-    """Places of values without a neighbor."""
+    """Return the places of values without a neighbor."""
     known = np.pad(~np.isnan(line), 1)
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 
 
 def _last(rows: np.ndarray) -> np.ndarray:
-    """Every client's last number of ``[r, n]``."""
+    """Return every client's last number of ``[r, n]``."""
     last = rows[0]
     for row in rows[1:]:
         last = np.where(np.isnan(row), last, row)
@@ -283,7 +283,7 @@ def _last(rows: np.ndarray) -> np.ndarray:
 
 
 def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, str]:
-    """Name those at the top and at the bottom beside the axis; their colors."""
+    """Name the clients at the top and at the bottom beside the axis, and return their colors."""
     top, bottom = ends(values)
     for where, y, group, color in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
         if group:
@@ -293,7 +293,7 @@ def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, 
 
 
 def set_xticks(ax: Any, places: Sequence[int], texts: Sequence[str], turned: bool) -> None:
-    """Labels below these places of an axis, side by side or turned."""
+    """Put labels below these places of an axis, side by side or turned."""
     ax.set_xticks(places, texts)
     for text in ax.get_xticklabels() if turned else ():
         text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
@@ -316,7 +316,7 @@ def _label_rows(ax: Any, order: np.ndarray, means: np.ndarray, names: Names) -> 
             text.set(color=TOP if order[place] in top else BOTTOM, fontweight="bold")
 
 
-def finish(ax: Any, xlabel: str, ylabel: str, limits: Limits = None) -> None:
+def label_axes(ax: Any, xlabel: str, ylabel: str, limits: Limits = None) -> None:
     """Name the axes of a picture, without a frame."""
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)

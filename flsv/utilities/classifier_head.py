@@ -8,7 +8,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def head_name(module: nn.Module, given: str | None = None) -> str | None:
-    """The classifier head's name: the given one, or timm's ``get_classifier()``, or the last ``nn.Linear``, if any.
+    """Return the classifier head's name: the given one, else timm's ``get_classifier()``, else the last ``nn.Linear``.
 
     Raises:
         ConfigurationError: no layer has the given name.

@@ -1,4 +1,4 @@
-"""Writes CSV files that are safe to open in a spreadsheet, and reads them back.
+"""CSV files that are safe to open in a spreadsheet, and how they are read back.
 
 A spreadsheet runs a text that begins with ``=``, ``+``, ``-`` or ``@`` as a formula, with whatever it fetches. So such
 a text gets a ``'`` before it when it is written, which spreadsheets show as text, and loses it when it is read: names
@@ -31,7 +31,7 @@ _FORMULA = re.compile("'*[=+@-]")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
-    """Rows as UTF-8, a line each.
+    """Encode rows as CSV in UTF-8, a line each.
 
     Example:
         >>> csv_text([("client", "value"), ("=1+1", -0.5)])
@@ -50,7 +50,7 @@ def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 
 def save_table(path: Path, table: DataFrame) -> None:
-    """The same of a data frame without its index; NaN is an empty cell.
+    """Write a data frame without its index, in place of an earlier file as a whole; NaN is an empty cell.
 
     Example:
         >>> import tempfile
@@ -66,7 +66,7 @@ def save_table(path: Path, table: DataFrame) -> None:
 
 @lru_cache(maxsize=10_000)  # names are there in every row, and in every round
 def as_text(cell: str) -> str:
-    """A cell on one line, and as a spreadsheet does not run it.
+    """Write a cell on one line, so that a spreadsheet shows it as text and does not run it.
 
     Example:
         >>> [as_text(cell) for cell in ("Boston", "@home", "-1", "'=1", "St.\\nAnna")]
@@ -76,9 +76,9 @@ def as_text(cell: str) -> str:
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
-def read_csv(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines of a file that was written by :func:`csv_text`, from 2 on, and what stands in them by column; a last
-    line that a kill cut short is left out.
+def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the cells, by column, of each line of a file that :func:`csv_text` wrote, from line 2 on; a
+    last line that a kill cut short is left out.
 
     Args:
         path: the file.
@@ -92,7 +92,7 @@ def read_csv(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "values.csv")
         >>> _ = path.write_bytes(csv_text([("client", "value"), (0, 0.5), (1, "much")]))
-        >>> rows = read_csv(path, {"client": whole, "value": number})
+        >>> rows = read_rows(path, {"client": parse_int, "value": parse_float})
         >>> next(rows)
         (2, {'client': 0, 'value': 0.5})
         >>> next(rows)  # doctest: +ELLIPSIS
@@ -120,15 +120,15 @@ def read_csv(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[
         yield place, row
 
 
-def whole(cell: str) -> int:
-    """A whole number from 0 on."""
+def parse_int(cell: str) -> int:
+    """Parse a whole number from 0 on."""
     if not (cell.isascii() and cell.isdigit() and len(cell) < 19):
         raise ValueError("a whole number from 0 on")
     return int(cell)
 
 
-def number(cell: str) -> float:
-    """A number; infinite only where that was written, as an epsilon without noise is."""
+def parse_float(cell: str) -> float:
+    """Parse a number; infinite only where that was written, as an epsilon without noise is."""
     value = float(cell) if _is_number(cell) else NAN
     if value != value:
         raise ValueError("a number")
@@ -136,8 +136,8 @@ def number(cell: str) -> float:
 
 
 def number_or_nan(cell: str) -> float:
-    """A number, or NaN where none is known."""
-    return NAN if cell in ("", "nan") else number(cell)
+    """Parse a number; an empty cell is NaN."""
+    return NAN if cell in ("", "nan") else parse_float(cell)
 
 
 def _is_number(cell: str) -> bool:

@@ -1,4 +1,4 @@
-"""Arguments are declared where they are taken: ``Annotated[float, Ge(0), Lt(1)]``, ``Literal``, ``int | None``, ...
+"""Arguments declared where they are taken: ``Annotated[float, Ge(0), Lt(1)]``, ``Literal``, ``int | None``, ...
 
 One decorator checks them before a constructor or a function runs, and one mixin gives it to a class and its subclasses,
 with a ``repr`` that shows them. As ``sklearn/utils/_param_validation.py``, with the markers of annotated-types.
@@ -43,8 +43,8 @@ _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 
 
 def checked(thing: _T) -> _T:
-    """Decorates a function, or a class for its constructor: arguments are checked by their annotations, then by the
-    class's :attr:`Declared.rules`.
+    """Decorate a function, or a class for its constructor: arguments are checked by their annotations, then by the
+    class's :attr:`ValidatedArguments.rules`.
 
     Numbers (finite, or whole), ``bool`` and ``Literal`` are checked wherever they are declared; a text in ``Annotated``
     is what else the message says. Numbers and arrays of NumPy and torch are handed on as Python's numbers and lists. A
@@ -91,8 +91,8 @@ def _checking(function: Any, rules: Rules) -> Any:
     return call
 
 
-class Declared:
-    """What its constructor's arguments say: they are checked, also those of subclasses, and shown."""
+class ValidatedArguments:
+    """Mixin that checks a constructor's arguments by their annotations, subclasses' too, and shows them in a repr."""
 
     rules: ClassVar[Rules] = ()
 
@@ -102,7 +102,7 @@ class Declared:
             checked(cls)
 
     def __repr__(self) -> str:
-        """The class and the arguments that are not its defaults."""
+        """Show the class and the arguments that differ from its defaults."""
         signature = inspect.signature(type(self))
         held = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
         return f"{type(self).__name__}({_shown(signature, held)})"
@@ -115,7 +115,7 @@ def _shown(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
 
 
 def _defaults(signature: inspect.Signature) -> dict[str, Any]:
-    """Arguments that have a name, and their defaults."""
+    """Map the arguments that have a name to their defaults."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [p for p in signature.parameters.values() if p.kind not in variable and p.name != "self"]
     return {p.name: p.default for p in parameters}
@@ -132,14 +132,14 @@ def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping
     """
     return {
         name: default if arguments[name] is default else check_argument(owner, name, arguments[name], hint)
-        for name, (hint, default) in declared(function).items()
+        for name, (hint, default) in checked_parameters(function).items()
         if name in arguments
     }
 
 
 @functools.cache
-def declared(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
-    """The arguments that are checked: name to annotation and default."""
+def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
+    """Return the arguments that are checked: name to annotation and default."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # a stranger's, whose names only a type checker knows

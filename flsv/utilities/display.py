@@ -1,4 +1,4 @@
-"""What a shell and a notebook show: paths that can be pasted, and small tables."""
+"""Paths that can be pasted into a shell, and small tables for notebooks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 #: Rows of a table in a notebook.
 MOST = 20
 
+#: How the title of a performance begins by which the clients judge models.
+CLIENTS = "clients' "
+
 
 def shown(path: Path) -> str:
-    """A path as short as it can be said from here, quoted where a shell needs that.
+    """Write a path as short as it can be said from the working folder, quoted where a shell needs that.
 
     Example:
         >>> shown(Path("runs/my run"))
@@ -26,7 +29,7 @@ def shown(path: Path) -> str:
 
 
 def html_table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    """A title and a table as HTML, for ``_repr_html_``; of many rows the first.
+    """Write a title and a table as HTML, for ``_repr_html_``; of many rows only the first.
 
     Example:
         >>> html_table("a < b", ["client", "samples"], [["Boston", 3]])

@@ -1,5 +1,5 @@
-"""ConfigurationError: says what was wrong with the arguments, what was expected, and what to do; and lists that are
-shortened for such a message."""
+"""ConfigurationError, which says what was wrong with the arguments, what was expected, and what to do; and lists that
+are shortened for such a message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ColumnError(ConfigurationError):
 
 
 def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
-    """The error of those who need classes and hear of it after the data have been dealt out.
+    """Make the error of a part that needs classes and finds none after the data have been dealt out.
 
     Args:
         asking: who asks and what it does, the beginning of a sentence.
@@ -48,7 +48,7 @@ def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
 
 
 def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:
-    """The first of some values.
+    """Write the first of some values, and how many more there are.
 
     Example:
         >>> listed(["a", "b", "c"], most=2, show=repr)
@@ -59,7 +59,7 @@ def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = st
 
 
 def in_words(numbers: Sequence[int], most: int = 6) -> str:
-    """Some ascending numbers, shortened: runs as ``first .. last``.
+    """Write ascending numbers, shortened: runs as ``first .. last``.
 
     Example:
         >>> in_words([0, 1, 2, 3, 7, 9, 10])

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from flsv.utilities.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, finish, label_text, set_xticks
+from flsv.utilities.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, label_axes, label_text, set_xticks
 
 __all__ = ["beeswarm", "heatmap", "waterfall"]
 
@@ -34,7 +34,7 @@ _Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
 class Shown(tuple[Any, ...]):
-    """``(figure, axis)``, which a notebook shows as the picture; one of pyplot's it shows anyway.
+    """A pair ``(figure, axis)`` that a notebook shows as the picture; figures of pyplot it shows anyway.
 
     Example:
         >>> Shown(waterfall([0.5]))._repr_png_()[:4]
@@ -50,7 +50,7 @@ class Shown(tuple[Any, ...]):
 
 
 def shows(plot: _Plot) -> _Plot:
-    """Makes what a plotting function gives visible in notebooks."""
+    """Make what a plotting function gives visible in notebooks."""
 
     @functools.wraps(plot)
     def with_picture(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ def waterfall(
     title: str = "",
     ax: Any = None,
 ) -> tuple[Any, Any]:
-    """From what a model was to what it is, a step per client.
+    """Draw how a model's performance went from its start to its end, a step per client.
 
     Args:
         values: ``[n]``; clients without one (NaN) have no step.
@@ -113,7 +113,7 @@ def draw_steps(
     unit: str = "",
     less_is_better: bool = False,
 ) -> None:
-    """A bar for the start, one that floats for each value, and one for the end.
+    """Draw a bar for the start, one that floats for each value, and one for the end.
 
     Args:
         ax: a matplotlib axis.
@@ -144,7 +144,7 @@ def draw_steps(
     ax.set_xlim(-0.6, len(values) + 1.6)
     labels = ["start", *names, "end"]
     set_xticks(ax, range(len(labels)), [*map(label_text, labels)], max(map(len, labels)) > 8 or len(labels) > 8)
-    finish(ax, "", unit)
+    label_axes(ax, "", unit)
 
 
 @shows
@@ -156,8 +156,8 @@ def beeswarm(
     title: str = "",
     ax: Any = None,
 ) -> tuple[Any, Any]:
-    """Each client's values over several runs or rounds: a point each, side by side where they would hide one another,
-    and the mean.
+    """Draw each client's values over several runs or rounds: a point each, side by side where they would hide one
+    another, and the mean.
 
     Args:
         values: ``[r, n]`` of r runs or rounds; NaN is no point.
@@ -192,12 +192,12 @@ def beeswarm(
     ax.set_yticks(range(len(order)), [label_text(labels[client]) for client in order])
     ax.set_ylim(len(order) - 0.5, -0.5)
     ax.set_title(label_text(title) if title else "")
-    finish(ax, unit, "")
+    label_axes(ax, unit, "")
     return ax.figure, ax
 
 
 def _apart(points: np.ndarray, everything: np.ndarray) -> np.ndarray:
-    """How far each point is moved aside, -0.3 to 0.3, so that those of (nearly) one value lie side by side."""
+    """Compute how far each point is moved aside, -0.3 to 0.3, so that those of (nearly) one value lie side by side."""
     width = (np.ptp(everything) or 1.0) / 60
     moved = np.zeros(len(points))
     for bin_ in np.unique(np.floor(points / width)):
@@ -218,7 +218,7 @@ def heatmap(
     sort: bool = False,
     ax: Any = None,
 ) -> tuple[Any, Any]:
-    """Clients down and classes across; blue is above 0, red below, hatched where there is no value.
+    """Draw clients down and classes across; blue is above 0, red below, hatched where there is no value.
 
     Args:
         values: ``[n, M]``.
@@ -255,7 +255,7 @@ def _axis(height: float = _SIZE[1]) -> Any:
 
 
 def _array(values: Any, dimensions: int, shape: str) -> np.ndarray:
-    """Tensors and lists as float64."""
+    """Convert tensors and lists to float64."""
     plain = values.detach().cpu() if hasattr(values, "detach") else values
     array = np.asarray(plain, dtype=float)
     if array.ndim != dimensions:
@@ -264,7 +264,7 @@ def _array(values: Any, dimensions: int, shape: str) -> np.ndarray:
 
 
 def _known(values: Any, names: Sequence[str] | None) -> tuple[list[float], list[str]]:
-    """The values that are there ``[k]``, and whose they are."""
+    """Return the values that are not NaN ``[k]``, and the names of their clients."""
     row = _array(values, 1, "[n]")
     labels = client_labels(len(row), names)
     there = [place for place, value in enumerate(row.tolist()) if math.isfinite(value)]

@@ -11,7 +11,7 @@ from typing import Any
 
 @cache
 def installed(group: str, base: type = object) -> tuple[Any, ...]:
-    """The classes that installed packages name in a group of entry points, in the order of the packages.
+    """Load the classes that installed packages name in a group of entry points, in the order of the packages.
 
     One that cannot be imported, or is no subclass of ``base``, is left out with a warning that names its package: a
     package that a run does not need cannot stop it.
@@ -43,7 +43,7 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
 
 
 def subclasses(base: type) -> Iterator[type]:
-    """All of them, near and far."""
+    """Yield all direct and indirect subclasses."""
     kinds: list[type] = base.__subclasses__()
     for kind in kinds:
         yield kind

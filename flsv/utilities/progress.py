@@ -1,4 +1,4 @@
-"""Reports progress of long computations to whoever has subscribed.
+"""Progress of long computations, reported to whoever has subscribed.
 
 A thousand coalitions, or fifty clients' transport problems, take minutes in which nothing else moves. The one who works
 them off says how many there are and when one is done; a progress bar listens.
@@ -13,13 +13,13 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """Receives progress counts. Both methods may be called from any thread, one at a time."""
+    """Receiver of progress counts. Both methods may be called from any thread, one at a time."""
 
     def show(self, what: str, done: int, total: int) -> None:
-        """So many of so many."""
+        """Show that ``done`` of ``total`` items are done."""
 
     def hide(self) -> None:
-        """The work is done, or given up."""
+        """Stop showing: the work is done, or given up."""
 
 
 _lock = threading.RLock()
@@ -28,7 +28,7 @@ _work: list[tuple[str, int, int]] = []  # one at most: what, done, total
 
 
 def attach(listener: Listener) -> None:
-    """Tell this listener, until it is detached or another one is attached."""
+    """Report to this listener, until it is detached or another one is attached."""
     with _lock:
         _listeners.append(listener)
 
@@ -41,8 +41,8 @@ def detach(listener: Listener) -> None:
             _listeners[:] = [other for other in _listeners if other is not listener]
 
 
-def expect(what: str, total: int) -> None:
-    """A piece of work begins: so many at most, in one call of :func:`more` or in several.
+def start(what: str, total: int) -> None:
+    """Begin a piece of work of ``total`` items at most, in one call of :func:`add_total` or in several.
 
     Example:
         >>> class Print:
@@ -52,9 +52,9 @@ def expect(what: str, total: int) -> None:
         ...         print("done")
         >>> listener = Print()
         >>> attach(listener)
-        >>> expect("coalitions", 3)
+        >>> start("coalitions", 3)
         coalitions 0 3
-        >>> more("coalitions", 2)
+        >>> add_total("coalitions", 2)
         coalitions 0 3
         >>> advance()
         coalitions 1 3
@@ -68,7 +68,7 @@ def expect(what: str, total: int) -> None:
             _tell()
 
 
-def more(what: str, count: int) -> None:
+def add_total(what: str, count: int) -> None:
     """Announce further items."""
     with _lock:
         if not _listeners:
@@ -79,7 +79,7 @@ def more(what: str, count: int) -> None:
 
 
 def advance(count: int = 1) -> None:
-    """So many are done."""
+    """Count ``count`` further items as done."""
     with _lock:
         if _listeners and _work:
             what, done, total = _work[0]
@@ -88,7 +88,7 @@ def advance(count: int = 1) -> None:
 
 
 def finish() -> None:
-    """Nothing is left to do."""
+    """End the piece of work."""
     with _lock:
         if _work:
             _work.clear()
@@ -97,12 +97,12 @@ def finish() -> None:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
+def muted() -> Iterator[None]:
     """Report nothing within: the work is too small to be shown, such as a trial.
 
     Example:
-        >>> with unheard():
-        ...     expect("coalitions", 2)
+        >>> with muted():
+        ...     start("coalitions", 2)
     """
     with _lock:
         listeners, _listeners[:] = list(_listeners), []

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from flsv.utilities.atomic_files import append, replacing, whole_lines
-from flsv.utilities.csv_files import Cell, csv_text, read_csv, whole
+from flsv.utilities.csv_files import Cell, csv_text, parse_int, read_rows
 from flsv.utilities.errors import ConfigurationError, listed
 
 
-class Kept:
-    """Results in a CSV file.
+class ResultFile:
+    """A CSV file of results to which rows are added.
 
     Args:
         path: of the file; its folder is made with the first row.
@@ -35,12 +35,12 @@ class Kept:
 
     Example:
         >>> import tempfile
-        >>> from flsv.utilities.csv_files import number, whole
-        >>> path, columns = Path(tempfile.mkdtemp(), "values.csv"), {"client": whole, "value": number}
-        >>> Kept(path, columns, {"rounds": 5}).add([[0, 0.25], [1, 0.5]])
-        >>> Kept(path, columns, {"rounds": 5}).rows
+        >>> from flsv.utilities.csv_files import parse_float, parse_int
+        >>> path, columns = Path(tempfile.mkdtemp(), "values.csv"), {"client": parse_int, "value": parse_float}
+        >>> ResultFile(path, columns, {"rounds": 5}).add([[0, 0.25], [1, 0.5]])
+        >>> ResultFile(path, columns, {"rounds": 5}).rows
         [{'client': 0, 'value': 0.25}, {'client': 1, 'value': 0.5}]
-        >>> Kept(path, columns, {"rounds": 6})  # doctest: +ELLIPSIS
+        >>> ResultFile(path, columns, {"rounds": 6})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         flsv.utilities.errors.ConfigurationError: .../values.csv holds results of others: rounds is 6 and was 5. ...
@@ -74,7 +74,7 @@ class Kept:
             )
         if len(lines) < heads:
             return
-        self.rows = [row for _, row in read_csv(path, columns, skip=heads - 1)]
+        self.rows = [row for _, row in read_rows(path, columns, skip=heads - 1)]
         self._begun = True
         if not path.read_bytes().endswith(b"\n"):
             self._drop_last(lines, heads, list(columns)[:key])
@@ -92,7 +92,7 @@ class Kept:
         self._begun = True
 
     def _differences(self, first: str) -> list[str]:
-        """What the settings in a file's first line say otherwise."""
+        """Name the settings that the file's first line gives otherwise."""
         if self._settings is None:
             return []
         try:
@@ -103,7 +103,7 @@ class Kept:
         return [f"{name} is {now} and was {then}" for name, (now, then) in pairs.items() if now != then]
 
     def _drop_last(self, lines: Sequence[str], heads: int, key: Sequence[str]) -> None:
-        """Forget the last result, of which a kill has left half."""
+        """Drop the last result, of which a kill has left half."""
         last = [self.rows[-1][name] for name in key] if self.rows else []
         kept = [place for place, row in enumerate(self.rows) if [row[name] for name in key] != last or not key]
         self.rows = [self.rows[place] for place in kept]
@@ -113,7 +113,7 @@ class Kept:
 
 
 def read_members(cell: str) -> tuple[int, ...]:
-    """Reads a coalition's members, ascending: ``0+2``, or ``-`` for nobody.
+    """Read a coalition's members, ascending: ``0+2``, or ``-`` for nobody.
 
     Raises:
         ValueError: it is none.
@@ -122,12 +122,12 @@ def read_members(cell: str) -> tuple[int, ...]:
         >>> read_members("0+2"), read_members("-"), members_text((0, 2))
         ((0, 2), (), '0+2')
     """
-    found = () if cell == "-" else tuple(map(whole, cell.split("+")))
+    found = () if cell == "-" else tuple(map(parse_int, cell.split("+")))
     if list(found) != sorted(set(found)):
         raise ValueError("clients' numbers, ascending, with + between them, or -")
     return found
 
 
 def members_text(coalition: Iterable[int]) -> str:
-    """What :func:`read_members` reads."""
+    """Write a coalition's members as :func:`read_members` reads them."""
     return "+".join(map(str, coalition)) or "-"

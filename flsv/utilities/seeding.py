@@ -1,4 +1,4 @@
-"""Derives every random generator from the run's seed and the purpose.
+"""Random generators, each derived from the run's seed and its purpose.
 
 Nothing here keeps a generator alive between rounds: a client's batches in round 7 come from ``(seed, 7, client)``
 whether the run got there in one go or was killed and resumed, and whoever else is in the cohort.
@@ -19,12 +19,12 @@ from torch import Tensor
 
 
 def seed_or_default(seed: int | None) -> int:
-    """A seed; for None ``seed_everything``'s, or 0 where that has not been called."""
+    """Return the seed; for None that of ``seed_everything``, or 0 where that has not been called."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
 
 
 def derive_seed(seed: int | None, *path: int | str) -> int:
-    """A 63-bit seed for the stream named by ``path``, independent of the streams of every other path.
+    """Derive a 63-bit seed for the stream named by ``path``, independent of the streams of every other path.
 
     Args:
         seed: any integer, see :func:`seed_or_default`.
@@ -43,12 +43,12 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
 
 
 def generator_for(seed: int | None, *path: int | str) -> torch.Generator:
-    """A CPU generator at the start of the stream named by ``path``; see :func:`derive_seed`."""
+    """Make a CPU generator at the start of the stream named by ``path``; see :func:`derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(seed, *path))
 
 
 def shuffle_stream(seed: int, round_index: int, client: int, epoch: int) -> torch.Generator:
-    """What draws the order of a client's samples in one local epoch, ``torch.randperm`` of their number."""
+    """Make the generator of the order of a client's samples in one local epoch, ``torch.randperm`` of their number."""
     return generator_for(seed, "shuffle", round_index, client, epoch)
 
 
@@ -66,7 +66,7 @@ def seed_global_rngs(seed: int, *path: int | str) -> None:
 
 
 def global_rngs() -> tuple[Any, ...]:
-    """The states of Python's, NumPy's and torch's global generators, for :func:`restore_global_rngs`."""
+    """Return the states of Python's, NumPy's and torch's global generators, for :func:`restore_global_rngs`."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda  # noqa: NPY002
 
@@ -82,12 +82,12 @@ def restore_global_rngs(states: tuple[Any, ...]) -> None:
 
 
 def torch_rngs(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The states of torch's generators, of the CPU and of this device, for :func:`restore_torch_rngs`."""
+    """Return the states of torch's generators, of the CPU and of this device, for :func:`restore_torch_rngs`."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    """Put them where :func:`torch_rngs` found them."""
+    """Put torch's generators where :func:`torch_rngs` found them."""
     torch.set_rng_state(states[0])
     if states[1] is not None:
         torch.cuda.set_rng_state(states[1], device)
@@ -95,8 +95,8 @@ def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.devic
 
 @contextmanager
 def isolated_rngs(seed: int, *path: int | str) -> Iterator[None]:
-    """Within it, Python's, NumPy's and torch's global generators are those of the stream named by ``path``; after it
-    they are as they were before.
+    """Put Python's, NumPy's and torch's global generators at the start of the stream named by ``path`` within the
+    context; afterwards they are as they were before.
 
     Example:
         >>> before = torch.get_rng_state()

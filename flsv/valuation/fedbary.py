@@ -1,13 +1,13 @@
-"""FedBary: values clients and samples before any training, from interpolants and distances.
+"""FedBary: valuation of clients and samples before any training, from interpolants and distances.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 with the server's
 validation set, or with the clients' Wasserstein barycenter in its place where there is none; section 4.3 for samples.
 
-Where we depart: labels enter with a weight (``label_weight``), without which label noise stays invisible; potentials
-are debiased entropic ones and not the linear programme's (see ``flsv.functional.transport.potentials``); a sample is
-compared with its own class (``calibration``), and what is flagged is a choice (``rule``). Without validation data we
-first find the barycenter, then run the protocol against it, so that clients are measured and judged in the same way in
-both cases.
+Departures from the paper: labels enter with a weight (``label_weight``), without which label noise stays invisible;
+potentials are debiased entropic ones and not the linear program's (see ``flsv.functional.transport.potentials``); a
+sample is compared with its own class (``calibration``), and the rule that flags samples is a choice (``rule``). Without
+validation data the barycenter is computed first and the protocol run against it, so that clients are valued in the same
+way in both cases.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from flsv.core import Client, LocalData, map_clients
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.checks import check_support, safe_support
 from flsv.functional.transport.fedbary import Part
-from flsv.utilities import progress as counting
-from flsv.utilities.declared import Count, Declared, NonNegative, Positive
+from flsv.utilities import progress
+from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import questions
@@ -37,20 +37,20 @@ from flsv.valuation.features import Features, make_features
 from flsv.valuation.questions import Covariance, FirstAnswer, Judging, Labels, Verdict
 
 LARGEST = 100  # the default S for large clients
-FEW = 10  # points, below which distances say little
+FEW = 10  # points, below which distances are too coarse
 
 
 @dataclass(frozen=True)
 class Valuation:
-    """The server's result of a valuation of k clients.
+    """Result of a valuation of k clients, as the server has it.
 
     Args:
-        clients: their numbers.
+        clients: the clients' numbers.
         samples: int64 ``[k]``, training samples that took part.
         broken: int64 ``[k]``, training samples that did not, because they are not finite.
-        distances: ``[k]``, from the target, in feature units; NaN for a client without samples.
-        verdicts: of each client on its samples; None for a client without samples, or where nobody judged.
-        support: S, points that crossed.
+        distances: ``[k]``, distances from the target, in feature units; NaN for a client without samples.
+        verdicts: each client's verdict on its samples; None for a client without samples, or without judging.
+        support: S, the number of points sent.
     """
 
     clients: tuple[int, ...]
@@ -62,49 +62,49 @@ class Valuation:
 
     @property
     def shares(self) -> Tensor:
-        """``[k]``: (1/W_i) / sum_j (1/W_j); NaN for a client without samples."""
+        """Contribution shares ``[k]``: (1/W_i) / sum_j (1/W_j); NaN for a client without samples."""
         return contribution_shares(self.distances)
 
     @property
     def flagged(self) -> Tensor:
-        """int64 ``[k]``, samples that are suspicious; every broken one is."""
+        """Numbers of suspicious samples, int64 ``[k]``; all broken ones are counted."""
         counts = [b if v is None else v.flagged for v, b in zip(self.verdicts, self.broken.tolist())]
         return torch.tensor(counts, dtype=torch.long)
 
     @property
     def flagged_shares(self) -> Tensor:
-        """``[k]``, out of all samples; NaN for a client that has none."""
+        """Flagged samples as a share of all samples, ``[k]``; NaN for a client without samples."""
         return self.flagged / (self.samples + self.broken)
 
 
-class FedBary(Declared):
-    """Values clients by the Wasserstein distance of their data from the server's, and samples by their gradients.
+class FedBary(ValidatedArguments):
+    """Valuation of clients by the Wasserstein distance of their data from the server's, and of samples by gradients.
 
-    Only interpolants and distances cross, and for samples a count and a histogram. Interpolants are means of a client's
-    samples, and of too few samples if S is large: see ``allow_reconstruction``. Clients work on a pool of threads.
+    Clients send only interpolants and distances, and for samples a count and a histogram. Interpolants are means of a
+    client's samples, and of too few samples if S is large: see ``allow_reconstruction``. Clients work in a thread pool.
 
     Args:
-        features: what samples are compared in: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a loop only) or a
-            :class:`flsv.valuation.features.Features`.
-        support: S, points of the interpolating measures, the same for all clients. Fewer cost less, tell less of
-            anybody, and bias distances upwards. None: 100, or as many as the smallest client can afford
+        features: features in which samples are compared: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a loop only),
+            or a :class:`flsv.valuation.features.Features`.
+        support: S, points of the interpolating measures, the same for all clients. Fewer cost less, reveal less of
+            each client, and bias distances upwards. None: 100, or as many as the smallest client can safely send
             (:func:`flsv.functional.transport.checks.safe_support`).
         iterations: K. The error about halves with each.
         label_weight: w of the label term of the distance, in units of the features'; 0 for none.
-        covariance: how a class's spread enters it: ``"diag"``, ``"none"``, or ``"full"`` for up to 64 features.
-        t: place of the interpolants, in (0, 1).
+        covariance: a class's spread in the label term: ``"diag"``, ``"none"``, or ``"full"`` for up to 64 features.
+        t: position of the interpolants between both measures, in (0, 1).
         p: exponent of the distance.
-        calibration: what a sample's gradient is relative to: the other samples of its ``"class"``, or all of the
-            ``"client"`` (equation 11). The latter also follows how often a class occurs, which hides wrong labels; the
-            former does not see that a whole class is bad.
-        rule: which samples are flagged, see :func:`flsv.valuation.flag_samples`.
+        calibration: reference of a sample's gradient: the other samples of its ``"class"``, or all of the ``"client"``
+            (equation 11). The latter also depends on how often a class occurs, which hides wrong labels; the former
+            does not notice that a whole class is bad.
+        rule: rule that flags samples, see :func:`flsv.valuation.flag_samples`.
         blur: see :func:`flsv.functional.client_values`.
         scaling: likewise.
-        part: what a sample is judged by: its ``"features"``, its ``"labels"`` or ``"both"``, see
-            ``flsv.functional.transport.fedbary``. Who knows which noise to look for finds more with its part.
+        part: part of a sample that is judged: its ``"features"``, its ``"labels"`` or ``"both"``, see
+            ``flsv.functional.transport.fedbary``. If the kind of noise is known, its part alone finds more of it.
         chunk: samples that are valued at once.
         workers: threads; None: as many as there are cores.
-        allow_reconstruction: take S of half a client's samples and more, too, from which the server can work them out
+        allow_reconstruction: accept S of half a client's samples and more, from which the server can reconstruct them
             (``docs/results/fedbary_reconstruction.md``).
 
     Raises:
@@ -148,10 +148,10 @@ class FedBary(Declared):
         self.workers, self.allow_reconstruction = workers, allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
-        """S for clients of these sizes, by number; those without samples take no part.
+        """Choose S for clients of these sizes, by number; clients without samples take no part.
 
         Raises:
-            ConfigurationError: a client has too few samples for S, or for any.
+            ConfigurationError: a client has too few samples for S, or for any S.
         """
         sizes = {client: size for client, size in samples.items() if size}
         support = LARGEST if self.support is None else self.support
@@ -167,7 +167,7 @@ class FedBary(Declared):
                 f"FedBary: client {smallest} has {sizes[smallest]} samples, which allow support={support} for all, and "
                 "distances from so few points are coarse. Leave small clients out, or set support and "
                 "allow_reconstruction=True.",
-                stacklevel=1,  # one place, so that the same is said once
+                stacklevel=1,  # one place, so that the same warning is shown once
             )
         return support
 
@@ -183,13 +183,16 @@ class FedBary(Declared):
         """Run the protocol.
 
         Args:
-            clients: k of them.
+            clients: the k clients.
             server: holds the validation set; None: the target is the clients' barycenter.
-            generator: draws; None: torch's default.
+            generator: source of randomness; None: torch's default.
             vector: ``[P]``, the current global model, for features that need it.
             judge: whether the clients value their samples, too.
-            others: samples of further clients by number, which a default S respects as well: distances with different S
-                do not compare.
+            others: numbers of samples of further clients, by client, which limit a default S as well, because
+                distances with different S are not comparable.
+
+        Returns:
+            The clients' distances and, if ``judge``, their verdicts.
         """
         key = object()
         seed = int(torch.randint(2**62, (1,), generator=generator))
@@ -199,7 +202,7 @@ class FedBary(Declared):
         enter = partial(questions.enter, key=key, embed=embed, labels=self.labels, t=self.t, p=self.p)
         enter = partial(enter, allow_reconstruction=self.allow_reconstruction)
         try:
-            # One after the other: the features' network is one for all, and uses the cores itself.
+            # One after the other: all share the features' network, which uses the cores itself.
             present = map_clients(clients, lambda client: client.ask(enter))
             there = {client: presence for client, presence in zip(clients, present) if presence.samples}
             sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
@@ -207,12 +210,12 @@ class FedBary(Declared):
             points = None if server is None or own is None else self._points(embed(server, own[0]), own[1])
             self._check_features(there, points)
             target = self._barycenter(there, key, seed, support) if points is None else points[0]
-            counting.expect("clients", len(there))
-            run = partial(self._one, target=target, key=key, seed=seed, judge=judge, support=support)
+            progress.start("clients", len(there))
+            run = partial(self._value_client, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 results = dict(zip(there, map_clients(list(there), run, pool.map)))
         finally:
-            counting.finish()
+            progress.finish()
             map_clients(clients, lambda client: client.ask(questions.leave, key))
         missing = (torch.tensor(torch.nan), None)
         distances, verdicts = zip(*(results.get(client, missing) for client in clients))
@@ -226,12 +229,12 @@ class FedBary(Declared):
         )
 
     def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        """The server's points ``[m2, d']``, what the clients are measured against, and d."""
+        """Compute the target's points ``[m2, d']`` from the server's samples; return also d."""
         x = features.detach().float().cpu()
         whole = x.isfinite().all(1)
         if not whole.any():
             raise ConfigurationError("no sample of the server's validation set is finite.")
-        return questions.embedded(x[whole], y.cpu()[whole], self.labels)[0], x.shape[1]
+        return questions.embed_labels(x[whole], y.cpu()[whole], self.labels)[0], x.shape[1]
 
     def _check_features(self, there: Mapping[Client, FirstAnswer], points: tuple[Tensor, int] | None) -> None:
         if not there:
@@ -247,21 +250,21 @@ class FedBary(Declared):
                 )
 
     def _barycenter(self, there: Mapping[Client, FirstAnswer], key: object, seed: int, support: int) -> Tensor:
-        """The clients' barycenter ``[S, d']``, in the server's place."""
+        """Compute the clients' barycenter ``[S, d']``, the target where the server has no samples."""
         found = wasserstein_barycenter(
-            [_Answers(client, key, presence.dim) for client, presence in there.items()],
+            [_BarycenterClient(client, key, presence.dim) for client, presence in there.items()],
             support=support,
             iterations=self.iterations,
             weights=torch.tensor([float(presence.samples) for presence in there.values()]),
-            generator=generator_for(seed, "barycentre"),  # a name of what is drawn: another draws other numbers
+            generator=generator_for(seed, "barycentre"),  # another name would draw other numbers
             p=self.p,
         )
         return found.support_points
 
-    def _one(
+    def _value_client(
         self, client: Client, target: Tensor, key: object, seed: int, judge: bool, support: int
     ) -> tuple[Tensor, Verdict | None]:
-        """The server's side of one client's valuation."""
+        """Run the server's side of one client's valuation; return its distance and verdict."""
         server = TransportServer(target, t=self.t, p=self.p)
         gamma = server.start(support, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
@@ -270,7 +273,7 @@ class FedBary(Declared):
         if judge:
             assert server.eta is not None
             verdict = client.ask(questions.judge, key, server.eta, self.labels, self.judging, seed)
-        counting.advance()
+        progress.advance()
         return server.distance, verdict
 
     def __repr__(self) -> str:
@@ -281,8 +284,8 @@ class FedBary(Declared):
 
 
 @dataclass(frozen=True)
-class _Answers:
-    """A client in the barycenter's protocol."""
+class _BarycenterClient:
+    """Client of the barycenter's protocol."""
 
     client: Client
     key: object

@@ -1,5 +1,5 @@
-"""What a valuation shows: figures of what the server knows; and, for a client only, a picture of its most harmful
-samples and a list of those that it flags."""
+"""Figures of a valuation for the server, and, for a client only, a picture of its most harmful samples and a list of
+those that it flags."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ MOST_PANELS = 24
 
 
 def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """A small histogram of calibrated gradients per client, for up to 24 clients, of whom those that have samples have
-    judged them."""
+    """Draw a small histogram of calibrated gradients for each of up to 24 clients, empty without a verdict."""
     from matplotlib.figure import Figure
 
     shown = min(len(found.clients), MOST_PANELS)
@@ -49,7 +48,7 @@ def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figur
 
 
 def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Distances and contribution shares of the clients, side by side; no bar where there is none."""
+    """Draw the clients' distances and contribution shares, side by side; NaN has no bar."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
@@ -65,7 +64,7 @@ MOST_HARMFUL = "most_harmful"
 
 
 def keep_pictures(local: LocalData, count: int) -> None:
-    """Asked of a client that has judged its samples: keep a picture of the most harmful ones, if they are images."""
+    """Keep a picture of a client's ``count`` most harmful samples, at the client, if they are images and judged."""
     found: SampleValues | None = local.memory.get(SampleValues)
     if found is None or count < 1:
         return
@@ -79,7 +78,7 @@ def keep_pictures(local: LocalData, count: int) -> None:
 
 
 def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged: list[bool]) -> Figure:
-    """Images ``[k, C, H, W]``, with their labels and values above; those flagged in red."""
+    """Draw images ``[k, C, H, W]``, with their labels and values above; those flagged in red."""
     from matplotlib.figure import Figure
     from torchvision.utils import make_grid
 
@@ -87,7 +86,7 @@ def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged
     finite = images[images.isfinite()]
     low, high = (finite.min(), finite.max()) if finite.numel() else (torch.tensor(0.0), torch.tensor(1.0))
     shown = ((images - low) / (high - low).clamp(min=1e-12)).nan_to_num(0.0, 1.0, 0.0).clamp(0, 1)
-    # One picture of all of them: an axis for each takes much longer.
+    # One picture of all images: an axis for each takes much longer.
     gap, side = max(2, shown.shape[2] // 4), shown.shape[3]
     canvas = make_grid(shown, columns, padding=gap, pad_value=1.0)
     figure = Figure(figsize=(1.3 * columns, 1.3 * columns * canvas.shape[1] / canvas.shape[2]), dpi=100)
@@ -105,17 +104,17 @@ FLAGGED = "flagged.csv"
 
 
 def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
-    """A question to a client that has judged its samples: write the flagged ones to its own folder. Nothing crosses.
+    """Write the samples that a client has flagged to its own folder; the server gets nothing.
 
     Columns: ``index`` of the sample in the data set, its ``label`` as the client has it (the class's name, where there
     are names), ``score`` (the calibrated gradient in squared feature units, the higher the more harmful; empty for a
-    sample that is not finite) and ``why``. The most suspicious come first. A client that flags none has a file
-    with the header alone; one that has judged nothing has no file.
+    sample that is not finite) and ``why``. The most suspicious come first. A client that flags no sample has a file
+    with the header alone; one that has not judged its samples has no file.
 
     Args:
         local: the client's own data.
-        folder: the client's own; made if it is not there.
-        indices: int64 ``[m]``, of its training samples in the data set, in the order in which it reads them.
+        folder: the client's own folder; created if missing.
+        indices: int64 ``[m]``, indices of its training samples in the data set, in the order in which it reads them.
         class_names: M names.
     """
     found: SampleValues | None = local.memory.get(SampleValues)

@@ -1,7 +1,7 @@
 """The questions that a valuation by optimal transport asks clients; only these functions read samples.
 
-Each function's first argument is what one client holds, and its return value is exactly what crosses to the server:
-counts, interpolants and distances, and of the per-sample values their number above a threshold and a histogram.
+Each function's first argument is one client's data, and the server receives exactly its return value: counts,
+interpolants and distances, and of the per-sample values their number above a threshold and a histogram.
 Features, per-sample values and pictures stay in the client's memory.
 """
 
@@ -37,7 +37,7 @@ Rule = Literal["outlier", "positive"]
 
 @dataclass(frozen=True)
 class Labels:
-    """How labels enter the distance; see :func:`flsv.functional.label_embedding`."""
+    """Options of the distance's label term; see :func:`flsv.functional.label_embedding`."""
 
     covariance: Covariance
     weight: float
@@ -45,7 +45,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Judging:
-    """How clients value their samples; see :class:`flsv.valuation.FedBary`."""
+    """Options by which clients value their samples; see :class:`flsv.valuation.FedBary`."""
 
     blur: float
     scaling: float
@@ -57,13 +57,13 @@ class Judging:
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """A client's first answer.
+    """Numbers of a client's samples and features, its answer at the start of a valuation.
 
     Args:
         samples: training samples that take part.
         broken: training samples that do not, because they or their features are not finite.
-        features: d, of its samples; 0 where it has none.
-        dim: d', of its points in the protocol.
+        features: d, the number of features of a sample; 0 for a client without samples.
+        dim: d', the dimension of its points in the protocol.
     """
 
     samples: int
@@ -74,12 +74,12 @@ class FirstAnswer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A client's answer about its samples' calibrated gradients.
+    """Summary of a client's calibrated gradients, which it sends to the server.
 
     Args:
-        flagged: samples that are suspicious, the broken ones included.
-        edges: ``[BINS + 1]``, of the histogram of the finite ones, in squared feature units.
-        counts: int64 ``[BINS]``.
+        flagged: number of suspicious samples, the broken ones included.
+        edges: ``[BINS + 1]``, edges of the histogram of the finite gradients, in squared feature units.
+        counts: int64 ``[BINS]``, samples in each bin.
     """
 
     flagged: int
@@ -89,13 +89,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class SampleValues:
-    """A client's samples, in the order of ``local.samples()``. Stays at the client.
+    """Values of a client's samples, in the order of ``local.samples()``; they stay at the client.
 
     Args:
         gradients: ``[m]`` calibrated gradients in squared feature units, positive means harmful; inf for a broken
             sample.
-        flagged: bool ``[m]``.
-        why: for each sample what can be said of its gradient; empty where nobody judged.
+        flagged: bool ``[m]``, the suspicious samples.
+        why: reason in words for each sample; empty before judging.
     """
 
     gradients: Tensor
@@ -104,16 +104,16 @@ class SampleValues:
 
 
 @dataclass(frozen=True)
-class _Held:
-    """What a client keeps during a valuation, on the CPU.
+class _ClientState:
+    """State of a client during a valuation, on the CPU.
 
     Args:
         x: ``[m, d]`` features of its finite samples.
-        y: ``[m]`` their classes.
-        whole: bool, which samples these are.
-        statistics: of the classes.
-        role: in the protocol, whose exact transport is the CPU's.
-        device: where the features were worked out, and samples are judged.
+        y: ``[m]`` classes of these.
+        whole: bool, True for the finite ones of all its samples.
+        statistics: statistics of the classes.
+        role: its part in the protocol, whose exact transport runs on the CPU.
+        device: device on which features were computed, and samples are judged.
     """
 
     x: Tensor
@@ -124,8 +124,8 @@ class _Held:
     device: torch.device
 
 
-def embedded(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassStatistics]:
-    """Points ``[m, d']`` of features ``[m, d]`` and classes ``[m]``, and the classes' statistics."""
+def embed_labels(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassStatistics]:
+    """Compute points ``[m, d']`` from features ``[m, d]`` and classes ``[m]``; return also the classes' statistics."""
     statistics = class_statistics(x, y, covariance=labels.covariance)
     if labels.weight == 0:
         return x, statistics
@@ -141,7 +141,7 @@ def enter(
         return FirstAnswer(0, 0)
     x, y = local.samples()
     found = embed(local, x).detach().float()
-    # Judging is in float64, which Apple's GPUs have not.
+    # Judging is in float64, which Apple's GPUs lack.
     device = torch.device("cpu") if found.device.type == "mps" else found.device
     features, y = found.cpu(), y.cpu()
     whole = features.isfinite().all(1)
@@ -150,23 +150,23 @@ def enter(
         nothing = torch.full((broken,), torch.inf)
         local.memory[SampleValues] = SampleValues(nothing, ~whole, (NOT_FINITE,) * broken)
         return FirstAnswer(0, broken)
-    points, statistics = embedded(features[whole], y[whole], labels)
+    points, statistics = embed_labels(features[whole], y[whole], labels)
     role = TransportClient(points, t=t, p=p, allow_reconstruction=allow_reconstruction)
-    local.memory[key] = _Held(features[whole], y[whole], whole, statistics, role, device)
+    local.memory[key] = _ClientState(features[whole], y[whole], whole, statistics, role, device)
     return FirstAnswer(int(whole.sum()), broken, features.shape[1], role.dim)
 
 
 def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """The interpolant ``[S, d']`` of the client's samples and gamma, and the distance between them."""
+    """Compute the interpolant ``[S, d']`` of the client's samples and gamma, and the distance between both."""
     return local.memory[key].role.answer(gamma)
 
 
 def judge(local: LocalData, key: Any, points: Tensor, labels: Labels, how: Judging, seed: int) -> Verdict:
-    """Value the client's samples against points that the server has sent it.
+    """Value the client's samples against points that the server has sent.
 
-    In random parts of at most ``chunk`` samples, because the costs are a matrix of samples against samples.
+    Samples are valued in random parts of at most ``chunk``, because the costs are a matrix of samples against samples.
     """
-    held: _Held = local.memory[key]
+    held: _ClientState = local.memory[key]
     values = torch.empty(len(held.x))
     x, y, points = (tensor.to(held.device) for tensor in (held.x, held.y, points))
     known, device = held.statistics, held.device
@@ -202,7 +202,7 @@ NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
 
 
 def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tuple[str, ...]:
-    """A text per sample, in the order of ``local.samples()``."""
+    """Give a reason in words for each sample, in the order of ``local.samples()``."""
     peers = "the client's samples" if y is None else "its class"
     reasons = [NOT_FINITE] * len(whole)
     texts = [f"more weight on it would move the client away from the target ({peers} as the measure)"] * len(values)
@@ -214,10 +214,10 @@ def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tupl
 
 
 def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
-    """Equation 11 with the sums over the samples of the same class: ``[m]``, which sum to 0 in every class.
+    """Calibrate gradients within each class, by equation 11 with sums over a class: ``[m]``, which sum to 0 in each.
 
-    The potential of a class as a whole follows how often the class occurs on either side; that hides the wrong labels
-    in it. This is the rate of change if a sample gets weight at the cost of the others of its class.
+    The potential of a class as a whole depends on how often it occurs on either side, which hides the wrong labels in
+    it. A calibrated gradient is the rate of change if a sample gains weight at the cost of the others of its class.
 
     Args:
         gradients: ``[m]`` potentials or gradients, up to a constant.
@@ -234,12 +234,12 @@ def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
 
 
 def sample_values(local: LocalData) -> SampleValues:
-    """The values of the client's own samples, as it last found them. No server asks this: a client asks itself."""
+    """Return the last values of the client's own samples. A server does not ask this: a client asks itself."""
     return local.memory[SampleValues]
 
 
 def leave(local: LocalData, key: Any) -> None:
-    """Forget the features."""
+    """Drop the client's features of a valuation."""
     local.memory.pop(key, None)
 
 
@@ -250,12 +250,13 @@ DEVIATIONS = 4.5
 def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = None) -> Tensor:
     """Flag samples by their calibrated gradients.
 
-    ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3): harmful is what is above 0. Calibrated
+    ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3): gradients above 0 are harmful. Calibrated
     gradients sum to 0, so it flags about half of a client without a single bad sample; the paper's "as many positive
-    gradients as noisy samples" holds for a large share of strong noise only. ``"outlier"`` takes the shortest interval
-    that holds half of the samples for good ones, its median c for their center and 1.4826 times the median distance
-    below c for their deviation s, and flags what is above c + 4.5 s and above 0: bad samples lie above and so touch
-    neither, up to half of the client. With ``y`` every class has a center of its own, and all have one deviation.
+    gradients as noisy samples" holds for a large share of strong noise only. ``"outlier"`` takes the samples in the
+    shortest interval that holds half of them for good ones, the interval's median c for their center, and 1.4826 times
+    the median distance below c for their deviation s. It flags gradients above c + 4.5 s and above 0: bad samples lie
+    above and affect neither c nor s, up to half of the client. With ``y`` every class has a center of its own, and all
+    classes have one deviation.
 
     Args:
         gradients: ``[m]`` finite numbers, positive means harmful.
@@ -263,10 +264,10 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
         y: ``[m]`` classes, where gradients are relative to the class.
 
     Returns:
-        bool ``[m]``.
+        bool ``[m]``, True for suspicious samples.
 
     Raises:
-        ConfigurationError: another rule.
+        ConfigurationError: an unknown rule.
 
     Example:
         >>> flag_samples(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0, -1.2, -1.7]))
@@ -274,12 +275,12 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
     """
     if rule == "positive" or len(gradients) < 3:
         return gradients > 0 if rule == "positive" else torch.zeros_like(gradients, dtype=torch.bool)
-    above, deviation = _above(gradients, y)
+    above, deviation = _above_center(gradients, y)
     return (above > DEVIATIONS * deviation) & (gradients > 0)
 
 
 def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
-    """Each gradient's distance above the center c, in units of s, as the rule ``"outlier"`` uses them.
+    """Compute each gradient's distance above the center c in units of s, which the rule ``"outlier"`` compares to 4.5.
 
     Args:
         gradients: ``[m]`` finite numbers.
@@ -292,21 +293,21 @@ def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
         >>> deviations(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0])).round(decimals=1)
         tensor([-0.7000,  0.7000,  0.0000,  2.7000, 14.2000])
     """
-    above, deviation = _above(gradients, y)
+    above, deviation = _above_center(gradients, y)
     return torch.where(above == 0, above, above / deviation)
 
 
-def _above(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """How far each gradient is above its center, and the deviation of all."""
+def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute each gradient's distance above its center, and the deviation of all."""
     above = gradients.clone()
     for label in [None] if y is None else y.unique():
         members = torch.ones_like(gradients, dtype=torch.bool) if y is None or label is None else y == label
-        above[members] -= _centre(gradients[members])
+        above[members] -= _center(gradients[members])
     return above, 1.4826 * -above[above <= 0].median()
 
 
-def _centre(values: Tensor) -> Tensor:
-    """The median of the shortest interval that holds half of the values."""
+def _center(values: Tensor) -> Tensor:
+    """Compute the median of the shortest interval that holds half of the values."""
     ordered = values.sort().values
     half = len(ordered) // 2 + 1
     first = int((ordered[half - 1 :] - ordered[: len(ordered) - half + 1]).argmin())

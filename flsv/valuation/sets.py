@@ -1,4 +1,4 @@
-"""Clients and a server without training, from tensors or from a data module."""
+"""Clients and a server for a valuation without training, from tensors or from a data module."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
-    """Clients that hold these samples.
+    """Make clients that hold these samples.
 
     Args:
         sets: x ``[m, ...]`` and classes ``[m]`` of each client; m may be 0.
-        num_classes: M; None: as many as there are.
+        num_classes: M; None: the largest class plus one.
 
     Example:
         >>> (client,) = clients_of([(torch.zeros(3, 2), torch.tensor([0, 1, 1]))])
@@ -32,20 +32,20 @@ def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = 
 
 
 def server_of(x: Tensor, y: Tensor) -> LocalData:
-    """A server with this validation set: x ``[m, ...]`` and classes ``[m]``."""
+    """Make a server that holds this validation set: x ``[m, ...]`` and classes ``[m]``."""
     nothing = torch.zeros(int(y.max()) + 1 if len(y) else 1, dtype=torch.long)
     return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
 
 
 def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
-    """The clients of a data module that is set up, and its server; None where it has no validation set.
+    """Make the clients of a data module, and its server; None for a server without validation set.
 
     Args:
-        data: dealt out, as a :class:`flsv.FederatedDataModule` after ``setup``.
-        device: where their samples are, and so where features of them are worked out. Transport is the CPU's.
+        data: a :class:`flsv.FederatedDataModule` after ``setup``.
+        device: device of the samples, on which their features are computed. Transport runs on the CPU.
 
     Raises:
-        ConfigurationError: the samples have no classes; there is no such device.
+        ConfigurationError: the samples have no classes, or there is no such device.
     """
     try:
         torch.empty(0, device=device)

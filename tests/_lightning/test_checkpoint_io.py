@@ -50,7 +50,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_draft(
     assert io.load_checkpoint(path)["round"] == 1
 
 
-def test_rows_that_cannot_be_added_leave_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_to_a_full_disk_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.csv"
     append(path, b"first\n")
     fill_disk(monkeypatch)
@@ -64,7 +64,7 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
-def test_what_would_run_code_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": {}, "x": Hostile()}, "hostile.ckpt")
     with pytest.raises(ConfigurationError, match="objects that may run code .* weights_only=False"):

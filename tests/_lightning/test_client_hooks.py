@@ -99,7 +99,7 @@ def test_a_method_is_its_class_s_again() -> None:
     speaker = Speaks()
     patched = PatchedAttributes([(speaker, "say", lambda: "no"), (speaker, "word", "maybe")])
     assert (speaker.say(), speaker.word) == ("no", "maybe")
-    patched.give_back()
+    patched.restore()
     assert (speaker.say(), speaker.word) == ("yes", "yes")
     assert "say" not in vars(speaker)
     assert pickle.loads(pickle.dumps(speaker)).say() == "yes"

@@ -48,7 +48,7 @@ def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
     return Round(0, torch.tensor(ids), torch.tensor(samples), torch.zeros(8), updates, space, **kwargs)
 
 
-def test_without_contributions_is_uniform() -> None:
+def test_weights_without_contributions_are_uniform() -> None:
     for rule in (ShapFedWA(), FedCE()):
         assert rule.weights(make_round([0, 1, 2, 3], [1, 2, 3, 4]), {}).tolist() == [0.25] * 4
     nothing = torch.full((4, 2), float("nan"))
@@ -61,7 +61,7 @@ def test_shapfed_counts_a_newcomer_as_the_mean_of_the_known() -> None:
     torch.testing.assert_close(weights.float(), torch.tensor([1.0, 0.75, 0.5]) / 2.25)
 
 
-def test_shapfed_by_samples() -> None:
+def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
     """n_i gamma_i; before anything is measured n_i, which is FedAvg."""
     cssv = torch.tensor([[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]])
     round, rule = make_round([0, 2], [30, 10]), ShapFedWA(weighting="samples")
@@ -93,14 +93,14 @@ def test_fedsv_is_half_a_softmax_average_and_half_the_model_before() -> None:
     assert weights.sum().item() == pytest.approx(0.5)
 
 
-def test_a_softmax_needs_what_is_known_before_aggregation(tmp_path: Path) -> None:
+def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(ShapleySoftmax("sv"), {"sv": DecayedShapley()})
     with pytest.raises(ConfigurationError, match="DecayedShapley is updated after aggregation"):
         fit(loop, tmp_path, data=toy_data(server_val=0.2))
     assert loop.round_index == 0
 
 
-def test_geometric_median_against_scipy() -> None:
+def test_geometric_median_equals_scipys_minimum() -> None:
     round = make_round([0, 1, 2, 3], [10, 20, 30, 40])
     points, alpha = round.client_vectors.double().numpy(), [0.1, 0.2, 0.3, 0.4]
 
@@ -114,7 +114,7 @@ def test_geometric_median_against_scipy() -> None:
 
 
 @pytest.mark.parametrize("aggregator", [GeometricMedian(), FedYogi()], ids=repr)
-def test_buffers_are_averaged_and_not_looked_at(aggregator: Any) -> None:
+def test_robust_aggregators_ignore_buffers_and_average_them(aggregator: Any) -> None:
     space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     cut, vectors = space.num_parameters, torch.randn(3, space.size)
     other = vectors.clone()
@@ -128,7 +128,7 @@ def test_buffers_are_averaged_and_not_looked_at(aggregator: Any) -> None:
     torch.testing.assert_close(changed[0][cut:], changed[1] @ other[:, cut:])
 
 
-def test_identical_models_do_not_divide_by_zero() -> None:
+def test_geometric_median_of_identical_models_is_that_model() -> None:
     round = make_round([0, 1, 2], [1, 1, 2])
     round.client_vectors[:] = 1.0
     vector, weights = GeometricMedian().aggregate(round, {})
@@ -143,7 +143,7 @@ def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
-def test_accumulation_counts_steps_and_not_batches(tmp_path: Path) -> None:
+def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Path) -> None:
     """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
     models = [
         fit(FederatedLoop(aggregator, seed=1), tmp_path, Plain(network()), accumulate_grad_batches=100)
@@ -152,7 +152,7 @@ def test_accumulation_counts_steps_and_not_batches(tmp_path: Path) -> None:
     assert_same(models[0].net, models[1].net)
 
 
-def test_a_client_that_took_no_step() -> None:
+def test_fednova_skips_a_client_without_steps() -> None:
     space = ParameterSpace(nn.Linear(3, 1))
     start, samples = torch.zeros(4), torch.tensor([10, 30])
     vectors = torch.stack([torch.ones(4), start])
@@ -162,14 +162,14 @@ def test_a_client_that_took_no_step() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [partial(sgd, nesterov=True), partial(sgd, dampening=0.5), torch.optim.Adam])
-def test_other_steps_are_refused_before_training(tmp_path: Path, optimizer: Any) -> None:
+def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path: Path, optimizer: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"):
         fit(FederatedLoop(FedNova()), tmp_path, Plain(optimizer=optimizer))
     with pytest.raises(ConfigurationError, match=r"FedProx\(\) changes the steps"):
         fit(FederatedLoop(FedNova(), client_algorithm=FedProx()), tmp_path)
 
 
-def test_fedbuff_needs_the_old_models(tmp_path: Path) -> None:
+def test_fedbuff_without_stale_starts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="StaleStarts"):
         fit(FederatedLoop(FedBuff()), tmp_path)
 
@@ -196,7 +196,7 @@ def steps(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
     return x
 
 
-def test_any_torch_optimizer_will_do() -> None:
+def test_server_optimizer_takes_any_torch_optimizer() -> None:
     """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
     x, v = torch.ones(8), torch.full((8,), TAU**2)
     for seed in range(3):
@@ -208,7 +208,7 @@ def test_any_torch_optimizer_will_do() -> None:
     torch.testing.assert_close(steps(ServerOptimizer(adagrad)), x)
 
 
-def test_a_round_that_fails_leaves_no_trace() -> None:
+def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
     aggregator = FedYogi()
     steps(aggregator)
     before = copy.deepcopy(aggregator.state_dict())
@@ -219,7 +219,7 @@ def test_a_round_that_fails_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("rule", ["adam", "yogi"])
-def test_its_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, rule: Any) -> None:
+def test_server_optimizer_in_pieces_equals_the_whole_vector(monkeypatch: pytest.MonkeyPatch, rule: Any) -> None:
     def stepped() -> list[Tensor]:
         torch.manual_seed(0)
         points = [nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(5, 2).T), nn.Parameter(torch.randn(()))]
@@ -235,7 +235,7 @@ def test_its_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, rule: Any) ->
     assert all(map(torch.equal, stepped(), whole))
 
 
-def test_a_new_fit_starts_anew() -> None:
+def test_server_optimizer_begins_every_fit_with_empty_moments() -> None:
     aggregator = FedAvgM()
     first = steps(aggregator)
     aggregator.begin(None)  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ def test_a_new_fit_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
-def test_wrong_arguments(wrong: dict[str, float]) -> None:
+def test_server_optimizer_with_wrong_arguments_raises(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="cannot be made"):
         ServerOptimizer(partial(torch.optim.SGD, **wrong))
 
@@ -264,7 +264,7 @@ def seen(folder: Path, **options: Any) -> list[tuple[Round, Tensor, Tensor]]:
     return aggregator.results
 
 
-def test_the_trimmed_mean_entry_by_entry(tmp_path: Path) -> None:
+def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> None:
     for round, result, weights in seen(tmp_path):
         cut, counts = round.space.num_parameters, [0] * 5
         for j in range(cut):
@@ -283,13 +283,13 @@ def test_a_trim_that_leaves_out_nobody_is_refused(tmp_path: Path) -> None:
     assert TrimmedMean(0.3)._cut(10) == 3
 
 
-def test_a_cohort_of_which_nobody_is_left_out_is_said(tmp_path: Path) -> None:
+def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"):
         ((round, result, _),) = seen(tmp_path, sampler=UniformSampler(3))
     torch.testing.assert_close(result, round.client_vectors.mean(0))
 
 
 @pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedBuff(), FedNova(), FedDynServer(), DivergenceWeighted()])
-def test_a_bucket_has_no_contribution_nor_steps(inner: Aggregator) -> None:
+def test_bucketing_of_rules_that_need_single_clients_is_refused(inner: Aggregator) -> None:
     with pytest.raises(ConfigurationError, match="which a bucket has not"):
         Bucketing(inner)

@@ -77,7 +77,7 @@ def send(attacks, update=SHORT, client=0, num_clients=5, num_parameters=None, ro
     return update
 
 
-def test_only_the_chosen_clients_are_concerned():
+def test_attack_changes_only_the_chosen_clients_updates():
     attack = SignFlip(fraction=0.4, seed=3)
     changed = [client for client in range(5) if not torch.equal(send([attack], client=client), SHORT)]
     assert changed == attack.chosen(5)
@@ -105,7 +105,7 @@ def test_attacks_act_in_turn_and_draw_apart():
     assert torch.equal(send([Scaling(3.0)], num_parameters=40)[40:], SHORT[40:])
 
 
-def test_an_attack_of_ones_own_keeps_the_shape():
+def test_custom_attack_that_changes_the_shape_is_refused():
     class Short(Attack):
         def attack(self, update, context, generator):
             return update[1:]
@@ -115,7 +115,7 @@ def test_an_attack_of_ones_own_keeps_the_shape():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_the_loss_is_what_it_says_and_nothing_else_changes(tmp_path: Path, engine: str) -> None:
+def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str) -> None:
     def run(attacks: list[Attack]) -> tuple[Tensor, Tensor]:
         loop = FederatedLoop(metrics={"m": TrainingLoss()}, uploads=attacks, seed=1, engine=engine)
         module = fit(loop, tmp_path / str(len(attacks)), Plain(network(batch_norm=False)), rounds=2)
@@ -135,7 +135,7 @@ def context(state: dict[str, torch.Tensor], start: torch.Tensor, client: int = 1
     return UploadContext(client, 3, num_parameters=3, round_index=1, state=state, start=start)
 
 
-def test_half_way_between_the_own_direction_and_the_servers() -> None:
+def test_alignment_mixes_own_direction_with_the_servers_last_step() -> None:
     state: dict[str, torch.Tensor] = {}
     attack = Alignment(mix=0.5)
     update = torch.tensor([0.0, 3.0, 4.0, 9.0])  # the last is a buffer
@@ -149,7 +149,7 @@ def test_half_way_between_the_own_direction_and_the_servers() -> None:
     torch.testing.assert_close(state["attack.0.start"], torch.tensor([2.0, 0.0, 0.0]))
 
 
-def test_nothing_to_turn_to() -> None:
+def test_alignment_without_a_direction_leaves_the_update_finite() -> None:
     still = {"attack.0.start": torch.ones(3)}
     update = torch.tensor([1.0, 2.0, 3.0])
     assert torch.equal(Alignment().apply(update, context(dict(still), torch.ones(3))), update)
@@ -173,7 +173,7 @@ def test_in_a_federation_the_whole_mix_is_the_servers_last_step(tmp_path: Path) 
         assert cosine.item() == pytest.approx(1, abs=1e-5)
 
 
-def test_rows_are_the_servers_at_their_own_length_and_all_else_stays() -> None:
+def test_head_alignment_turns_head_rows_only_and_keeps_their_length() -> None:
     space = ParameterSpace(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     assert space.head is not None
     generator = torch.Generator().manual_seed(0)
@@ -193,7 +193,7 @@ def test_rows_are_the_servers_at_their_own_length_and_all_else_stays() -> None:
     assert torch.equal(after[:before_head], update[:before_head])
 
 
-def test_what_cannot_be(tmp_path: Path) -> None:
+def test_head_alignment_without_a_shared_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"has no classes \[7\]; they are 0 .. 2"):
         fit(FederatedLoop(uploads=[HeadAlignment(classes=[7])]), tmp_path)
     with pytest.raises(ConfigurationError, match="has none that is shared"):
@@ -207,13 +207,13 @@ UPDATES = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(("n", "m"), [(50, 24), (10, 3), (5, 1), (20, 4)])
-def test_z_is_the_papers(n: int, m: int) -> None:
+def test_largest_z_equals_the_papers_formula(n: int, m: int) -> None:
     s = n // 2 + 1 - m
     assert largest_z(n, m) == pytest.approx(norm.ppf((n - m - s) / (n - m)))
 
 
 @pytest.mark.parametrize("direction", ["std", "sign"])
-def test_min_max_against_the_papers_search(direction: Any) -> None:
+def test_min_max_equals_the_papers_search(direction: Any) -> None:
     """Algorithm 1: halve the step, go up where the bound holds, down where it does not."""
     mean = UPDATES.mean(0)
     p = {"std": -UPDATES.std(0, correction=0), "sign": -mean.sign()}[direction]
@@ -241,7 +241,7 @@ def run(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
     return loop
 
 
-def test_what_colluders_have_trained_is_still_their_own(tmp_path: Path) -> None:
+def test_colluders_keep_the_models_that_they_trained(tmp_path: Path) -> None:
     keep = {"evaluation": ClientEvaluation(every=1, models="trained")}
     honest = run(tmp_path / "honest", **keep)
     loop = run(tmp_path / "attacked", Quarter(clients=[1, 2]), **keep)
@@ -256,7 +256,7 @@ class Asks(FedAvg):
         return super().weights(round, contributions)
 
 
-def test_colluders_say_what_they_have_sent(tmp_path: Path) -> None:
+def test_colluders_answer_questions_with_the_updates_they_sent(tmp_path: Path) -> None:
     asks = Asks()
     run(tmp_path, Quarter(clients=[1, 2]), aggregator=asks)
     torch.testing.assert_close(asks.said, asks.came)
@@ -273,7 +273,7 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
         FederatedLoop(uploads=[attack, GaussianPrivacy(1.0, 1.0)])
 
 
-def test_refused(tmp_path: Path) -> None:
+def test_collusion_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="colluders need updates that all start from the global model"):
         FederatedLoop(uploads=[MinMax()], personalizer=Standalone())
 

@@ -22,7 +22,7 @@ def test_digits_are_merged_and_thinned_out_on_both_sides() -> None:
     assert ((share - 0.4).abs() < 0.02).all()
 
 
-def test_the_training_rows_tell_the_scale() -> None:
+def test_diabetes_is_scaled_by_its_training_rows() -> None:
     data = BuiltInData("diabetes", val_fraction=0.25)
     features, targets = data.train_set.tensors
     assert targets.dtype == torch.float32
@@ -37,7 +37,7 @@ def test_the_training_rows_tell_the_scale() -> None:
     )
 
 
-def test_what_is_refused() -> None:
+def test_built_in_data_with_wrong_arguments_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="it has none"):
         BuiltInData("diabetes", merge=2)
     with pytest.raises(ConfigurationError, match="each of 10 classes"):

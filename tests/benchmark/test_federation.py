@@ -14,7 +14,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("digits")])
-def test_the_digits_need_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_federations_of_digits_need_no_data_root(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
     each = federation(name)
     assert each.available
@@ -26,7 +26,7 @@ def test_the_digits_need_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> 
             assert set(bad.nonzero().flatten().tolist()) <= set(data.malicious)
 
 
-def test_every_federation_is_of_one_set() -> None:
+def test_every_federation_belongs_to_exactly_one_set() -> None:
     sets = [names(which) for which in SETS]
     assert all(sets)
     assert sorted(name for each in sets for name in each) == names()
@@ -43,7 +43,7 @@ def own(folder: Path, **changes: Any) -> str:
     return str(path)
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_federation_from_an_own_file_is_read(tmp_path: Path) -> None:
     mine = federation(own(tmp_path, rounds=3, title=None, set=None))
     assert (mine.name, mine.rounds, mine.title, mine.set) == ("mine", 3, "mine", "held_out")
     mine.check()
@@ -62,7 +62,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ({"performance": "val_loss"}, "mode"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_said_before_anything_is_trained(
+def test_federation_file_with_errors_is_refused_before_training(
     tmp_path: Path, changes: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = own(tmp_path, **changes)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flsv.benchmark import make_truth, truth_table
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
-from flsv.benchmark.run import bench, run
-from flsv.benchmark.scores import Results, spearman
+from flsv.benchmark.run import bench, run_metrics
+from flsv.benchmark.scores import BenchResults, spearman
 from flsv.benchmark.summary import by_set, costs, covered, summarize
 from flsv.metrics import ContributionMetric
 from flsv.utilities.errors import ConfigurationError
@@ -40,8 +40,8 @@ class Broken(Last):
         raise RuntimeError("no idea")
 
 
-def test_all_metrics_of_the_registry_in_one_fit() -> None:
-    found = run(small_federation(), METRICS, seed=0)
+def test_run_values_all_registered_metrics_in_one_fit() -> None:
+    found = run_metrics(small_federation(), METRICS, seed=0)
     assert not found.refused
     assert found.values.keys() == METRICS.keys()
     for name, values in found.values.items():
@@ -59,19 +59,19 @@ def test_games_of_many_clients_have_a_budget_a_client() -> None:
     mine = small_federation(data={**small_federation().data, "partitioner": partitioner})
     games = [name for name, each in METRICS.items() if each.per_client is not None]
     assert {"banzhaf", "gtg", "beta_16_1", "beta_1_4", "permutation_24", "surrogate_24"} <= set(games)
-    found = run(mine, {name: METRICS[name] for name in ["fedsv", *games]}, seed=0)
+    found = run_metrics(mine, {name: METRICS[name] for name in ["fedsv", *games]}, seed=0)
     assert not found.refused
     for name, evaluations in found.evaluations.items():
         assert 2 * 24 < evaluations <= 2 * 20 * 12, name
 
 
-def test_of_a_regression_what_needs_no_classes() -> None:
+def test_run_of_a_regression_refuses_metrics_of_classes_only() -> None:
     model = {"class_path": "flsv.models.RegressorClient", "init_args": {}}
     source = {"class_path": "flsv.benchmark.built_in.BuiltInData", "init_args": {"name": "diabetes"}}
     data = {"source": source, "partitioner": SIZES, "batch_size": 64}
     mine = small_federation(data=data, attacks=[], bad={}, model=model, performance="val_loss", mode="min")
     names = ("fedsv", "gradient_agreement", "cssv", "one_round", "decayed", "knn_shapley")
-    found = run(mine, {name: METRICS[name] for name in names}, seed=0)
+    found = run_metrics(mine, {name: METRICS[name] for name in names}, seed=0)
     assert found.values.keys() == {"fedsv", "gradient_agreement", "one_round", "decayed"}
     assert all("no classes" in why for why in found.refused.values())
 
@@ -81,13 +81,13 @@ class Dictionaries(Data):
         super().__init__(Glue.data().item)
 
 
-def test_batches_are_dictionaries() -> None:
+def test_run_with_dictionary_batches_refuses_metrics_of_pairs_and_logits() -> None:
     """What the module logs is measured; whatever asks for pairs or logits says so."""
     data = {"source": {"class_path": "benchmark.test_run.Dictionaries"}, "partitioner": SIZES, "batch_size": 6}
     model = {"class_path": "helpers.tasks.Glue"}
     mine = small_federation(data=data, model=model, performance="accuracy_all", mode="max", attacks=[], bad={})
     names = ("fedsv", "one_round", "cgsv", "gradient_agreement", "knn_shapley", "lava")
-    found = run(mine, {name: METRICS[name] for name in names}, seed=0)
+    found = run_metrics(mine, {name: METRICS[name] for name in names}, seed=0)
     assert found.values.keys() == {"fedsv", "one_round", "cgsv"}
     assert all(values.isfinite().all() for values in found.values.values())
     told = found.refused | found.failed
@@ -96,8 +96,8 @@ def test_batches_are_dictionaries() -> None:
     assert "expected batches (x, y)" in told["lava"]
 
 
-def test_a_metric_that_fails_fails_alone() -> None:
-    found = run(small_federation(), {"mine": Entry("mine", Last), "broken": Entry("broken", Broken)}, seed=0)
+def test_run_with_a_failing_metric_keeps_the_other_values() -> None:
+    found = run_metrics(small_federation(), {"mine": Entry("mine", Last), "broken": Entry("broken", Broken)}, seed=0)
     assert found.values["mine"].tolist() == [0, 1, 2]
     assert not found.refused
     assert list(found.failed) == ["broken"]
@@ -105,15 +105,15 @@ def test_a_metric_that_fails_fails_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_clients_side_of_a_metric_comes_along() -> None:
+def test_entry_of_a_metric_includes_its_client_algorithm() -> None:
     name, mine = entry("flsv.metrics.InRunShapley(order=2)")
     assert mine.needed == METRICS["in_run_2"].needed
     entries = {name: mine, "first": METRICS["in_run"], "size": METRICS["size"]}
-    found = run(small_federation(), entries, seed=0)
+    found = run_metrics(small_federation(), entries, seed=0)
     assert not found.refused
     assert not torch.equal(found.values[name], found.values["first"])
     # The training is the same with it and without.
-    alone = run(small_federation(), {"in_run_2": METRICS["in_run_2"]}, seed=0)
+    alone = run_metrics(small_federation(), {"in_run_2": METRICS["in_run_2"]}, seed=0)
     assert torch.equal(alone.values["in_run_2"], found.values[name])
 
 
@@ -125,13 +125,13 @@ def test_the_clients_side_of_a_metric_comes_along() -> None:
         ("flsv.metrics.GradientShapley(order=open)", "Write my_package"),
     ],
 )
-def test_names_that_mean_nothing(name: str, message: str) -> None:
+def test_entry_with_an_unknown_name_raises(name: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         entry(name)
 
 
 @pytest.mark.slow
-def test_what_is_known_is_not_run_again_and_is_summed_up(tmp_path: Path) -> None:
+def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
     mine = small_federation()
     make_truth(mine, tmp_path, seeds=[1, 2])
     known = {"small": (mine, truth_table(mine, tmp_path))}
@@ -170,15 +170,15 @@ def test_what_is_known_is_not_run_again_and_is_summed_up(tmp_path: Path) -> None
     assert math.isnan(table["interval_covers"]["size"])
 
 
-def test_a_metric_of_which_the_last_client_was_being_written_is_run_again(tmp_path: Path) -> None:
+def test_metric_with_a_truncated_last_row_is_run_again(tmp_path: Path) -> None:
     head = "federation,seed,metric,client,value,low,high,identity\n"
     first = f"{head}small,0,size,0,1,,,\n"
     (tmp_path / "values.csv").write_text(f"{first}small,0,cgsv,0,1,,,\nsmall,0,")
-    results = Results(tmp_path)
+    results = BenchResults(tmp_path)
     assert [key[2] for key in results.values] == ["size"]
-    found = run(small_federation(), {"fedsv": METRICS["fedsv"]}, seed=1)
+    found = run_metrics(small_federation(), {"fedsv": METRICS["fedsv"]}, seed=1)
     results.add("small", 1, found)
-    read = Results(tmp_path)
+    read = BenchResults(tmp_path)
     assert read.values["small", 0, "size"].tolist() == [1]
     for mine, kept in zip(found.intervals["fedsv"], read.intervals["small", 1, "fedsv"]):
         assert torch.allclose(mine.double(), kept, rtol=1e-6)

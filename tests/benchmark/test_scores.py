@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from flsv.benchmark.scores import Results, Values, auroc, pearson, share_error, shares, spearman
+from flsv.benchmark.scores import BenchResults, Values, auroc, pearson, share_error, shares, spearman
 from flsv.benchmark.summary import Known, covered
 from flsv.benchmark.truth import exact_truth
 from flsv.functional.shapley.enumeration import all_coalitions
@@ -17,7 +17,7 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_scipy_and_scikit_learn_say_the_same(seed: int) -> None:
+def test_scores_equal_scipys_and_scikit_learns(seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     exact, ties = torch.randn(2, 8, generator=draw), torch.randn(2, 8, generator=draw).round()
     for a, b in (exact, ties):
@@ -27,14 +27,14 @@ def test_scipy_and_scikit_learn_say_the_same(seed: int) -> None:
         assert auroc(a, bad) == pytest.approx(roc_auc_score(bad, -a))
 
 
-def test_values_that_say_nothing() -> None:
+def test_scores_of_constant_or_missing_values_are_zero_or_nan() -> None:
     truth = torch.tensor([1.0, 2.0, 3.0])
     assert spearman(torch.ones(3), truth) == pearson(torch.full((3,), 0.1), truth) == 0
     assert spearman(torch.full((3,), NAN), truth) == 0
     assert math.isnan(auroc(truth, torch.zeros(3, dtype=torch.bool)))
 
 
-def test_who_has_no_value_is_last() -> None:
+def test_clients_without_a_value_rank_last() -> None:
     truth = torch.tensor([1.0, 2.0, 3.0])
     filled = spearman(torch.tensor([2.0, 2, 3]), truth)
     assert spearman(torch.tensor([NAN, 2.0, 3.0]), truth) == pytest.approx(filled)
@@ -55,9 +55,9 @@ def known() -> Known:
     return {"small": (small_federation(), exact_truth((1, 2), utilities.contiguous()))}
 
 
-def told(values: list[float], low: list[float], high: list[float]) -> Results:
+def told(values: list[float], low: list[float], high: list[float]) -> BenchResults:
     """One run's values and the ends of their intervals."""
-    results = Results(None)
+    results = BenchResults(None)
     ends = torch.tensor(low), torch.tensor(high)
     results.add("small", 0, Values({"m": torch.tensor(values)}, intervals={"m": ends}))
     return results

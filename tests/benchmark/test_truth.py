@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
-from flsv.benchmark.truth import FOLDER, SEEDS, arcs, exact_truth, sampled_truth, settings, values_by_circles
+from flsv.benchmark.truth import FOLDER, SEEDS, arcs, exact_truth, sampled_truth, truth_settings, values_by_circles
 from flsv.functional import exact_shapley
 from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
 from flsv.functional.shapley.memoized_game import MemoizedGame
@@ -26,7 +26,7 @@ from flsv.utilities.seeding import seed_global_rngs
 from helpers.runs import small_federation
 
 
-def test_made_in_parts_is_made_whole(tmp_path: Path) -> None:
+def test_truth_made_in_parts_equals_truth_made_at_once(tmp_path: Path) -> None:
     mine, path = small_federation(), tmp_path / "small.csv"
     assert make_truth(mine, tmp_path, seeds=[1, 2]) == 16
     whole, lines = truth_table(mine, tmp_path).utilities, path.read_text().splitlines(keepends=True)
@@ -39,13 +39,13 @@ def test_made_in_parts_is_made_whole(tmp_path: Path) -> None:
         torch.testing.assert_close(truth_table(mine, tmp_path).utilities, whole, atol=0.05, rtol=0)
     other = replace(mine, rounds=3)
     elsewhere = replace(mine, title="another", root="/somewhere")
-    assert settings(other, FOLDER) != settings(mine, FOLDER) == settings(elsewhere, FOLDER)
+    assert truth_settings(other, FOLDER) != truth_settings(mine, FOLDER) == truth_settings(elsewhere, FOLDER)
     for function in (truth_table, make_truth):
         with pytest.raises(ConfigurationError, match="small.csv holds results of others: settings is"):
             function(other, tmp_path)
 
 
-def test_values_and_intervals() -> None:
+def test_truth_values_and_ceiling_equal_those_by_hand() -> None:
     draw = torch.Generator().manual_seed(0)
     table = torch.randn(4, 8, dtype=torch.float64, generator=draw)
     truth = exact_truth((1, 2, 3, 4), table)
@@ -76,7 +76,7 @@ def test_shipped_tables_are_whole_and_of_the_shipped_federations(name: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "members"), [("digits_free_riders", (2, 3, 4)), ("digits_20_clients", range(20))])
-def test_shipped_tables_are_what_is_trained(name: str, members: Sequence[int]) -> None:
+def test_shipped_utilities_equal_newly_trained_ones(name: str, members: Sequence[int]) -> None:
     each = federation(name)
     mask = torch.tensor([[client in members for client in range(len(each.num_samples))]])
     rows = [line.split(",") for line in (FOLDER / f"{name}.csv").read_text().splitlines()[2:]]
@@ -86,7 +86,7 @@ def test_shipped_tables_are_what_is_trained(name: str, members: Sequence[int]) -
     assert made == pytest.approx(shipped[str(SEEDS[0]), "+".join(map(str, members))], abs=0.005)
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no truth of small"):
         truth_table(small_federation(), tmp_path)
     many = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 11}}
@@ -94,7 +94,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         make_truth(small_federation(data={**small_federation().data, "partitioner": many}), tmp_path)
 
 
-def test_of_circles_made_in_parts_is_made_whole(tmp_path: Path) -> None:
+def test_truth_by_circles_made_in_parts_continues_where_it_stopped(tmp_path: Path) -> None:
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 5}}
     mine = small_federation(circles=1, data={**small_federation().data, "partitioner": partitioner})
     assert make_truth(mine, tmp_path, seeds=[1, 2]) == 2 * (5 * 4 + 2)
@@ -108,7 +108,7 @@ def test_of_circles_made_in_parts_is_made_whole(tmp_path: Path) -> None:
     assert make_truth(mine, tmp_path, seeds=[1, 2]) == 16
     # Another circle needs what is not there yet, and no coalition twice.
     more = replace(mine, circles=2)
-    assert settings(more, tmp_path) == settings(mine, tmp_path)
+    assert truth_settings(more, tmp_path) == truth_settings(mine, tmp_path)
     with pytest.raises(ConfigurationError, match="are missing"):
         truth_table(more, tmp_path)
     assert 0 < make_truth(more, tmp_path, seeds=[1, 2]) <= 2 * (32 - 22)
@@ -131,7 +131,7 @@ def test_the_interval_of_circles_holds_the_exact_values() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_the_same_as_one_coalition_after_the_other(optimizer: str) -> None:
+def test_coalitions_trained_together_equal_coalitions_trained_in_turn(optimizer: str) -> None:
     options = {"class_path": f"torch.optim.{optimizer}", "init_args": {"lr": 0.02}}
     model = {
         "class_path": "flsv.ClassifierClient",
@@ -180,7 +180,7 @@ def test_the_arcs_are_all_that_is_asked_for_and_more_circles_add_to_them() -> No
     assert len(arcs(8, 5, 1)) == 8 * 7 + 2
 
 
-def test_of_three_players_one_circle_is_exact() -> None:
+def test_one_circle_of_three_players_gives_exact_values() -> None:
     table = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     game = MemoizedGame(lambda masks: table[(masks * torch.tensor([1, 2, 4])).sum(1)], 3)
     assert sorted(map(tuple, arcs(3, 0, 1).tolist())) == sorted(map(tuple, all_coalitions(3).tolist()))

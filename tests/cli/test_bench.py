@@ -113,7 +113,7 @@ def test_many_clients_have_tables_of_their_own(mine: str, tmp_path: Path, capsys
     assert (out / "costs_many.csv").is_file()
 
 
-def test_quick_is_four_federations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bench_quick_runs_four_federations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[set[str]] = []
 
     def instead(known: dict[str, object], *_: object, **__: object) -> None:
@@ -127,7 +127,7 @@ def test_quick_is_four_federations(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert len(QUICK) == 4
 
 
-def test_whose_data_are_not_there_is_left_out(
+def test_bench_leaves_out_federations_without_data(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)

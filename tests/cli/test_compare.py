@@ -15,7 +15,7 @@ from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.cli import compare as compare_module
 from flsv.cli import main
-from flsv.cli.compare import MEASURES, Outcome, OwnModels, table
+from flsv.cli.compare import MEASURES, Outcome, OwnModels, score_table
 from flsv.federation import FederatedLoop
 from flsv.personalization import Standalone
 from flsv.sampling import UniformSampler
@@ -59,7 +59,7 @@ def test_everybody_starts_from_the_same_weights_and_runs_repeat(
     assert "args parameter" not in out
 
 
-def test_other_partitions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_of_different_partitions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.yaml"
     other.write_text("data: {partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}}\n")
     assert compare(tmp_path, "--config", "fedavg", "--config", str(other)) == 2
@@ -130,9 +130,9 @@ def outcome(name: str, accuracy: list[float], evaluations: int = 0) -> Outcome:
     return Outcome(name, table.assign(seconds=1.5, evaluations=evaluations), names=("0", "1"))
 
 
-def test_tables() -> None:
+def test_compare_tables_show_accuracies_fairness_and_costs() -> None:
     fair = outcome("fair", [0.875, 0.625], evaluations=4)
-    cells = table([outcome("standalone", [0.75, 0.5]), outcome("fedavg", [0.625, 0.625]), fair], "accuracy")
+    cells = score_table([outcome("standalone", [0.75, 0.5]), outcome("fedavg", [0.625, 0.625]), fair], "accuracy")
     assert [*cells] == ["standalone", "fedavg", "fair"]
     assert cells.loc["client 0"].tolist() == ["75.0", "62.5 (-12.5)", "87.5 (+12.5)"]
     assert cells.loc["fairness"].tolist() == ["-", "-", "1.00"]
@@ -147,7 +147,7 @@ def test_what_is_done_is_kept_for_the_same_experiment_only(
     out, given = tmp_path / "out", ["--config", "fedavg", "--config", "cgsv"]
     ran: list[str] = []
     dying = ["cgsv"]
-    before = compare_module.run
+    before = compare_module.run_algorithm
 
     def dies(name: str, *rest: Any) -> Outcome:
         ran.append(name)
@@ -155,7 +155,7 @@ def test_what_is_done_is_kept_for_the_same_experiment_only(
             raise KeyboardInterrupt(dying.pop())
         return before(name, *rest)
 
-    monkeypatch.setattr(compare_module, "run", dies)
+    monkeypatch.setattr(compare_module, "run_algorithm", dies)
     assert compare(out, *given) == 130
     assert compare(out, *given) == 0
     assert ran == ["standalone", "fedavg", "cgsv", "cgsv"]

@@ -50,7 +50,7 @@ def test_shares_and_gaps_are_those_of_the_files(clinics, capsys):
     assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
 
 
-def test_a_class_that_a_client_lacks(clinics):
+def test_data_notes_name_a_class_that_a_client_lacks(clinics):
     frames = {name: pd.read_csv(f"clinics/{name}.csv")[["age", "died"]] for name in ("Boston", "Lyon")}
     frames["Lyon"]["died"] = "no"
     data = FederatedDataModule(clients=frames, labels="died")
@@ -58,7 +58,7 @@ def test_a_class_that_a_client_lacks(clinics):
     assert "No yes to train on: Lyon." in notes(data)
 
 
-def test_what_cannot_be_read_ends_with_a_line_to_paste(clinics, capsys):
+def test_unreadable_columns_end_with_a_line_to_paste(clinics, capsys):
     Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
     assert main(["data", "federation.yaml"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]

@@ -35,7 +35,7 @@ def test_what_torchrun_would_do_twice_is_refused(
     assert re.search(rf"flsv {given[0]} .*Start it without torchrun\.", capsys.readouterr().err)
 
 
-def test_a_closing_line_and_quiet(
+def test_fit_ends_with_the_reports_path_unless_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -104,7 +104,7 @@ WRITING = {
 
 
 @pytest.mark.parametrize("name", ["fit", "repeat", "value"])
-def test_a_folder_below_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_folder_below_a_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main([name, *WRITING[name].format(tmp_path / "file" / "out").split()]) == 2
     assert re.search(

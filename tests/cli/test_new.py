@@ -47,7 +47,9 @@ def test_its_test_passes_in_this_process(tmp_path: Path, monkeypatch: pytest.Mon
         ("../there", "no name of a class"),
     ],
 )
-def test_a_name_that_cannot_be(name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_metric_with_an_invalid_name_is_refused(
+    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["new", "metric", name, "--out", str(tmp_path)]) == 2
     assert why in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

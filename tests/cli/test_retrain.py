@@ -9,6 +9,7 @@ import lightning as L
 import pytest
 import torch
 
+import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.cli import main
@@ -255,3 +256,31 @@ def test_values_that_only_rank_share_out_nothing_and_are_not_trained_again(
     found = rows(run / "retrained.csv")
     assert sum(float(row["share"]) for row in found) == pytest.approx(1)
     assert all(float(row["low"]) <= float(row["value"]) <= float(row["high"]) for row in found)
+
+
+def test_what_the_partners_judged_is_retrained_so_and_paid_by_with_their_consent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": {"judges": "clients"}}
+    trainer = {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    config = written(
+        tmp_path / "federation.yaml",
+        seed_everything=3,
+        trainer=trainer,
+        data={"source": "digits", "splits": {"server_val": 0.0, "client_val": 0.3, "seed": 0}, "batch_size": 64},
+        federation={"metrics": {"value": metric}, "reporting": {"table": False, "figures": 0}},
+    )
+    run = fitted(tmp_path / "run", config)
+    assert main(["report", str(run), "--budget", "100"]) != 0
+    assert "say --judged-by-partners" in " ".join(capsys.readouterr().err.split())
+    found, _ = retrain(run, seeds=1)
+    assert set(found["by"]) == {"clients' balanced_accuracy"}
+    shown = flsv.read_run(run).query("metric == 'value' and round == 1")["value"].tolist()
+    assert found["value"].tolist() == pytest.approx(shown, abs=1e-6)
+    assert main(["report", str(run), "--budget", "100"]) != 0
+    assert main(["report", str(run), "--budget", "100", "--judged-by-partners"]) == 0
+    text = text_of(run / "report.html")
+    assert text.count("Models were judged by the partners themselves") >= 2
+    assert "each model was judged by clients' balanced_accuracy, on samples that the partners hold out" in text
+    with pytest.raises(ConfigurationError, match="no validation|empty|validation set"):
+        retrain(run, seeds=1, judges="server")

@@ -45,7 +45,7 @@ WAYS = {
 BY_HAND = "`tests/retraining/test_whole_fits.py::test_every_coalition_is_what_a_plain_loop_makes_of_it`"
 
 
-def test_kinds_and_how_their_coalitions_are_trained() -> None:
+def test_compatibility_rows_say_how_each_kinds_coalitions_are_trained() -> None:
     """The section's rows are these: copy them from here."""
     expected = [f"| {name} | {WAYS[kind.way]} | {BY_HAND} |" for name, kind in KINDS.items()]
     lines = TABLE.read_text().splitlines()

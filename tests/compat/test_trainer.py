@@ -55,7 +55,7 @@ AS_BY_HAND: dict[str, Kind] = {
 
 
 @pytest.mark.parametrize("option", AS_BY_HAND)
-def test_means_the_same_as_by_hand(tmp_path: Path, option: str) -> None:
+def test_trainer_option_equals_the_loop_by_hand(tmp_path: Path, option: str) -> None:
     both(AS_BY_HAND[option], tmp_path).check()
 
 
@@ -97,12 +97,14 @@ CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("option", CHANGES_NOTHING)
-def test_the_same_bits_with(tmp_path: Path, plain: dict[str, Tensor], option: str) -> None:
+def test_trainer_option_leaves_the_fit_unchanged_to_the_bit(
+    tmp_path: Path, plain: dict[str, Tensor], option: str
+) -> None:
     assert_bits(tmp_path, Kind(Small, images, trainer=CHANGES_NOTHING[option](tmp_path)), plain)
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["after-the-loop", "before-the-loop"])
-def test_the_same_bits_with_callbacks(tmp_path: Path, plain: dict[str, Tensor], after: bool) -> None:
+def test_callbacks_leave_the_fit_unchanged_to_the_bit(tmp_path: Path, plain: dict[str, Tensor], after: bool) -> None:
     callbacks = [
         cb.EarlyStopping("val_loss", patience=9),
         cb.ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=2, save_last=True),
@@ -123,7 +125,7 @@ def assert_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options
     assert all(torch.equal(state[name], value) for name, value in expected.items())
 
 
-def test_nobody_training_is_refused(tmp_path: Path) -> None:
+def test_fit_without_training_batches_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="limit_train_batches=0: nobody would train"):
         run(small(limit_train_batches=0), tmp_path)
 

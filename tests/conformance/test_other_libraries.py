@@ -51,7 +51,7 @@ def values(found: Any, players: int) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_values_of_random_games(shapiq: Any, seed: int) -> None:
+def test_exact_values_of_random_games_equal_shapiqs(shapiq: Any, seed: int) -> None:
     game = Game(6, seed)
     computer = shapiq.ExactComputer(game.shapiq, n_players=6)
     expected = {index: values(computer(index, order=1), 6) for index in ("SV", "BV")}
@@ -80,7 +80,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_errors_at_the_same_budget(shapiq: Any, kind: str) -> None:
+def test_sampling_errors_are_at_most_shapiqs_at_the_same_budget(shapiq: Any, kind: str) -> None:
     ours, name = PAIRS[kind]
 
     def mine(game: Game, seed: int) -> Tensor:
@@ -96,7 +96,7 @@ def test_errors_at_the_same_budget(shapiq: Any, kind: str) -> None:
     assert squared_error(mine) <= 1.5 * squared_error(theirs)
 
 
-def test_knn_shapley_of_pydvl() -> None:
+def test_knn_shapley_equals_pydvls() -> None:
     pytest.importorskip("pydvl", reason="make conformance installs pyDVL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

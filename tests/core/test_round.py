@@ -98,7 +98,7 @@ def test_server_fields_exist_only_after_aggregation() -> None:
     torch.testing.assert_close(after.server_head, round.space.head.rows(after.server_update), rtol=1e-4, atol=1e-5)
 
 
-def test_no_head() -> None:
+def test_client_heads_without_a_linear_layer_raise() -> None:
     with pytest.raises(ConfigurationError, match="no linear layer"):
         _ = make_round(module=nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))).client_heads
 
@@ -139,7 +139,7 @@ def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[b
     ids=["FedAdam", "some are left out", "some collude", "one is far too large"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_the_same_to_the_bit(
+def test_rounds_in_files_equal_rounds_in_memory_to_the_bit(
     options: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, values, seen = run(tmp_path / "memory", **options())

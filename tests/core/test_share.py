@@ -220,7 +220,7 @@ def test_a_client_whose_own_part_is_not_finite_leaves_no_trace(tmp_path: Path) -
     assert all(state["module.scale"].tolist() == [1, 1] for state in client_tensors(federated).values())
 
 
-def test_own_models_are_whole(tmp_path: Path) -> None:
+def test_own_models_include_private_parts(tmp_path: Path) -> None:
     federated = three_of_five(share=["!head"], evaluation=ClientEvaluation(every=2, keep_trained=True))
     own = OwnModels(federated, tests="own")
     fit(federated, tmp_path, data=unequal_data(), rounds=2, callbacks=[own])
@@ -258,7 +258,7 @@ def everything(**changes: Any) -> FederatedLoop:
     return three_of_five(**{**options, **changes})
 
 
-def test_resumes(tmp_path: Path) -> None:
+def test_shared_parts_resume_to_the_bit(tmp_path: Path) -> None:
     federated = assert_resumes(everything, tmp_path, data=unequal_data)
     assert all(f"module.net.{name}" in state for state in client_tensors(federated).values() for name in NORM)
 

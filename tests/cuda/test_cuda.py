@@ -54,7 +54,7 @@ def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
     return list(csv.DictReader(path.open()))
 
 
-def test_the_quickstart_is_the_cpus(tmp_path: Path) -> None:
+def test_quickstart_on_cuda_equals_the_cpus(tmp_path: Path) -> None:
     here, there = quickstart(tmp_path / "cpu"), quickstart(tmp_path / "cuda", **ON)
     assert len(here) == len(there) > 0
     for mine, theirs in zip(here, there):
@@ -127,7 +127,7 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
 
 
 @pytest.mark.parametrize("name", FEDERATIONS)
-def test_as_on_the_cpu(tmp_path: Path, name: str) -> None:
+def test_federation_on_cuda_equals_the_cpus(tmp_path: Path, name: str) -> None:
     options, module = FEDERATIONS[name]
     found = []
     for where in ({}, ON):
@@ -156,7 +156,7 @@ def test_a_run_goes_on_on_the_other_device(tmp_path: Path, personalizer: Any, fi
 
 
 @pytest.mark.parametrize("features", ["pixels", Backbone("mlp", options={"hidden": [8]}), "pca"])
-def test_features_of_a_valuation(features: Any) -> None:
+def test_valuation_on_cuda_equals_the_cpus(features: Any) -> None:
     data = toy_data(server_val=0.3)
     data.setup("fit")
     there, here = (
@@ -170,7 +170,7 @@ def test_features_of_a_valuation(features: Any) -> None:
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_noise(on_device: bool) -> None:
+def test_privacy_noise_on_cuda_follows_from_the_seed(on_device: bool) -> None:
     """Is the CPU's, or drawn there, from the same seed each time."""
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, noise_on_device=on_device)
     update = torch.zeros(20_000)

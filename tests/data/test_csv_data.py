@@ -57,7 +57,7 @@ def make(tmp_path):
     return command
 
 
-def test_features_targets_and_groups(make):
+def test_table_data_encodes_features_targets_and_groups(make):
     data = make(TableData, val_fraction=0.25, test_fraction=0.1)
     assert data.encoder.feature_names == (
         *("age", "dose", "sex=f", "sex=m", "note=plain", "note=well, so far", "age missing", "note missing"),
@@ -100,7 +100,7 @@ def test_a_test_file_is_encoded_by_the_training_rows(make):
     assert torch.equal(make(TableData).train_set.tensors[0], data.train_set.tensors[0])
 
 
-def test_a_standardized_target(make):
+def test_table_data_standardizes_a_numeric_target(make):
     options = {"target": "dose", "val_fraction": 0.25, "test": ["A,40,f,plain,0.5,1"]}
     plain = make(TableData, columns={"task": "regression"}, **options)
     data = make(TableData, columns={"task": "regression", "standardize_target": True}, **options)
@@ -121,7 +121,7 @@ def test_the_hash_is_crc_32():
     assert hashed_words(" .,!", 9) == []
 
 
-def test_texts(make):
+def test_text_data_hashes_words_and_reads_classes(make):
     data = make(TextData, max_words=3, val_fraction=0, group="desk")
     words, classes = data.train_set.tensors
     assert words[0].tolist() == hashed_words("a boat a", 3)
@@ -142,7 +142,7 @@ def test_every_byte_but_the_first_is_predicted_at_most_once(length):
     assert found.tolist() == [data[at : at + length + 1] for at in range(0, len(data) - length, length)]
 
 
-def test_running_text(make):
+def test_character_data_cuts_text_into_pieces(make):
     data = make(CharacterData, val_fraction=0)
     (pieces,) = data.train_set.tensors
     assert (pieces.dtype, data.input_shape, data.num_classes) == (torch.int64, (6,), None)
@@ -167,6 +167,6 @@ def test_running_text(make):
         (CharacterData, {"length": 24}, r"the texts of 'sea' \(group\) are too short for a piece of 25 characters"),
     ],
 )
-def test_refused(make, kind, options, message):
+def test_csv_data_with_wrong_options_are_refused(make, kind, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make(kind, **options)

@@ -99,7 +99,7 @@ def arrays(shape=(8, 8), dtype=np.uint8):
 
 @pytest.mark.parametrize(("shape", "expected"), [((8, 9), (1, 8, 9)), ((8, 9, 3), (3, 8, 9)), ((8, 9, 1), (1, 8, 9))])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64])
-def test_images_and_labels(tmp_path, shape, expected, dtype):
+def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
     made = arrays(shape, dtype)
     columns = {"hospital": np.array(list("abcabcabcabc")), "about": np.zeros(3), "tensors": np.zeros(12)}
     np.savez(tmp_path / "set.npz", **made, **{f"train_{name}": column for name, column in columns.items()})
@@ -125,7 +125,7 @@ def test_images_and_labels(tmp_path, shape, expected, dtype):
         ({"train_labels": np.array([{}] * 12, dtype=object)}, "Object arrays cannot be loaded"),
     ],
 )
-def test_refused_archives(tmp_path, changed, message):
+def test_npz_archive_with_wrong_arrays_is_refused(tmp_path, changed, message):
     made = {name: array for name, array in {**arrays(), **changed}.items() if array is not None}
     np.savez(tmp_path / "set.npz", **made)
     with pytest.raises(ConfigurationError, match=message):
@@ -184,7 +184,7 @@ def test_images_by_client_have_one_numbering(tmp_path):
             deal(str(tmp_path), **options)
 
 
-def test_what_the_server_has_of_its_own(tmp_path):
+def test_folders_val_and_test_belong_to_the_server(tmp_path):
     images(tmp_path, {**CLIENTS, "test": {"dog": 3}, "val": {"cat": 2, "eel": 2}})
     data = deal(str(tmp_path), server_val=0.1)
     assert data.num_clients == 4
@@ -199,7 +199,7 @@ def test_what_the_server_has_of_its_own(tmp_path):
         deal(str(tmp_path))
 
 
-def test_images_without_splits(tmp_path):
+def test_image_folder_without_splits_is_split(tmp_path):
     images(tmp_path)
     data = deal(str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0))
     assert (data.num_clients, data.class_names) == (2, ("cat", "dog"))
@@ -218,7 +218,7 @@ def test_images_without_splits(tmp_path):
         (lambda p: [shutil.rmtree(p / name) for name in CLIENTS if name != "Lyon"], "fall into 1 groups"),
     ],
 )
-def test_refused_folders(tmp_path, change, message):
+def test_image_folder_with_wrong_contents_is_refused(tmp_path, change, message):
     change(images(tmp_path))
     with pytest.raises(ConfigurationError, match=message):
         deal(str(tmp_path))

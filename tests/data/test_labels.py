@@ -71,7 +71,7 @@ def data_of(labels):
     return TensorDataset(torch.zeros(len(labels), 2), torch.tensor(labels))
 
 
-def test_the_number_of_classes(recwarn):
+def test_number_of_classes_covers_training_and_test_labels(recwarn):
     labels = torch.arange(30) % 3
     assert count_classes(labels, (), {}) == 3
     assert count_classes(labels, ("a", "b", "c", "d"), {}) == 4
@@ -182,7 +182,7 @@ def test_labels_of_a_list_an_attribute_or_a_field():
         (True, "labels needs one class per training sample"),
     ],
 )
-def test_labels_that_are_none(labels, message):
+def test_labels_that_cannot_be_read_are_refused(labels, message):
     with pytest.raises(ConfigurationError, match=message):
         ready(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=labels)
 
@@ -229,7 +229,7 @@ def test_groups_by_attribute_name_list_and_field():
         named_groups(fields, "meta.ward")
 
 
-def test_a_number_is_no_name():
+def test_numeric_group_names_get_their_kind_as_prefix():
     names = ("school 3", "school 0042", "school -1.5", "two lines")
     assert plain_names([3, "0042", "-1.5", "two\nlines\t"], "school") == names
     assert plain_names(["1", "2"], "site") == ("site 1", "site 2")
@@ -237,7 +237,7 @@ def test_a_number_is_no_name():
     assert plain_names([0, 1, 2], "school") == ("school 0", "school 1", "school 2")
 
 
-def test_names_from_groups():
+def test_client_names_come_from_groups():
     wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
     assert ready(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
     assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == ('General + a/b "c"', "St Mary")

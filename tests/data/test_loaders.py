@@ -91,7 +91,7 @@ def test_preloaded_samples_are_in_order(workers):
 
 
 @pytest.mark.parametrize("val", [True, False])
-def test_data_near_a_device(val):
+def test_preloaded_batches_lie_on_the_given_device(val):
     """Batches are gathered where the tensors lie; ``tests/cuda`` has fits on one."""
     data = toy_data() if val else FederatedDataModule(toy_sets()[0], SizePartitioner([1, 2]))
     data.setup("fit")
@@ -227,7 +227,7 @@ def test_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
     assert other(before, content_hashes(second, HOLDERS)) == ["b"]
 
 
-def test_whose_samples_they_are() -> None:
+def test_changed_sample_changes_its_holders_hash() -> None:
     x = torch.arange(60.0)[:, None]
     data = ready(TensorDataset(x, torch.arange(60) % 2), SizePartitioner([1, 2], seed=0))
     before = data.content_hashes()

@@ -102,7 +102,7 @@ def test_all_samples_are_used_and_the_minimum_is_met():
         counts_of(DirichletPartitioner(2, alpha=9.0, min_samples=3001))
 
 
-def test_the_papers_split():
+def test_shard_partitioner_gives_the_papers_shards():
     counts = counts_of(ShardPartitioner(100, 2))
     assert (counts.sum(1) == 60).all()
     assert (counts.sum(0) == 600).all()

@@ -9,7 +9,7 @@ import pytest
 
 from flsv.data.groups import check_spelling
 from flsv.data.sources.doubts import codes_in
-from flsv.data.sources.table import read_table
+from flsv.data.sources.table import read_table_file
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 
@@ -76,7 +76,7 @@ def test_codes_for_gaps_are_named_with_the_file_and_the_line(tmp_path, dates):
     assert cards["crp"].values.max() < 1000
 
 
-def test_who_says_that_there_are_no_codes_is_believed(tmp_path):
+def test_empty_gap_codes_silence_the_warning_about_codes(tmp_path):
     columns = {"gaps": {"age": [], "crp": [], "left": []}, "dates": {"left": "days"}, "exclude": ["came"]}
     _, said, line = told(in_files(tmp_path, codes), **columns)
     assert line is None, said
@@ -99,7 +99,7 @@ def test_who_says_that_there_are_no_codes_is_believed(tmp_path):
         (np.random.default_rng(0).poisson(0.3, 5000), []),
     ],
 )
-def test_what_is_a_code(numbers, found):
+def test_codes_in_finds_the_numbers_that_stand_for_gaps(numbers, found):
     assert codes_in(pd.Series(numbers, dtype=float)) == found
 
 
@@ -145,7 +145,7 @@ def test_a_file_with_semicolons_and_decimal_commas(tmp_path):
     assert cards["crp"].values.tolist() == [x for seed in range(3) for x in hospital(seed)["crp"]]
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigurationError, match="save this one with ';'"):
-        read_table(tmp_path / "other.csv", ";")
+        read_table_file(tmp_path / "other.csv", ";")
 
 
 def test_two_decimal_marks_are_told_and_no_measurement_becomes_categories(tmp_path):
@@ -173,7 +173,7 @@ def test_words_among_measurements_are_gaps_and_no_categories(tmp_path, marks):
     assert pasted(tmp_path, line)["crp"].kind == "numbers"
 
 
-def test_a_column_that_one_site_calls_otherwise(tmp_path):
+def test_column_with_two_names_is_named_with_a_remedy(tmp_path):
     folder = in_files(tmp_path, lambda frame: frame.rename(columns={"crp": "CRP", "age": "Age (years)"}))
     _, said, line = told(folder)
     assert "Lyon.csv has 'CRP', the others 'crp': give it one name" in said

@@ -11,7 +11,7 @@ import yaml
 from flsv.data import Columns
 from flsv.data.sources.columns import read_column, without_gaps
 from flsv.data.sources.encoder import TableEncoder
-from flsv.data.sources.table import Table, frame_table, one_table, read_csv
+from flsv.data.sources.table import Table, frame_table, one_table, read_csv_table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import Frame, HuggingFace, patients, ready
 
@@ -36,13 +36,13 @@ PATIENTS = {
         ('a,b\n"x" y,2\n', "cannot be read as a header and rows of comma-separated"),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path, text, message):
+def test_read_csv_of_a_broken_table_raises(tmp_path, text, message):
     (tmp_path / "table.csv").write_text(text)
     with pytest.raises(ConfigurationError, match=message):
-        read_csv(tmp_path / "table.csv")
+        read_csv_table(tmp_path / "table.csv")
 
 
-def test_gaps():
+def test_gaps_are_recognized_by_column_and_by_table():
     table = Table("wards.csv", pd.DataFrame({"age": [" NA ", "", "0", "NAN"], "ward": ["x", "NA", ".", "A"]}))
     only, besides = Columns(gaps=["NA"]), Columns(gaps={"ward": ["x"]})
     assert without_gaps(table, "age", "", only).isna().tolist() == [True, True, False, False]
@@ -106,7 +106,7 @@ def test_what_columns_say_of_themselves_stays():
         (lambda: [np.inf, *range(59)], "row 0: 'inf' in 'odd' is no finite number"),
     ],
 )
-def test_columns_that_are_no_features(values, message):
+def test_column_of_unusable_values_is_refused_unless_excluded(values, message):
     frame = pd.DataFrame({"odd": values(), "x": np.arange(60), "ill": np.arange(60) % 2})
     with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         ready(frame, labels="ill")
@@ -140,7 +140,7 @@ def test_classes_that_two_clients_write_otherwise_are_refused(words):
         (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which are one to a person"),
     ],
 )
-def test_classes_that_are_one_to_a_person(labels, message):
+def test_labels_that_differ_in_spelling_only_are_refused(labels, message):
     with pytest.raises(ConfigurationError, match=message):
         ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), labels="ill")
     with pytest.raises(ConfigurationError, match="which are one to a person"):
@@ -232,7 +232,7 @@ def test_statistics_of_training_rows_are_what_the_clients_would_send():
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "datasets", "hugging face", "csv", "parquet"])
-def test_the_same_rows_of_every_make(library, tmp_path):
+def test_tables_of_every_library_give_the_same_data(library, tmp_path):
     if library == "csv":
         pd.DataFrame(PATIENTS).to_csv(made := tmp_path / "wards.csv", index=False)
     elif library == "parquet":
@@ -261,7 +261,7 @@ def test_the_same_rows_of_every_make(library, tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*are left out")
-def test_refused(options, message):
+def test_table_with_wrong_options_is_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         ready(Frame(**PATIENTS), **options)
 

@@ -181,7 +181,7 @@ def test_hooks_teardown_and_state_of_a_wrapped_module(trainer, tmp_path):
     assert again.loaded == {"cursor": 42}
 
 
-def test_finders_without_the_loop(tmp_path):
+def test_lightning_finders_work_without_the_loop(tmp_path):
     tuner, data = Tuner(trainer_for(None, tmp_path, 2, enable_checkpointing=True)), FederatedDataModule(DATA)
     found = tuner.lr_find(Linear(), datamodule=data, num_training=10, max_lr=1.0)
     assert len(found.results["lr"]) == 10

@@ -59,7 +59,7 @@ def test_equals_one_process_to_the_bit(runs: Path, name: str, size: int) -> None
 
 
 @pytest.mark.slow
-def test_what_ranks_exchange(tmp_path: Path) -> None:
+def test_ranks_exchange_values_rows_and_end_out_of_step(tmp_path: Path) -> None:
     Group("exchanges", [str(tmp_path)], 3, tmp_path).done()
 
 
@@ -135,7 +135,7 @@ def test_checkpoints_of_a_round_are_ones_of_its_start(runs: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_two_hosts(runs: Path, tmp_path: Path) -> None:
+def test_two_hosts_equal_one_process_to_the_bit(runs: Path, tmp_path: Path) -> None:
     Group("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, nodes=True).done()
     assert differences(runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
 
@@ -193,7 +193,7 @@ def run_below(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_from_a_command_line(tmp_path: Path) -> None:
+def test_torchrun_and_strategy_options_equal_one_process(tmp_path: Path) -> None:
     """As it is typed: torchrun's processes are the ranks of one run, not a run each."""
     assert main(command(tmp_path / "one")) == 0
     expected = run_below(tmp_path / "one")
@@ -227,7 +227,7 @@ for seed in range(3):
 
 
 @pytest.mark.slow
-def test_a_sweep_over_seeds_in_one_script(tmp_path: Path) -> None:
+def test_script_that_sweeps_seeds_gives_the_same_on_ranks(tmp_path: Path) -> None:
     (tmp_path / "sweep.py").write_text(SWEEP)
     path = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}

@@ -109,7 +109,7 @@ def test_a_run_that_is_stopped_is_not_started_again(log: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("begun", "ends"), [("running", "finished:stopped"), ("finished:failed", "finished:failed")])
-def test_stop(begun: str, ends: str, tmp_path: Path) -> None:
+def test_run_py_stop_ends_a_run_at_work_and_no_other(begun: str, ends: str, tmp_path: Path) -> None:
     done = run_py(tmp_path, "pass", "stop", begun=begun)
     assert done.returncode == (begun != "running"), done.stderr
     assert statuses(tmp_path) == [ends]

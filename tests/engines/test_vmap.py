@@ -103,7 +103,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*(tensors stay at their clients|noise).*")
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_same_as_one_after_the_other(tmp_path: Path, name: str) -> None:
+def test_vmap_equals_the_sequential_engine(tmp_path: Path, name: str) -> None:
     pair(tmp_path, **PAIRS[name])
 
 
@@ -123,7 +123,7 @@ def _with_a_broken_client() -> FederatedDataModule:
 
 
 @pytest.mark.parametrize("chunk", [2, None])
-def test_a_client_whose_model_is_not_finite(tmp_path: Path, chunk: int | None) -> None:
+def test_vmap_leaves_out_a_client_that_diverges(tmp_path: Path, chunk: int | None) -> None:
     with pytest.warns(UserWarning, match="client"):
         _, many = pair(tmp_path, Overflows, _with_a_broken_client, rounds=2, engine=partial(VmapProcess, chunk=chunk))
     assert many.participations.tolist() == [2, 2, 0, 2, 2]
@@ -143,11 +143,11 @@ def make_resumable() -> FederatedLoop:
 
 
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
-def test_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_vmap_resumes_to_the_bit(tmp_path: Path) -> None:
     assert_resumes(make_resumable, tmp_path, Plain, partial(toy_data, (4, 2, 1, 3)))
 
 
-def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_of_rows_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flsv.engines import vmap
 
     attempt, tried = vmap.try_rows, []

@@ -102,6 +102,8 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.filterwarnings("ignore:.*round 1 is discarded.*")
 @pytest.mark.parametrize(("make", "federation", "trainer", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
-def test_what_cannot_be_is_refused(tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str) -> None:
+def test_vmap_with_an_unsupported_setting_is_refused(
+    tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str
+) -> None:
     with pytest.raises(ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
         fit(engine_loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting, read_run
 from flsv.cli.entry import main
+from flsv.core.artifacts import keep_artifact
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, LeaveOneOut
 from flsv.report import open_run
 from flsv.report.facts import caveats_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.sampling import ClientSampler
+from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import KeepUpdates, fit, flat, logged, shapfed, trainer_for, vector
@@ -138,11 +140,17 @@ def test_a_value_stays_and_a_weight_is_its_rounds(tmp_path: Path) -> None:
     cohorts = [[0, 1], [1, 2], [1, 2], [0, 2]]
 
     def run(record: Record, rounds: int, **kwargs: Any) -> None:
-        loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, sampler=Cohorts(cohorts), seed=1)
+        loop = FederatedLoop(
+            metrics={"cssv": ClassSpecificShapley()},
+            sampler=Cohorts(cohorts),
+            seed=1,
+            evaluation=ClientEvaluation(every=2),
+        )
         fit(loop, tmp_path, rounds=rounds, **kwargs)
 
     whole, half, rest = Record(), Record(), Record()
     run(whole, 4, callbacks=[whole])
+    assert ["client_accuracy/mean" in seen for seen in whole.seen] == [False, True, True, True]
     for seen, cohort, known in zip(whole.seen, cohorts, ([0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2])):
         assert {name for name in seen if name.startswith("weight/")} == {f"weight/client_{i}" for i in cohort}
         assert {n for n in seen if n.startswith("cssv/")} == {f"cssv/client_{i}" for i in known}
@@ -253,6 +261,18 @@ def test_that_nobody_is_told_apart_is_in_the_closing_lines_the_record_and_the_re
     assert any(text.startswith(line) and text.endswith(".") for text in caveats_of(open_run(tmp_path)))
 
 
+class Notes(ClientAlgorithm):
+    def begin_client(self, context: ClientContext) -> None:
+        if context.instruction.client_id == 1:
+            keep_artifact(context.local, "note", lambda: "kept")
+
+
+@pytest.mark.parametrize("files", [True, False])
+def test_a_client_that_keeps_something_to_look_at_has_a_folder(tmp_path: Path, files: bool) -> None:
+    fit(FederatedLoop(client_algorithm=Notes(), reporting=Reporting(files=files)), tmp_path, rounds=1)
+    assert list(tmp_path.glob("clients/*/*")) == [tmp_path / "clients/1/note.csv"] * files
+
+
 class Remembers(Sink, L.Callback):
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -263,7 +283,7 @@ class Remembers(Sink, L.Callback):
 
     def write(self, result: RoundResult) -> None:
         clients = {row.client for row in result.table if row.metric == "cssv" and not row.column}
-        self.calls.append((result.round_index, result.last, clients, result.events))
+        self.calls.append((result.round_index, clients, result.events))
 
     def finish(self, result: RunResult) -> None:
         self.calls.append((result.rounds, result.columns, set(result.table["metric"])))
@@ -276,6 +296,6 @@ def test_a_sink_gets_every_result_and_is_closed(tmp_path: Path) -> None:
     sink = Remembers()
     fit(FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1), tmp_path, rounds=2, callbacks=[sink])
     first, last, end, closed = sink.calls
-    assert (first, last) == ((0, False, {0, 1, 2}, []), (1, True, {0, 1, 2}, []))
+    assert (first, last) == ((0, {0, 1, 2}, []), (1, {0, 1, 2}, []))
     assert (end[:2], closed) == ((2, {"cssv": "class"}), False)
     assert {"cssv", "samples", "rounds", "weight"} <= end[2]

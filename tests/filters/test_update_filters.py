@@ -255,7 +255,7 @@ def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) ->
         ({"filters": [SampleCap(1.0), OutlierFilter()]}, "Put it before the others"),
     ],
 )
-def test_what_cannot_be(wrong: dict[str, Any], said: str) -> None:
+def test_filters_with_wrong_arguments_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FederatedLoop(**wrong)
 

@@ -18,7 +18,7 @@ def shares(values: list[float], budget: float = 120.0, **rules: object) -> list[
     return allocate(torch.tensor(values), budget, **rules).tolist()  # type: ignore[arg-type]
 
 
-def test_the_rules_for_negatives() -> None:
+def test_shares_follow_the_rule_for_negative_values() -> None:
     values = [3.0, 1.0, -1.0]
     assert shares(values, negatives="zero") == pytest.approx([90, 30, 0])
     assert shares(values, negatives="shift") == pytest.approx([80, 40, 0])  # 4 : 2 : 0
@@ -30,7 +30,7 @@ def test_the_rules_for_negatives() -> None:
 
 
 @pytest.mark.parametrize("values", [[-1.0, -2.0], [0.0, 0.0], [NAN, NAN]])
-def test_nobody_with_a_claim_is_refused(values: list[float]) -> None:
+def test_shares_without_a_positive_claim_raise(values: list[float]) -> None:
     with pytest.raises(ConfigurationError, match="no client has a claim"):
         shares(values)
 
@@ -77,7 +77,7 @@ def test_of_equal_remainders_the_first_is_paid_and_nobody_for_nothing() -> None:
         ({"values": torch.tensor([1.0, math.inf])}, "not all finite"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: dict[str, object], said: str) -> None:
+def test_allocate_with_wrong_arguments_raises(arguments: dict[str, object], said: str) -> None:
     given = {"values": torch.tensor([1.0, 2.0]), "budget": 10.0, **arguments}
     with pytest.raises(ConfigurationError, match=said):
         allocate(**given)  # type: ignore[arg-type]

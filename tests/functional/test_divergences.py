@@ -21,7 +21,7 @@ OWN = torch.tensor([4.0, 3.0, 2.0, 1.0])
     [("uniform", [0.25] * 4), ("global", COUNTS.sum(0) / COUNTS.sum()), (OWN, OWN / 10)],
     ids=["uniform", "global", "own"],
 )
-def test_against_scipy(reference: Any, q: Any) -> None:
+def test_label_divergence_equals_scipys(reference: Any, q: Any) -> None:
     q = np.asarray(q, dtype=np.float64)
     p = COUNTS.double().numpy() / COUNTS.double().numpy().sum(1, keepdims=True)
     np.testing.assert_allclose(
@@ -30,7 +30,7 @@ def test_against_scipy(reference: Any, q: Any) -> None:
     np.testing.assert_allclose(label_divergence(COUNTS, "l2", reference), np.linalg.norm(p - q, axis=1), rtol=1e-6)
 
 
-def test_a_class_that_the_reference_lacks() -> None:
+def test_label_divergence_with_a_class_missing_from_the_reference() -> None:
     lacks = torch.tensor([1, 1, 0])
     with pytest.raises(ValueError, match="infinite"):
         label_divergence(torch.tensor([1, 1, 1]), "kl", lacks)
@@ -47,7 +47,7 @@ def test_a_class_that_the_reference_lacks() -> None:
         ({"class_counts": torch.tensor([2, -1])}, "not negative"),
     ],
 )
-def test_errors_of_label_divergence(arguments: dict[str, Any], message: str) -> None:
+def test_label_divergence_with_wrong_arguments_raises(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         label_divergence(**{"class_counts": torch.tensor([[1, 2]]), **arguments})
 
@@ -62,7 +62,7 @@ def by_hand(samples: Any, divergence: Any, a: float, b: float, normalize: bool) 
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(("a", "b"), [(0.6, 0.1), (0.0, 0.0), (1.5, 0.3), (0.6, -0.1)])
-def test_weights_against_numpy(a: float, b: float, normalize: bool) -> None:
+def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) -> None:
     samples, divergence = [10, 200, 30, 60], [0.02, 0.05, 0.3, 0.0]
     weights = divergence_weights(torch.tensor(samples), torch.tensor(divergence), a, b, normalize)
     np.testing.assert_allclose(weights.numpy(), by_hand(samples, divergence, a, b, normalize), rtol=1e-6)
@@ -87,7 +87,7 @@ def test_everybody_clipped_falls_back_to_samples() -> None:
         ({"num_samples": torch.zeros(2)}, "all 0"),
     ],
 )
-def test_errors_of_weights(arguments: dict[str, Any], message: str) -> None:
+def test_divergence_weights_with_wrong_arguments_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         divergence_weights(**{"num_samples": torch.tensor([1, 2]), "divergence": torch.zeros(2), **arguments})
 

@@ -123,7 +123,7 @@ def test_unvisited_first_keeps_the_papers_bound(n, m, k):
         assert not scores[1 : m + 1].isnan().any()
 
 
-def test_wrong_arguments():
+def test_top_k_download_with_a_wrong_own_index_raises():
     with pytest.raises(ValueError, match="own"):
         choose([nan, nan], own=2)
 

@@ -47,7 +47,7 @@ def test_every_metric_against_naive_averaging_and_scikit_learn(
     assert games.evaluations == 2 * 16
 
 
-def test_wrong_arguments_of_the_utility() -> None:
+def test_coalition_utility_with_wrong_masks_raises() -> None:
     round = a_round(net := module())
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
     for weighting, message in (
@@ -168,7 +168,7 @@ def test_batches_are_cut_or_put_together_and_count_as_before(size: int) -> None:
         ({"num_classes": 9}, r"expected logits \[1, 9\]"),
     ],
 )
-def test_wrong_arguments_of_the_evaluator(change: dict[str, Any], message: str) -> None:
+def test_model_evaluator_with_wrong_arguments_raises(change: dict[str, Any], message: str) -> None:
     net = module()
     arguments = {"batches": batches(), "num_classes": CLASSES, **change}
     with pytest.raises(ConfigurationError, match=message):

@@ -47,7 +47,7 @@ class LastLayer(Kept):
     """Only its last layer, whose weights are zero at first, is its own."""
 
     def __init__(self) -> None:
-        super().__init__(lambda module: lambda x: module.net(x))
+        super().__init__(lambda module: (lambda held: lambda x: held[0].net(x))([module]))
         self.head = nn.Linear(CLASSES, CLASSES)
         nn.init.zeros_(self.head.weight)
 
@@ -107,13 +107,16 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "compiled function of a layer": lambda: Kept(lambda module: eager(module.net.forward)),
     "bound method": lambda: Kept(lambda module: module.net.forward),
     "weight norm": normed,
+    "lambda": lambda: Kept(lambda module: lambda x: module.net(x)),
+    "lambda in a lambda": lambda: Kept(lambda module: (lambda f: lambda x: f(x))(lambda x: module.net(x))),
+    "partial of a lambda": lambda: Kept(lambda module: partial(lambda x, by: by * module.net(x), by=2)),
+    "compiled lambda": lambda: Kept(lambda module: eager(lambda x: module.net(x))),
+    "lambda as forward": own_forward,
+    "hook": hooked,
 }
 BOUND = "something that it keeps or calls is bound to the original"
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "lambda": (lambda: Kept(lambda module: lambda x: module.net(x)), BOUND),
-    "compiled lambda": (lambda: Kept(lambda module: eager(lambda x: module.net(x))), BOUND),
-    "forward": (own_forward, BOUND),
-    "hook": (hooked, BOUND),
+    "lambda of a list": (lambda: Kept(lambda module: (lambda held: lambda x: held[0].net(x))([module])), BOUND),
     "under a head of zeros": (LastLayer, BOUND),
     "frozen": (lambda: Kept(frozen), "the same outputs whatever its weights are"),
 }
@@ -137,7 +140,8 @@ def test_a_copy_has_weights_of_its_own(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asks", "kind"), [*(("game", kind) for kind in WRONG), ("logged", "lambda"), ("personalizer", "lambda")]
+    ("asks", "kind"),
+    [*(("game", kind) for kind in WRONG), ("logged", "lambda of a list"), ("personalizer", "lambda of a list")],
 )
 def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path, kind: str, asks: str) -> None:
     make, message = WRONG[kind]

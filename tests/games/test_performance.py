@@ -139,7 +139,9 @@ class NoValidation(Kind):
         ),
     ],
 )
-def test_refused_before_the_first_round(tmp_path: Path, kind: Any, measure: Any, said: str) -> None:
+def test_performance_that_does_not_fit_the_module_is_refused_before_training(
+    tmp_path: Path, kind: Any, measure: Any, said: str
+) -> None:
     loop = FederatedLoop(metrics={"mine": PartialFederatedShapley(**measure)}, seed=3)
     data = federated(getattr(kind, "data", Regression.data)())
     with pytest.raises(ConfigurationError, match=said):
@@ -154,7 +156,7 @@ def test_refused_before_the_first_round(tmp_path: Path, kind: Any, measure: Any,
         ({"performance": torchmetrics.MeanMetric()}, "does not say whether more of it is better"),
     ],
 )
-def test_refused_at_construction(measure: Any, said: str) -> None:
+def test_performance_with_wrong_arguments_is_refused_at_construction(measure: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         PartialFederatedShapley(**measure)
 

@@ -14,7 +14,7 @@ from flsv.functional.shapley.few_coalitions import few_coalitions
 from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.testing import fits
-from flsv.testing.checks import PartCheck, checks_of, expect, refused, same
+from flsv.testing.checks import PartCheck, checks_of, ensure, equal, refused
 from flsv.testing.metric import EVERY, HALF, MetricCase, all_of
 from flsv.testing.rounds import NEVER, NUM_CLIENTS, Rounds
 from flsv.training.algorithms import InRunValues
@@ -86,14 +86,14 @@ def bad_clients_are_refused(case: MetricCase) -> None:
     arguments = case.arguments(case.rounds()[0])
     for ids in ([0, 1, NUM_CLIENTS], [-1, 1, 2], [0, 1, 1], []):
         wrong = {**arguments, "client_ids": torch.tensor(ids, dtype=torch.long)}
-        expect(refused(partial(case.new().update, **wrong)), f"no error of {ids}")
+        ensure(refused(partial(case.new().update, **wrong)), f"no error of {ids}")
     for name, value in arguments.items():
         rows = isinstance(value, Tensor) and value.shape[:1] == (3,)
         if rows and name != "client_ids" and case.fields[name] not in ("senders", "reached"):
             metric = case.new()
             no_error = not refused(partial(metric.update, **{**arguments, name: value[:1]}))
-            unused = no_error and same(metric.compute(), case.fed([0]).compute())
-            expect(not no_error or unused, f"no error of one row of {name}")
+            unused = no_error and equal(metric.compute(), case.fed([0]).compute())
+            ensure(not no_error or unused, f"no error of one row of {name}")
 
 
 def intervals_are_of_the_rounds(case: MetricCase) -> None:
@@ -116,10 +116,10 @@ def intervals_are_of_the_rounds(case: MetricCase) -> None:
     case.fed(metric=metric)
     overall = metric.per_client(metric.compute()).tolist()
     silent = [client for client, value in enumerate(overall) if value == value and client not in noted]
-    expect(not silent, f"no values of {silent}")
+    ensure(not silent, f"no values of {silent}")
     for client, values in noted.items() if plain and how in ("sum", "mean") else ():
         total = sum(values) / (len(values) if how == "mean" else 1)
-        expect(same(torch.tensor(overall[client]), torch.tensor(total), rtol=1e-3), f"{overall[client]}, not {total}")
+        ensure(equal(torch.tensor(overall[client]), torch.tensor(total), rtol=1e-3), f"{overall[client]}, not {total}")
 
 
 OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)

@@ -23,7 +23,7 @@ from flsv.personalization import Personalizer
 from flsv.sampling import ClientSampler
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.testing import fits
-from flsv.testing.checks import Case, PartCheck, expect, is_one, pickles, same, untouched_rngs
+from flsv.testing.checks import Case, PartCheck, ensure, equal, is_one, pickles, untouched_rngs
 from flsv.testing.fits import IN_A_FIT
 from flsv.testing.rounds import COHORTS, NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
 from flsv.uploads import Upload, UploadContext
@@ -51,7 +51,7 @@ def dealt(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) ->
 def repr_is_code(case: Case) -> None:
     """repr shows the class and no address in memory."""
     text = repr(case.new())
-    expect(text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text, text)
+    ensure(text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text, text)
 
 
 def remote_is_equal(case: fits.FitCase) -> None:
@@ -106,8 +106,8 @@ def starts_are_models(case: PersonalizerCase) -> None:
     for client in range(fits.NUM_CLIENTS):
         before = personalizer.state_dict()
         one, again = (personalizer.start(client, loop.state) for _ in range(2))
-        expect(one is None or (one.shape == (size,) and one.isfinite().all()), one)
-        expect(same(one, again) and same(before, personalizer.state_dict()), "another one, or another state")
+        ensure(one is None or (one.shape == (size,) and one.isfinite().all()), one)
+        ensure(equal(one, again) and equal(before, personalizer.state_dict()), "another one, or another state")
 
 
 PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equal)
@@ -179,7 +179,7 @@ def draws_clients(case: SamplerCase) -> None:
         for seed in range(10):
             with untouched_rngs("a sampler"):
                 one, again = draw(seed), draw(seed)
-            expect(one == again == sorted(one), f"{one} and {again}")
+            ensure(one == again == sorted(one), f"{one} and {again}")
             case.chances(known, one)
 
 
@@ -196,7 +196,7 @@ def probabilities_are_true(case: SamplerCase) -> None:
         chances = chances.double()
         error = (counts / draws - chances).abs()
         bound = 4.5 * (chances * (1 - chances)).clamp_min(1e-4).div(draws).sqrt() + 2e-2 * chances
-        expect((error <= bound).all(), f"{(counts / draws).tolist()} instead of {chances.tolist()}")
+        ensure((error <= bound).all(), f"{(counts / draws).tolist()} instead of {chances.tolist()}")
 
 
 SamplerCase.checks = (
@@ -237,8 +237,8 @@ def gives_an_update(case: UploadCase) -> None:
             update = update_of(client, dtype)
             with untouched_rngs("an upload"):
                 sent = case.new().apply(update, context(client, dtype=dtype, state={}))
-            expect(sent.shape == update.shape and sent.dtype == dtype and sent.isfinite().all(), sent)
-            expect(same(update, update_of(client, dtype)), "a changed argument")
+            ensure(sent.shape == update.shape and sent.dtype == dtype and sent.isfinite().all(), sent)
+            ensure(equal(update, update_of(client, dtype)), "a changed argument")
 
 
 def clients_are_apart(case: UploadCase) -> None:
@@ -250,7 +250,7 @@ def clients_are_apart(case: UploadCase) -> None:
             alone_state: dict[str, Tensor] = {}
             for earlier in range(round_index + 1):
                 alone = case.sent(client, earlier, alone_state)
-            expect(same(together, alone), f"{together} and {alone}")
+            ensure(equal(together, alone), f"{together} and {alone}")
 
 
 UploadCase.checks = (
@@ -303,10 +303,10 @@ def gives_a_cohort(case: FilterCase) -> None:
             before, given = cohort(index, long), cohort(index, long)
             left = case.begun().apply(given)
             sizes = {len(left.updates), len(left.matrix), len(left.starts), len(left.num_samples)}
-            expect(isinstance(left, Cohort) and set(left.ids) <= set(given.ids), left)
-            expect(len(sizes) == 1 and 0 not in sizes, sizes)
-            kept = same(given.matrix, before.matrix) and same(given.num_samples, before.num_samples)
-            expect(kept, "a changed argument")
+            ensure(isinstance(left, Cohort) and set(left.ids) <= set(given.ids), left)
+            ensure(len(sizes) == 1 and 0 not in sizes, sizes)
+            kept = equal(given.matrix, before.matrix) and equal(given.num_samples, before.num_samples)
+            ensure(kept, "a changed argument")
 
 
 def order_does_not_matter(case: FilterCase) -> None:
@@ -317,13 +317,13 @@ def order_does_not_matter(case: FilterCase) -> None:
             dict(sorted((client, (row, size)) for client, row, size in zip(each.ids, each.matrix, each.num_samples)))
             for each in cohorts
         )
-        expect(same(mine, theirs, rtol=1e-5), f"{mine} and {theirs}")
+        ensure(equal(mine, theirs, rtol=1e-5), f"{mine} and {theirs}")
 
 
 def one_client_stays(case: FilterCase) -> None:
     """A cohort of one has nobody to be compared with."""
     alone = cohort().keep(torch.tensor([True, False, False]))
-    expect(case.begun().apply(alone).ids == alone.ids, "nobody")
+    ensure(case.begun().apply(alone).ids == alone.ids, "nobody")
 
 
 FilterCase.checks = (

@@ -208,6 +208,16 @@ def retrained() -> Case:
     return loop, Plain(), five(), {"rounds": 2}
 
 
+def judged() -> Case:
+    """By the clients, each on its rank, and by whole fits of the coalitions, each rank's by all clients."""
+    metrics = {
+        "shadow": ShadowShapley(coalitions="both", judges="clients"),
+        "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
+    }
+    loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
+    return loop, Validating(), five(server_val=0.0, client_val=0.4), {"rounds": 2}
+
+
 def two_clients() -> Case:
     metrics = {"distance": CalibratedOTGradient()}
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
@@ -261,7 +271,7 @@ def broken_rank() -> Case:
 RANK_CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
-        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, retrained, kept_momentum,
+        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, retrained, judged, kept_momentum,
         adam_with_steps, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
     )
 }  # fmt: skip

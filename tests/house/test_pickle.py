@@ -41,7 +41,7 @@ def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
-def test_before_and_after_a_fit(tmp_path: Path, name: str) -> None:
+def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(tmp_path: Path, name: str) -> None:
     loop = LOOPS[name]()
     before = pickle.loads(pickle.dumps(loop))
     expected = run(loop, tmp_path)

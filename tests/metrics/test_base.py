@@ -41,7 +41,7 @@ def test_only_a_metric_that_declares_it_is_told_the_class_counts(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["../x", ""])
-def test_a_name_that_is_a_path_is_refused(name: str) -> None:
+def test_metric_named_by_a_path_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="metric .*: expected a plain name"):
         FederatedLoop(metrics={name: Curious()})
 

@@ -128,13 +128,13 @@ def test_values_per_class_are_those_of_each_class_by_itself(value: Any, fold: An
         ({"performance": "balanced_accuracy", "num_classes": 2}, r"performance='balanced_accuracy'.*per class"),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_coalition_value_with_conflicting_arguments_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"CoalitionValue.*{message}"):
         CoalitionValue(**arguments)
 
 
 @pytest.mark.parametrize("estimator", ["auto", *ESTIMATORS])
-def test_arguments_that_no_estimator_has(estimator: str) -> None:
+def test_estimator_args_unknown_to_the_estimator_are_refused(estimator: str) -> None:
     match = r"CumulativeShapley\(estimator_args=.*does not take \['bugdet'\]. It takes \[.*'budget'"
     with pytest.raises(ConfigurationError, match=match):
         CumulativeShapley(estimator=estimator, estimator_args={"bugdet": 100})
@@ -143,7 +143,7 @@ def test_arguments_that_no_estimator_has(estimator: str) -> None:
     CumulativeShapley(estimator=estimator, estimator_args={"budget": 100})
 
 
-def test_functions_of_ones_own() -> None:
+def test_estimator_may_be_an_own_function() -> None:
     def mine(utility: Any, num_players: int, *, depth: int, generator: Any) -> ShapleyEstimate:
         return exact_shapley(utility, num_players)
 
@@ -217,7 +217,7 @@ def test_cumulative_sums_the_rounds_and_their_variances() -> None:
     assert metric.compute()[2].isnan()
 
 
-def test_surrogate_is_equation_3() -> None:
+def test_surrogate_federated_shapley_is_equation_3() -> None:
     metric = SurrogateFederatedShapley(num_clients=4, beta=0.6, estimator="exact")
     value = torch.full((4,), 0.5, dtype=torch.float64)
     for ids, seed in (([0, 1, 2], 1), ([1, 3], 2), ([0, 1, 2], 3)):

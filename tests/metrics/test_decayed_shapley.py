@@ -57,7 +57,7 @@ def by_formula(
         ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], {"decay": 0.5, "threshold": 0.26}, (0, 0)),
     ],
 )
-def test_against_the_formula(rows: Any, options: dict[str, Any], counts: tuple[int, int]) -> None:
+def test_decayed_shapley_equals_the_formula(rows: Any, options: dict[str, Any], counts: tuple[int, int]) -> None:
     rows = torch.tensor(rows, dtype=torch.float64)
     metric = DecayedShapley(rows.shape[1], **options)
     metric.set_dtype(torch.float64)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torchmetrics import Metric
 
-from flsv.testing.checks import same
+from flsv.testing.checks import equal
 from flsv.testing.metric import EVERY, HALF, all_of
 from helpers.metric_cases import METRIC_CASES
 
@@ -57,10 +57,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [name for name in METRIC_CASES if name not in WHOLE])
-def test_two_processes(found: list[dict[str, Any]], name: str) -> None:
+def test_metric_of_two_processes_equals_that_of_one(found: list[dict[str, Any]], name: str) -> None:
     alone = METRIC_CASES[name].whole
     assert alone["value"].isfinite().any()
     for rank in range(2):
-        assert same(found[rank][f"{name}, one idle"], alone, rtol=1e-4)
+        assert equal(found[rank][f"{name}, one idle"], alone, rtol=1e-4)
         # Blocks of rounds, of which intervals are made, end where the processes' parts meet.
-        assert same({**found[rank][name], "intervals": alone["intervals"]}, alone, rtol=1e-4)
+        assert equal({**found[rank][name], "intervals": alone["intervals"]}, alone, rtol=1e-4)

@@ -80,7 +80,7 @@ def test_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
     assert not any(layer._forward_hooks for layer in two.modules())
 
 
-def test_the_second_order(tmp_path: Path) -> None:
+def test_second_order_values_come_nearer_to_the_true_gain(tmp_path: Path) -> None:
     loop = in_run_loop(order=2)
     values, _, rounds = in_run_fit(loop, tmp_path, Plain(without_batch_norm(), sgd_with(lr=0.02)), rounds=1)
     (round,) = rounds
@@ -111,7 +111,7 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
     torch.testing.assert_close(lying.sum(1), honest.sum(1), atol=1e-4, rtol=0)
 
 
-def test_the_clients_files(tmp_path: Path) -> None:
+def test_clients_write_their_samples_values_into_own_files(tmp_path: Path) -> None:
     loop = in_run_loop(reporting=Reporting(figures=1))
     _, kept, _ = in_run_fit(loop, tmp_path, logger=True)
     for client in range(3):
@@ -121,7 +121,7 @@ def test_the_clients_files(tmp_path: Path) -> None:
         assert [float(line.split(",")[1]) for line in lines] == kept[client].tolist()
 
 
-def test_it_resumes(tmp_path: Path) -> None:
+def test_in_run_shapley_resumes_to_the_bit(tmp_path: Path) -> None:
     def make() -> FederatedLoop:
         loop = in_run_loop(2, sampler=UniformSampler(2))
         return loop.replace(aggregator=FedAvg(), metrics={"in_run": InRunShapley(order=2)})
@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(tmp_path: Path, name: str) -> None:
+def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path: Path, name: str) -> None:
     make, module_of, says = REFUSED[name]
     loop, module = make(), module_of()
     with pytest.raises(ConfigurationError, match=says):

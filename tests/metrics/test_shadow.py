@@ -26,7 +26,7 @@ from flsv.aggregation import (
 )
 from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling
 from flsv.filters import NormCap, OutlierFilter, SampleCap
-from flsv.functional import exact_shapley
+from flsv.functional import exact_shapley, few_coalitions
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -143,7 +143,7 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("coalitions", ["pairs+leave-one-out", "auto", [[0], [1, 2]]])
-def test_any_coalitions(tmp_path: Path, coalitions: Any) -> None:
+def test_shadow_models_are_the_same_for_any_choice_of_coalitions(tmp_path: Path, coalitions: Any) -> None:
     federation = shadow_loop(KeepsModels(coalitions=coalitions))
     fit(federation, tmp_path, Plain(network(batch_norm=False)), data(), rounds=2)
     whole = shadow_loop(KeepsModels(coalitions="all"))
@@ -162,7 +162,7 @@ def test_the_federation_trains_as_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "CGSV"])
-def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_shadow_shapley_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
     def federation() -> FederatedLoop:
         return shadow_loop(ShadowShapley(), sampler=UniformSampler(2), **FEDERATIONS.get(name, dict)())
 
@@ -211,6 +211,15 @@ def test_values_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:
     assert int(whole.metrics["shadow"].evaluations) == 3 * 8
 
 
+@pytest.mark.parametrize(("of", "rounds"), [({}, 12), ({"performance": "val_loss", "mode": "min"}, 4)])
+def test_what_the_module_logs_is_valued_five_times_at_most(of: dict[str, Any], rounds: int) -> None:
+    metric = ShadowShapley(num_clients=2, **of)
+    metric.check_rounds(12)
+    for index in range(12):
+        metric.update(torch.arange(2), few_coalitions(2), lambda masks: masks.sum(1).double(), index)
+    assert int(metric.evaluations) == 4 * rounds
+
+
 class Twice(Plain):
     """Steps by something that batched training does not know."""
 
@@ -241,7 +250,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_refused_before_training(tmp_path: Path, what: str) -> None:
+def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(tmp_path: Path, what: str) -> None:
     match, options = REFUSED[what]
     refused(tmp_path, match, **options())
 
@@ -293,10 +302,92 @@ class Later(Plain):
         return super().training_step(batch, batch_idx) * (2 if other else 1)
 
 
-def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where both began alike and saw the same."""
+class Stops(Plain):
+    """From the second round on no rows of one batched model can take its step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if self.current_epoch == 0 or float(loss) < 1e9 else 0 * loss
+
+
+class Between(Plain):
+    """Changes its weights between two rounds."""
+
+    def on_validation_epoch_end(self) -> None:
+        if self.current_epoch == 1:
+            with torch.no_grad():
+                self.net[0].weight.mul_(0.5)
+
+
+#: Modules whose rows turn out to be none in the second round.
+GIVEN_UP = {"model of a coalition differs by": Later, "calling .item": Stops, "have changed between rounds": Between}
+
+
+def values_by_retraining(folder: Path, module: L.LightningModule, rounds: int, **options: Any) -> torch.Tensor:
+    def alone(cohort: FixedCohort) -> L.Trainer:
+        federation = shadow_loop(**copy.deepcopy(options)).replace(sampler=cohort, metrics=options.get("metrics"))
+        return trainer_for(federation, folder, rounds)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return exact_shapley(RetrainedUtility(alone, module, data(), "negative_loss"), 3).values
+
+
+@pytest.mark.parametrize("match", GIVEN_UP)
+def test_rows_that_turn_out_to_be_others_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str
+) -> None:
+    """In the midst of training: coalitions are trained by fits when it has ended, and the federation goes on."""
     monkeypatch.setattr("flsv.training.rows.coalition_rows.COMPARED", 1)
-    refused(tmp_path, "model of a coalition differs by", Later(network(batch_norm=False)), rounds=2)
+    module = GIVEN_UP[match](network(batch_norm=False))
+    expected = values_by_retraining(tmp_path, module, ROUNDS)
+    plain = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+    without = fit(plain, tmp_path, copy.deepcopy(module), data(), ROUNDS)
+    federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+    with pytest.warns(UserWarning, match=f"trained after the run.*{match}.*Until here they were rows"):
+        trained = fit(federation, tmp_path, module, data(), ROUNDS)
+    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(vector(trained), vector(without))
+
+
+class Calls(Plain):
+    """Trains by a function that holds the module, as a loss with a log may."""
+
+    def __init__(self, net: torch.nn.Module, reads: bool) -> None:
+        super().__init__(net)
+        self.reads = reads
+        self.step = lambda batch: Plain.training_step(self, batch, 0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.step(batch)
+        return loss if not self.reads or float(loss) < 1e9 else 0 * loss
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_functions_that_hold_the_module_train_the_coalitions(tmp_path: Path, reads: bool) -> None:
+    """By rows, and by fits."""
+    net = network(batch_norm=False)
+    expected = values_by_retraining(tmp_path, Plain(copy.deepcopy(net)), 2)
+    federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+    fit(federation, tmp_path, Calls(net, reads), data(), rounds=2)
+    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_given_up_resumes_to_the_bit(tmp_path: Path) -> None:
+    def module() -> Plain:
+        return Between(network(batch_norm=False))
+
+    whole = assert_resumes(lambda: shadow_loop(ShadowShapley()), tmp_path, module, data)
+    assert not whole.contributions["shadow"].isnan().any()
+
+
+def test_rows_that_are_too_large_are_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flsv.retraining.shadow.MOST_BYTES", 1000)
+    module = Plain(network(batch_norm=False))
+    expected = values_by_retraining(tmp_path, module, 1)
+    federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+    fit(federation, tmp_path, module, data(), rounds=1)
+    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
 
 
 def test_a_performance_that_is_not_finite_ends_no_training() -> None:

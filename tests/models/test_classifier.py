@@ -123,7 +123,7 @@ def test_scores_are_scikit_learns_over_the_whole_set(trainer, class_weights):
     ("scheduler", "monitor"),
     [(ReduceLROnPlateau, "val_loss"), (partial(CliPlateau, monitor="val_accuracy"), "val_accuracy")],
 )
-def test_plateau_scheduler(trainer, scheduler, monitor):
+def test_classifier_plateau_scheduler_monitors_the_right_score(trainer, scheduler, monitor):
     fit = trainer()
     fit.fit(ClassifierClient("softmax", scheduler=scheduler), Digits())
     assert fit.lr_scheduler_configs[0].monitor == monitor
@@ -172,7 +172,7 @@ def test_what_contradicts_the_data_is_found_before_training(trainer, options, me
         ({"input_shape": (1, 8, 8)}, "num_classes is not known"),
     ],
 )
-def test_wrong_options(trainer, options, message):
+def test_classifier_with_wrong_options_is_refused(trainer, options, message):
     with pytest.raises(ConfigurationError, match=message):
         trainer().fit(ClassifierClient(**{"network": "mlp", **options}), Digits(known=False))
 

@@ -100,7 +100,7 @@ def test_a_transformers_adapters_travel_and_nothing_else(tmp_path: Path, exact: 
     assert loop.contributions["cssv"].by_class.shape == (5, 3)
 
 
-def test_what_cannot_work_is_said() -> None:
+def test_lora_without_matching_layers_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="SoftmaxRegression has no linear layer beside its head"):
         LoRAClient(network="softmax", num_classes=3, input_shape=(4,))
     with pytest.raises(ConfigurationError, match=r"peft cannot put LoRA into MLP: Target modules .* not found"):

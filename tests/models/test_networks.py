@@ -22,7 +22,7 @@ from flsv.models.cnn import conv_stack
 from flsv.utilities.errors import ConfigurationError
 
 
-def test_conv_stack_written_out():
+def test_conv_stack_equals_its_layers_written_out():
     torch.manual_seed(0)
     stack = conv_stack([1, 4, 6], kernel=3, padding=1)
     first, second = (layer for layer in stack if isinstance(layer, nn.Conv2d))
@@ -57,7 +57,7 @@ def test_parameters_are_those_of_the_papers(network, num_classes, shape, paramet
     check_network(network(num_classes, shape), num_classes, shape, parameters)
 
 
-def test_the_papers_layers():
+def test_shapfed_cnn_has_the_papers_layers():
     kinds = [type(module) for module in ShapFedCNN().modules()]
     assert (kinds.count(nn.Conv2d), kinds.count(nn.Linear), kinds.count(nn.ReLU)) == (3, 3, 5)
 
@@ -75,7 +75,7 @@ def check_network(network, num_classes, input_shape, parameters):
     assert sum(p.numel() for p in network.parameters()) == parameters
 
 
-def test_resnet34():
+def test_resnet34_has_the_parameters_counted_by_hand():
     stem = 3 * 9 * 64 + 128
     blocks, before = 0, 64
     for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -106,13 +106,13 @@ def test_fast_text_is_the_mean_of_the_words_vectors():
         FastText(input_shape=(1, 28, 28))
 
 
-def test_timm_options():
+def test_build_network_passes_options_to_timm():
     network = build_network("timm:test_vit", 4, (1, 32, 32), img_size=32)
     assert network(torch.rand(2, 1, 32, 32)).shape == (2, 4)
 
 
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "torchvision:squeezenet1_0"])
-def test_torchvision(name):
+def test_build_network_builds_torchvisions_networks(name):
     network = build_network(name, 4, (3, 32, 32))
     assert type(network).__module__.startswith("torchvision")
     assert network(torch.rand(2, 3, 32, 32)).shape == (2, 4)
@@ -138,13 +138,13 @@ def test_torchvision_weights_keep_the_body_and_replace_the_head(monkeypatch, opt
 
 
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet10t", "lenet5"])
-def test_options_that_there_are_not(name):
+def test_build_network_with_unknown_options_raises(name):
     with pytest.raises(ConfigurationError, match=f"{name} could not be built.*nonsense"):
         build_network(name, 4, (3, 32, 32), nonsense=1)
 
 
 @pytest.mark.parametrize(("name", "hint"), [("lenet", "'lenet5'"), ("zzzzzzzz", "flsv's own are fast_text, lenet5")])
-def test_unknown_name(name, hint):
+def test_build_network_with_an_unknown_name_raises(name, hint):
     with pytest.raises(ConfigurationError, match=f"Unknown network '{name}'.*{hint}"):
         build_network(name, 10, (3, 32, 32))
 

@@ -62,7 +62,7 @@ def test_losses_are_means_over_samples(fitted):
     torch.testing.assert_close(predicted, model(data.x).detach())
 
 
-def test_refused(fitted):
+def test_regressor_with_wrong_shapes_is_refused(fitted):
     with pytest.raises(ConfigurationError, match=r"input_shape=\(3,\), but the data \(Lines\) has input_shape=\(4,\)"):
         fitted(input_shape=(3,))
     with pytest.raises(ConfigurationError, match="input_shape is not known"):
@@ -134,7 +134,7 @@ def test_probabilities_are_the_weighted_mean_of_the_components() -> None:
     np.testing.assert_allclose(module(x).exp().detach().numpy(), expected, rtol=1e-5)
 
 
-def test_em() -> None:
+def test_mixture_loss_gradient_is_that_of_em() -> None:
     """Responsibilities by Bayes' rule; the loss's gradient is that of their weighted losses (the M-step's)."""
     module, (x, y) = client(), batch()
     p = likelihoods(module, x)[:, np.arange(len(y)), y.numpy()]

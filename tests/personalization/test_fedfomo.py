@@ -44,7 +44,7 @@ def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tens
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
-def test_equation_3(tmp_path: Path, sampler: Any) -> None:
+def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None:
     personalizer, data = FedFomo(num_downloads=2), DATA()
     seen = watched(personalizer, lambda *_: deepcopy((personalizer._uploads, personalizer._affinity)), kept)
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=3)
@@ -113,7 +113,7 @@ class Logs(Plain):
         self.log("my/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
 
-def test_by_what_the_module_logs(tmp_path: Path) -> None:
+def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path: Path) -> None:
     runs = []
     for measure in ({}, {"performance": "my/loss", "mode": "min"}):
         seen = watched(personalizer := FedFomo(num_downloads=2, **measure))

@@ -90,7 +90,7 @@ def test_a_negative_score_is_never_downloaded_again() -> None:
     torch.testing.assert_close(models[0], random_models(4)[0])
 
 
-def test_a_shared_extractor() -> None:
+def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
     vectors = random_models(3)
     method, clients = begun(3, PFedSV(mode="extractor")), [Judged(i, closeness(vectors[1])) for i in range(3)]
     models, round = play(method, clients, vectors)
@@ -118,7 +118,7 @@ def test_a_shared_extractor() -> None:
     assert round.downloaded.tolist() == [3 + 2 * 4, 3 + 2 * 4, 2 * 3 + 2 * 4]
 
 
-def test_start_points() -> None:
+def test_pfedsv_sends_start_points_by_mode() -> None:
     vector, own = torch.arange(7.0), torch.full((7,), -1.0)
     state, local = FederationState(2, global_vector=vector.clone()), Judged(1, lambda v: 0).data
     # A newcomer: the initial model, which begun() sets to zeros, on the extractor that there is. Who has been there has
@@ -173,7 +173,7 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> N
         {"shared": 0.5, "mode": "extractor"},
     ],
 )
-def test_wrong_arguments(arguments: Any) -> None:
+def test_pfedsv_with_wrong_arguments_is_refused(arguments: Any) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(arguments))):
         PFedSV(**arguments)
 
@@ -183,7 +183,7 @@ def federation() -> FederatedLoop:
     return FederatedLoop(metrics=metrics, personalizer=PFedSV(k=2), seed=4)
 
 
-def test_wrong_parts(tmp_path: Path) -> None:
+def test_pfedsv_without_its_metric_or_validation_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="DomainRelevance"):
         play(begun(2, PFedSV()), [Judged(0, lambda v: 0)], random_models(1), torch.zeros(2))
     with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val"):

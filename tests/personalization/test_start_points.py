@@ -63,7 +63,7 @@ def test_cgsv_gives_every_layers_largest_entries(tmp_path: Path, sampler: Any) -
                 torch.testing.assert_close(new[name].flatten(), expected, msg=name)
 
 
-def test_fedamps_attention() -> None:
+def test_fedamp_attention_equals_numpys() -> None:
     w = np.random.default_rng(0).normal(size=(4, 7))
     expected = np.zeros((4, 4))
     for i in range(4):
@@ -74,7 +74,7 @@ def test_fedamps_attention() -> None:
     np.testing.assert_allclose(FedAMP(2.0, 9.0).attention(torch.from_numpy(w)), expected)
 
 
-def test_heurfedamps_attention() -> None:
+def test_heurfedamp_attention_equals_numpys() -> None:
     w = np.random.default_rng(1).normal(size=(4, 7))
     expected = np.zeros((4, 4))
     for i in range(4):
@@ -163,7 +163,7 @@ def test_fedem_needs_a_mixture(tmp_path: Path) -> None:
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)
 
 
-def test_ifca(tmp_path: Path) -> None:
+def test_ifca_clusters_equal_those_by_hand(tmp_path: Path) -> None:
     """Four clients, two and two with the same classes, and three clusters."""
     personalizer = IFCA(3)
     data = FederatedDataModule(

@@ -52,7 +52,7 @@ def test_without_a_repository_links_become_words(hook: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_the_metadata_that_are_built() -> None:
+def test_built_metadata_name_versions_and_links() -> None:
     found = json.loads(
         subprocess.run(
             [sys.executable, "-m", "hatchling", "metadata"], cwd=ROOT, check=True, capture_output=True, text=True

@@ -58,7 +58,9 @@ def test_what_is_ready_has_no_problem(repository: Path) -> None:
         ("pyproject.toml", "Repository", "Homepage", "no [project.urls] Repository"),
     ],
 )
-def test_files_that_are_not_ready(repository: Path, file: str, old: str, new: str, said: str) -> None:
+def test_release_with_an_unready_file_names_the_problem(
+    repository: Path, file: str, old: str, new: str, said: str
+) -> None:
     path = repository / file
     path.write_text(path.read_text().replace(old, new))
     assert any("Not everything is committed" in problem for problem in problems(repository))

@@ -359,7 +359,7 @@ def federation(case: Case) -> FederatedLoop:
 
 @pytest.mark.parametrize("resumed", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "resumed"])
 @pytest.mark.parametrize("name", CASES)
-def test_as_by_hand(name: str, resumed: bool, tmp_path: Path) -> None:
+def test_federation_equals_the_plain_loop(name: str, resumed: bool, tmp_path: Path) -> None:
     case, net = CASES[name], network(batch_norm=False)
     module = Plain(copy.deepcopy(net), *([case.optimizer] if case.optimizer else []))
     if resumed:
@@ -374,7 +374,7 @@ def test_as_by_hand(name: str, resumed: bool, tmp_path: Path) -> None:
     torch.testing.assert_close(vector(module).float(), expected, rtol=case.tolerance, atol=case.tolerance)
 
 
-def test_the_loops_differ() -> None:
+def test_plain_loops_of_different_cases_differ() -> None:
     """Or one of them would pass for another."""
     found = {name: replay(network(batch_norm=False), case.rule, case.train, case.send) for name, case in CASES.items()}
     alike = [(a, b) for a in found for b in found if a < b and (found[a] - found[b]).abs().max() < 1e-3]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flsv.report import Budget, write_report
-from flsv.results.run_table import CSV, Numbers, rows_of
+from flsv.results.run_table import CSV, Numbers, round_rows
 from flsv.utilities.csv_files import save_csv
 from helpers.pages import text_of
 from helpers.runs import NAMES, at_fault, copying, made_value, make_game, make_run, retold
@@ -57,7 +57,7 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
             values = [last[i] if r + 1 == ROUNDS else own(i, r, metric) for i in everybody]
             numbers.append(Numbers(metric, values, ends=ends if metric == "cssv" else None))
         numbers += [Numbers(w, [own(i, r, w) for i in everybody]) for w in ("weight", "accuracy", "update_norm")]
-        file.append(rows_of(r, numbers, names))
+        file.append(round_rows(r, numbers, names))
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     metrics["sv"] = {**metrics["cssv"], "class": "FederatedShapley", "per_class": False}
     retold(

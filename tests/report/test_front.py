@@ -88,7 +88,7 @@ CHANCE = {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0, "told_apart": Fa
         ({"paid_in": {"sv": CHANCE}}, "not told apart"),
     ],
 )
-def test_red_lines(tmp_path: Path, told: dict[str, object], said: str) -> None:
+def test_front_page_warns_once_in_red(tmp_path: Path, told: dict[str, object], said: str) -> None:
     _, whole, html = pages(make_game(tmp_path, {"sv": [0.4, 0.1, -0.05]}, **told))
     warnings = re.findall(r'<p class="warning">(.*?)</p>', html)
     assert len(warnings) == bool(told)
@@ -125,7 +125,7 @@ def test_intervals_that_are_known_to_be_too_narrow_say_so(tmp_path: Path) -> Non
     assert "too narrow: in trials they held it in 59 % of the cases" in front
 
 
-def test_every_metric_has_caveats() -> None:
+def test_caveats_exist_for_every_metric() -> None:
     for kind in {*flsv.metrics.__all__} - {"ContributionMetric"}:
         said = caveats({"class": kind}, errors=True)
         assert said, kind

@@ -72,7 +72,7 @@ def test_charts_say_what_they_show_and_are_the_same_to_the_byte(tmp_path: Path) 
     assert write_report(tmp_path).read_text(encoding="utf-8") == page
 
 
-def test_a_killed_run(tmp_path: Path) -> None:
+def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path: Path) -> None:
     assert "has not come to its end" in text(make_run(tmp_path / "killed", ended=False, rounds=2))
     assert "0 rounds" in text(make_run(tmp_path / "early", ended=False, rounds=0))
 

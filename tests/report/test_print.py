@@ -62,7 +62,7 @@ def few(folder: Path) -> Path:
     return make_game(folder, values, events=[at_fault(1, 1, 3)])
 
 
-def test_nothing_is_cut(tmp_path: Path) -> None:
+def test_printed_report_is_cut_nowhere(tmp_path: Path) -> None:
     runs = {
         "few": few(tmp_path / "few"),
         "many": make_run(tmp_path / "many", clients=40, classes=30),

@@ -14,14 +14,14 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.report import open_run
 from flsv.results.record import write_record
-from flsv.results.run_table import read_table
+from flsv.results.run_table import read_contributions
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.runs import made_value, make_run, write_rows
 
 
-def test_values_histories_and_names(tmp_path: Path) -> None:
+def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
     run = open_run(make_run(tmp_path, clients=3, classes=2, rounds=4))
     assert (run.num_clients, run.rounds, run.metrics, run.ended) == (3, 4, ("cssv",), True)
     assert run.final("cssv") == [made_value(i, 0, 3) for i in range(3)]
@@ -46,7 +46,7 @@ def test_values_stay_until_they_change_and_weights_do_not(tmp_path: Path) -> Non
     assert math.isnan(weights.loc[1, 0])
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no folder"):
         open_run(tmp_path / "none")
     with pytest.raises(ConfigurationError, match="no run's folder"):
@@ -90,10 +90,10 @@ def test_what_no_run_writes_is_said_with_its_line(tmp_path: Path, line: str, wor
 def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path) -> None:
     folder = make_run(tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False)
     path = folder / "contributions.csv"
-    whole, table = path.read_bytes(), read_table(path)
+    whole, table = path.read_bytes(), read_contributions(path)
     for end in range(whole.index(b"\n") + 1, len(whole)):
         path.write_bytes(whole[:end])
-        assert read_table(path).equals(table[: whole[:end].count(b"\n") - 1])
+        assert read_contributions(path).equals(table[: whole[:end].count(b"\n") - 1])
 
 
 def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path: Path) ->
     assert record["metrics"]["cost"]["columns"] == ["up", "down"]
 
 
-def test_what_is_no_number_and_no_text_can_be_written(tmp_path: Path) -> None:
+def test_record_writes_nan_and_objects_as_json(tmp_path: Path) -> None:
     write_record(tmp_path, {"a": float("nan"), "b": (1, float("inf")), "c": {2: Path}, "d": None})
     read = json.loads((tmp_path / "run.json").read_text())
     assert read == {"a": None, "b": [1, None], "c": {"2": repr(Path)}, "d": None}

@@ -26,8 +26,8 @@ from flsv.results.run_table import (
     frame,
     history,
     last,
-    read_table,
-    rows_of,
+    read_contributions,
+    round_rows,
 )
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
@@ -38,12 +38,12 @@ NAMES = ("Boston", "Lyon", "Graz")
 
 
 def rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
-    return rows_of(0, [Numbers("sv", values, ends=[low, high])], NAMES)
+    return round_rows(0, [Numbers("sv", values, ends=[low, high])], NAMES)
 
 
 def test_every_column_has_its_type_whatever_the_rows_are() -> None:
     numbers = [Numbers("sv", torch.tensor([0.5, NAN, 1.0])), Numbers("cost", [[1.0, 2.0]] * 3, {"up": "up", "7": "b"})]
-    known = rows_of(3, numbers, NAMES)
+    known = round_rows(3, numbers, NAMES)
     for table in (frame(known), frame(())):
         # Texts are objects before pandas 3.
         assert table.dtypes.to_dict() == {name: pandas.Series(dtype=kind).dtype for name, kind in SCHEMA.items()}
@@ -67,10 +67,10 @@ def test_what_is_new_is_another_value_or_another_interval() -> None:
 
 def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
     values = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 40
-    table = rows_of(2, [Numbers("sv", values, {"0": "Shirt", "1": "Dress"})], NAMES)
+    table = round_rows(2, [Numbers("sv", values, {"0": "Shirt", "1": "Dress"})], NAMES)
     path = tmp_path / "contributions.csv"
     path.write_bytes((",".join(SCHEMA) + "\n").encode() + csv_lines(table))
-    again = read_table(path)
+    again = read_contributions(path)
     assert csv_lines(again.itertuples(index=False)) == csv_lines(table)
     read = np.array([last(again, "sv", 3, column) for column in columns_in(again, "sv")]).T
     assert torch.equal(torch.tensor(read), values)
@@ -78,7 +78,7 @@ def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
 
 
 def round_of(r: int) -> list[Row]:
-    return rows_of(r, [Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})], NAMES)
+    return round_rows(r, [Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})], NAMES)
 
 
 def written(path: Path, rounds: Sequence[int], first: int = 0, earlier: Path | None = None) -> Path:
@@ -144,7 +144,7 @@ def test_the_file_and_the_loops_frame_are_what_the_loop_has_measured(tmp_path: P
     assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(now["metric"])
 
 
-def test_columns_that_are_no_classes(tmp_path: Path) -> None:
+def test_numeric_columns_are_not_read_as_classes(tmp_path: Path) -> None:
     metrics = {"relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)), "cost": CommunicationCost()}
     loop = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(table=False))
     fit(loop, tmp_path, data=toy_data(client_val=0.2, drop_last=True), rounds=2)

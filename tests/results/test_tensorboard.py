@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -22,7 +21,7 @@ from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
 from flsv.results.round_result import RoundResult
-from flsv.results.run_table import Numbers, rows_of
+from flsv.results.run_table import Numbers, round_rows
 from flsv.results.tensorboard import TensorBoard
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -153,7 +152,7 @@ def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
     assert tags == {"Contributions/cssv", *ends, "weight", "train_loss", "update_norm"}
 
 
-def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
+def test_hparams_table_has_settings_and_final_scores(fitted: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted
     plugins = {tag: metadata.plugin_data.content for tag, metadata in events(folder).summary_metadata.items()}
     experiment = HParamsPluginData.FromString(plugins["_hparams_/experiment"]).experiment
@@ -182,7 +181,7 @@ def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
     assert seen["client_accuracy/std"][-1] == (3, pytest.approx(np.std(numbers)))
 
 
-def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
+def test_tensorboard_texts_show_settings_and_the_table(fitted: tuple[FederatedLoop, Path]) -> None:
     seen = events(fitted[1])
     settings, text = (seen.Tensors(f"{tag}/text_summary")[-1] for tag in ("settings", "contributions"))
     assert "| aggregator | ShapFedWA() |" in settings.tensor_proto.string_val[0].decode()
@@ -198,14 +197,12 @@ def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None
     def write(first: int, rounds: range, value: float) -> None:
         own = logger(tmp_path)
         trainer: Any = SimpleNamespace(callback_metrics={}, max_epochs=9)
-        board = TensorBoard(own, trainer, {"cssv": ClassSpecificShapley()}, ["Boston"], ["0"], Reporting(figures=0))
+        board = TensorBoard(own, trainer, {"cssv": ClassSpecificShapley()}, ["Boston"], ["0"], ["cssv"])
         board.begin(first, {}, {}, Figure)
         for index in rounds:
-            rows = rows_of(index, [Numbers("cssv", [[value + index]], {"0": "0"})], ["Boston"])
+            rows = round_rows(index, [Numbers("cssv", [[value + index]], {"0": "0"})], ["Boston"])
             shared = {"all": value + index}
-            board.write(
-                RoundResult(index, False, {}, torch.ones(1), {}, {}, {}, table=rows, changes=rows, shared=shared)
-            )
+            board.write(RoundResult(index, rows, rows, shared, shared))
         board.flush()
         board.close()
         own.finalize("success")

@@ -18,9 +18,9 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, PartialFederatedShapley, ShadowShapley
 from flsv.results import terminal
 from flsv.results.round_result import RunResult
-from flsv.results.run_table import Numbers, frame, rows_of
+from flsv.results.run_table import Numbers, frame, round_rows
 from flsv.results.terminal import chosen, client_columns, print_contributions, print_table
-from flsv.utilities import progress as counting
+from flsv.utilities import progress
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
@@ -41,9 +41,9 @@ class Told:
 @pytest.fixture
 def told() -> Any:
     listener = Told()
-    counting.attach(listener)
+    progress.attach(listener)
     yield listener
-    counting.detach(listener)
+    progress.detach(listener)
 
 
 def run(metric: Any, folder: Path, clients: int, **options: Any) -> None:
@@ -61,7 +61,7 @@ def test_every_coalition_is_counted_once(tmp_path: Path, told: Told) -> None:
 def test_an_error_takes_the_line_away(tmp_path: Path, told: Told) -> None:
     class Wrong(PartialFederatedShapley):
         def update(self, client_ids: Any, utility: Any, generator: Any = None) -> None:
-            counting.more("coalitions", 5)
+            progress.add_total("coalitions", 5)
             raise ArithmeticError
 
     with pytest.raises(ArithmeticError), pytest.warns(UserWarning, match="discarded"):
@@ -83,7 +83,7 @@ def test_trainers_bars_show_it_and_let_go(make_bar: type, tmp_path: Path, monkey
     monkeypatch.setattr(terminal.Terminal, "_draw", draw)
     run(CumulativeShapley(), tmp_path, 3, enable_progress_bar=True, callbacks=[make_bar()])
     assert drawn == [*(f"{done}/8" for done in range(9)), None]
-    assert not counting._listeners
+    assert not progress._listeners
 
 
 class Shows(Plain):
@@ -140,7 +140,7 @@ def test_every_cell_is_whole_at_any_width(wide: int) -> None:
     metrics = ("cssv", "fedsv", "leave_one_out", "relevance")
     known = {name: torch.rand(7, generator=draw) for name in (*metrics, "weight", "accuracy")}
     known |= dict.fromkeys(("samples", "rounds"), torch.arange(7) + 100)
-    table = frame(rows_of(0, [Numbers(name, values) for name, values in known.items()], names))
+    table = frame(round_rows(0, [Numbers(name, values) for name, values in known.items()], names))
     columns = client_columns(table, metrics, 7)
     text = printed(wide, names, columns)
     assert max(map(len, text.splitlines())) <= wide
@@ -235,7 +235,7 @@ def test_at_100_columns_the_table_is_in_one_piece() -> None:
     known += [Numbers("cssv", values, ends=[values - 0.04, values + 0.04])]
     known += [Numbers(name, torch.full((5,), 20.0)) for name in ("samples", "rounds")]
     columns = dict.fromkeys(("value", "cssv"), "class")
-    result = RunResult(19, 20, frame(rows_of(19, known, names)), columns, ["value"], {}, {}, {})
+    result = RunResult(19, 20, frame(round_rows(19, known, names)), columns, ["value"], {}, {}, {})
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", "100")
         print_contributions(result, names, [])

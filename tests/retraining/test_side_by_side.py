@@ -100,7 +100,7 @@ FAST = ("FedAvg", "ShapFed-WA", "FedAdam", "FedProx", "CGSV", "privacy", "error 
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, FEDERATIONS))
-def test_the_same_as_one_after_the_other(tmp_path: Path, name: str) -> None:
+def test_side_by_side_utilities_equal_single_fits(tmp_path: Path, name: str) -> None:
     found, expected = both(tmp_path, FEDERATIONS[name])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert expected.unique().numel() > 2  # the coalitions do differ
@@ -142,14 +142,14 @@ MODULES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_and_trainers(tmp_path: Path, name: str) -> None:
+def test_side_by_side_utilities_of_modules_and_trainers_equal_single_fits(tmp_path: Path, name: str) -> None:
     options = dict(MODULES[name])
     rtol = options.pop("rtol", 2e-4)  # bfloat16 has three digits
     found, expected = both(tmp_path, module=options.pop("module")(), **options)
     torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5)
 
 
-def test_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_side_by_side_in_chunks_gives_the_same_utilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def utilities() -> torch.Tensor:
         return SideBySideUtility(alone(tmp_path, module=MODULES["schedule of steps"]["module"]()), 5)(MASKS)
 
@@ -219,14 +219,14 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(tmp_path: Path, name: str) -> None:
+def test_side_by_side_with_an_unsupported_setting_raises(tmp_path: Path, name: str) -> None:
     make, module, match = REFUSED[name]
     game = alone(tmp_path, make, None if module is None else module())
     with pytest.raises(NotSideBySide, match=match):
         SideBySideUtility(game, 5)(MASKS)
 
 
-def test_by_what_the_module_logs(tmp_path: Path) -> None:
+def test_side_by_side_utilities_by_a_logged_value_equal_single_fits(tmp_path: Path) -> None:
     one, other = (alone(tmp_path, metric="val_acc", mode="max") for _ in range(2))
     torch.testing.assert_close(SideBySideUtility(other, 5)(MASKS), one(MASKS), rtol=0, atol=1e-6)
 

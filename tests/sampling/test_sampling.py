@@ -145,7 +145,7 @@ def test_a_systematic_cohort_has_one_size_and_weights_that_sum_to_one(weights: t
         assert (together > 0).all()  # the line's order changes: no two clients always miss each other
 
 
-def test_the_same_clients_every_round(tmp_path: Path) -> None:
+def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None:
     loop = FederatedLoop(sampler=FixedCohort([2, 0]), seed=0)
     fit(loop, tmp_path, data=toy_data((3, 2, 2, 1)), rounds=2)
     assert loop.weights is not None
@@ -233,7 +233,7 @@ def by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_as_by_hand(tmp_path: Path, engine: str) -> None:
+def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) -> None:
     net, counts = network(batch_norm=False), Counts()
     expected, candidates, cohorts = by_hand(net)
     module = Plain(copy.deepcopy(net), partial(SGD, lr=LR))
@@ -255,7 +255,7 @@ def test_as_many_candidates_as_take_part_are_drawn_by_their_shares() -> None:
     assert (torch.bincount(drawn, minlength=4) / 4000).tolist() == pytest.approx([0.3, 0.1, 0, 0.6], abs=0.03)
 
 
-def test_refused(tmp_path: Path) -> None:
+def test_sampler_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="candidates=1"):  # a rule between arguments
         PowerOfChoice(2, 1)
     with pytest.raises(ConfigurationError, match="Lower candidates to at most 5"):

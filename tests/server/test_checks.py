@@ -71,7 +71,9 @@ EVALUATED = {"evaluation": ClientEvaluation(every=1)}
         ({}, "ModelPruning changes", {"callbacks": [ModelPruning("l1_unstructured")]}),
     ],
 )
-def test_refused_before_training(tmp_path: Path, loop: dict[str, Any], match: str, options: dict[str, Any]) -> None:
+def test_impossible_setting_is_refused_before_training(
+    tmp_path: Path, loop: dict[str, Any], match: str, options: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(**loop), tmp_path, NeverTrained(options.pop("net", None)), **options)
 
@@ -131,7 +133,7 @@ LOGGED: dict[str, Any] = {"performance": "val_loss", "mode": "min"}
         (Bare, EVALUATED, r"calls Bare.forward\(x\), which is not defined"),
     ],
 )
-def test_a_module_that_cannot_be_evaluated(tmp_path: Path, kind: Any, loop: dict[str, Any], said: str) -> None:
+def test_module_that_cannot_be_evaluated_is_refused(tmp_path: Path, kind: Any, loop: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         fit(FederatedLoop(**loop), tmp_path, kind(), toy_data(client_val=0.2), rounds=1)
 
@@ -170,7 +172,7 @@ class Asks(Wants):
         ({"evaluation": 1}, r"evaluation=1\): expected evaluation=flsv.ClientEvaluation"),
     ],
 )
-def test_wrong_arguments(kwargs: dict[str, Any], match: str) -> None:
+def test_loop_with_wrong_arguments_is_refused(kwargs: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         FederatedLoop(**kwargs)
 
@@ -183,7 +185,7 @@ def test_any_torchmetric_that_speaks_the_vocabulary_will_do(tmp_path: Path) -> N
         fit(FederatedLoop(metrics={"norm": Wants((5,))}), tmp_path)
 
 
-def test_one_optimizer_with_two_paces(tmp_path: Path) -> None:
+def test_optimizer_with_two_scheduler_intervals_is_refused(tmp_path: Path) -> None:
     class Two(NeverTrained):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -211,7 +213,7 @@ CLIENTS, CLASSES, PAIRS = CosineGradientShapley, ClassSpecificShapley, DomainRel
         ({"personalizer": PFedSV("m")}, CLASSES, r"personalizer PFedSV.* \[n, n\] = \[4, 4\].* gives \[4, 3\]"),
     ],
 )
-def test_a_metric_of_another_shape(tmp_path: Path, loop: dict[str, Any], metric: Any, needed: str) -> None:
+def test_metric_of_the_wrong_shape_is_refused(tmp_path: Path, loop: dict[str, Any], metric: Any, needed: str) -> None:
     data = toy_data((3, 1, 2, 2), client_val=0.2)
     if metric is PAIRS:
         loop = {**loop, "personalizer": FedFomo()}  # whose clients say what the others are worth

@@ -122,7 +122,7 @@ PLAIN = {"sv": PartialFederatedShapley, "agreement": GradientAgreement, "cssv": 
 
 
 @pytest.mark.parametrize("what", ["state_dict", "arrays", "deltas", "fabric"])
-def test_whatever_form_models_come_in(trained: Any, what: str) -> None:
+def test_value_round_takes_models_in_any_form(trained: Any, what: str) -> None:
     module, data, _, rounds = trained
     net = network()
     net.load_state_dict(module.net.state_dict())
@@ -245,7 +245,7 @@ LOGGED = LeaveOneOut(performance="val_loss", mode="min")
         ({"module": Logs(), "val_loader": [1], "loss": nn.functional.mse_loss}, "name what the LightningModule logs"),
     ],
 )
-def test_what_does_not_fit_is_said(arguments: dict[str, Any], message: str) -> None:
+def test_value_round_with_mismatched_arguments_raises(arguments: dict[str, Any], message: str) -> None:
     given = {"module": NET, "start": VECTOR, "updates": [VECTOR, VECTOR]}
     with pytest.raises(ConfigurationError, match=message):
         value_round(**{**given, **arguments})

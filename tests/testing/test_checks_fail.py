@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flsv.testing import check_metric, check_source, parametrize_with_checks
-from flsv.testing.checks import Case, PartCheck, same
+from flsv.testing.checks import Case, PartCheck, equal
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import MetricCase
 from flsv.testing.source import SourceCase
@@ -59,9 +59,9 @@ def test_failures_that_are_expected() -> None:
 
 def test_only_nan_is_nan() -> None:
     nan = float("nan")
-    assert same({"a": [nan, 1.0]}, {"a": [nan, 1.0]})
-    assert not same(nan, 1.0)
-    assert not same([1.0], [nan], rtol=0.1)
+    assert equal({"a": [nan, 1.0]}, {"a": [nan, 1.0]})
+    assert not equal(nan, 1.0)
+    assert not equal([1.0], [nan], rtol=0.1)
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ PARTS = [AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS]
 
 
 @dealt(PARTS, IN_FITS)
-def test_parts(check: PartCheck) -> None:
+def test_part_passes_its_checks(check: PartCheck) -> None:
     check()
 
 

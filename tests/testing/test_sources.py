@@ -29,7 +29,7 @@ class JSONLines:
         return pd.read_json(given, lines=True)
 
 
-def test_tables(tmp_path: Path) -> None:
+def test_table_sources_pass_the_checks(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "ill": Y, "ward": ["east", "west"] * 10})
     frame.drop(columns="ward").to_csv(tmp_path / "a.csv", index=False)
     frame.to_json(tmp_path / "visits.jsonl", orient="records", lines=True)
@@ -39,7 +39,7 @@ def test_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [(X, Y), TensorDataset(X, Y), "digits"], ids=["arrays", "data set", "images"])
-def test_objects_and_names(given: Any) -> None:
+def test_object_sources_pass_the_checks(given: Any) -> None:
     """Asked one after the other: the last ones match what those before them read."""
     late = {"matches_its_kind": "kinds that are asked before it have taken the others"}
     check_source(kind_of(given), given, expected_failures=late)

@@ -31,7 +31,9 @@ from flsv.personalization.base import OWN_MODEL
         ("biased", [-0.10, -0.11, -0.12, -0.1, 0.5], False, 0.6),
     ],
 )
-def test_guos_checks(scenario: str, values: list[float], met: bool, number: float) -> None:
+def test_guos_checks_tell_whether_values_agree_with_the_scenario(
+    scenario: str, values: list[float], met: bool, number: float
+) -> None:
     assert check(scenario, values) is met
     assert agreement(scenario, values) == pytest.approx(number)
 
@@ -60,7 +62,7 @@ def test_figure_4_of_pfedsv(weights: str, expected: list[float]) -> None:
         torch.testing.assert_close(client.data.state[OWN_MODEL], mixed)
 
 
-def test_judged() -> None:
+def test_judged_counts_looks_pairs_and_thresholds() -> None:
     """Client 0 has looked at everybody, client 1 at its two, client 2 at one of its two."""
     ring = torch.eye(6) + torch.eye(6).roll(1, 1)
     truth = (ring @ ring.T > 0).fill_diagonal_(False)
@@ -74,7 +76,7 @@ def test_judged() -> None:
     assert found["above"] == [pytest.approx(100 * 4 / 12), 0.0]
 
 
-def test_communication() -> None:
+def test_communication_sums_downloads_in_millions_of_parameters() -> None:
     """LeNet-5: 20 models up; down 2 x 5 + 18 x 2 = 46, of which, with a shared extractor, 20 extractors."""
     found = communication({"downloads": [5.0] * 2 + [2.0] * 18}, {}, "pFedSV", "pathological, MNIST")
     size, head = 44426, 84 * 10 + 10
@@ -90,7 +92,7 @@ def test_the_gap_of_figure_3() -> None:
     assert gap({"cssv": own.tolist()}, {}, "", "") == pytest.approx(0.4)
 
 
-def test_likeness() -> None:
+def test_rank_likeness_is_a_rank_correlation_and_zero_for_constants() -> None:
     values = torch.tensor([0.1, 0.5, 0.3])
     assert rank_likeness(values, 2 * values) == pytest.approx(1)
     assert rank_likeness(values, -values) == pytest.approx(-1)

@@ -39,7 +39,7 @@ tables: [{title: Accuracy, value: accuracy}]
 # ---- cells of a file
 
 
-def test_parts_rules_and_presets(tmp_path: Path) -> None:
+def test_table_file_with_parts_rules_and_presets_becomes_cells(tmp_path: Path) -> None:
     path = tmp_path / "made_up.yaml"
     path.write_text(TABLE)
     table = read_table(path)
@@ -58,7 +58,7 @@ def test_parts_rules_and_presets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("right", "wrong"), [("only: full", "presets: full"), ("value:", "values:")])
-def test_what_a_table_does_not_have(tmp_path: Path, right: str, wrong: str) -> None:
+def test_table_file_with_an_unknown_entry_raises(tmp_path: Path, right: str, wrong: str) -> None:
     path = tmp_path / "made_up.yaml"
     path.write_text(TABLE.replace(right, wrong, 1))
     with pytest.raises(ValueError, match="(presets|values) is unknown: expected"):
@@ -85,7 +85,7 @@ def test_every_seed_is_the_cells_and_one_that_no_file_says_is_refused(
 
 
 @pytest.mark.slow
-def test_the_command_is_the_same_run(tmp_path: Path) -> None:
+def test_cells_command_gives_the_measured_run(tmp_path: Path) -> None:
     cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
     files = [part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]]
     quiet = [f"--{name}={cells.written(value)}" for name, value in cells.QUIET.items()]
@@ -171,7 +171,7 @@ def test_finished_cells_are_not_run_again_and_a_cut_line_is(tmp_path: Path, monk
     assert Kept(path).find(made_up("one")[0]) is None  # other sources are another cell
 
 
-def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"):
         finish(made_up("one", "bad", "last"), Kept(tmp_path / "kept.jsonl"), str(tmp_path), workers=1)
     assert (tmp_path / "ran.txt").read_text().split() == ["one", "0", "last", "0"]
@@ -179,7 +179,7 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
         finish(made_up("one", "one"), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "made_up.yaml"
     path.write_text(
         "asked: [large]\nmeasure: tools.test_tables:marked\n"
@@ -216,7 +216,7 @@ def test_intervals_are_scipys_over_the_seeds_that_both_have() -> None:
     assert with_interval(pd.Series([float("nan")]))[0] == "-"
 
 
-def test_rows_columns_and_what_is_compared() -> None:
+def test_tables_show_rows_columns_and_paired_differences() -> None:
     results = {
         (row, column, seed): {"accuracy": [value, value], "by": {"x": {"p": value}, "y": None}}
         for row, values in {"FedAvg": OTHER, "ours": OURS}.items()

@@ -93,7 +93,7 @@ def test_stop_iteration_does_not_end_the_training(tmp_path: Path, where: str, ma
     assert torch.equal(vector(module), after(ROUND, tmp_path))
 
 
-def test_a_sample_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> None:
     samples, bad, loop, module = toy_sets()[0], [-1], federation(), Plain()
 
     def item(index: int) -> Any:

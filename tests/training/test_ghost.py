@@ -83,7 +83,7 @@ def one_by_one(module: nn.Module, x: Tensor, y: Tensor, g: dict[str, Tensor]) ->
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_layer(name: str) -> None:
+def test_ghost_products_of_every_layer_equal_single_gradients(name: str) -> None:
     module, x, y, g = setting(name)
     expected = one_by_one(module, x, y, g) / B
     ghost = GhostProducts(module, g)
@@ -125,7 +125,7 @@ def test_layers_without_a_ghost_product_are_named(module: nn.Module, says: str) 
         GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
 
 
-def test_rows_that_are_no_samples() -> None:
+def test_ghost_products_of_rows_that_are_not_samples_are_refused() -> None:
     """Tokens one by one, without a dimension of the batch."""
     module = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
     ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
@@ -135,7 +135,7 @@ def test_rows_that_are_no_samples() -> None:
 
 
 @pytest.mark.parametrize("name", ["tied", "conv2d", "embedding"])
-def test_several_batches(name: str) -> None:
+def test_ghost_products_over_several_batches_equal_single_gradients(name: str) -> None:
     """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
     module, x, y, g = setting(name)
     ghost = GhostProducts(module, g)

@@ -53,7 +53,7 @@ def augmented() -> FederatedDataModule:
     return FederatedDataModule((noisy, test), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
 
 
-def test_the_same_alone_and_after_another(tmp_path: Path) -> None:
+def test_client_trains_the_same_alone_and_after_others(tmp_path: Path) -> None:
     models = []
     for cohort in ([2], [0, 2], [0, 1, 2]):
         kept = KeepUpdates()

@@ -164,7 +164,7 @@ def test_one_logit_is_no_classifier(tmp_path: Path, loop: dict[str, Any], asking
         fit(FederatedLoop(**loop), tmp_path, OneLogit(squeeze), toy_data(server_val=0.2))
 
 
-def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_of_a_forward_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
 
     class Restless(Plain):

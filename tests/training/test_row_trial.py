@@ -68,7 +68,7 @@ def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | N
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_coalitions_beside_the_run(tmp_path: Path, name: str) -> None:
+def test_shadow_coalitions_train_as_rows_or_say_why_not(tmp_path: Path, name: str) -> None:
     refused = STEP_CASES[name][2]
     federation = loop(metrics={"shadow": KeepsModels(coalitions=[[0, 2]], performance="negative_loss")})
     module = trained(name, tmp_path, federation, None)
@@ -87,7 +87,7 @@ def test_coalitions_beside_the_run(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_coalitions_side_by_side(tmp_path: Path, name: str) -> None:
+def test_side_by_side_coalitions_equal_single_fits_or_are_refused(tmp_path: Path, name: str) -> None:
     refused, side_by_side = STEP_CASES[name][3], SideBySideUtility(alone(name, tmp_path), SEED)
     if refused is None:
         torch.testing.assert_close(side_by_side(MASKS), alone(name, tmp_path)(MASKS), rtol=1e-4, atol=1e-5)
@@ -98,7 +98,7 @@ def test_coalitions_side_by_side(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_clients_at_once(tmp_path: Path, name: str) -> None:
+def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path: Path, name: str) -> None:
     many = trained(name, tmp_path, loop(engine="vmap"), STEP_CASES[name][4])
     if many is not None:
         one = trained(name, tmp_path, loop(), None)

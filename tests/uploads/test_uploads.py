@@ -158,7 +158,7 @@ def test_chance_follows_from_seed_round_client_and_position() -> None:
 # ---- what crosses
 
 
-def test_traffic() -> None:
+def test_compressed_traffic_counts_indices_and_values() -> None:
     whole, sent = Traffic(110, 440.0), torch.zeros(110)
     who = context(entries=100)
     assert TopK(0.05).traffic(whole, sent, who) == Traffic(2 * 5 + 10, 5 * 8 + 40.0)

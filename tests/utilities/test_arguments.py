@@ -53,7 +53,7 @@ def test_what_a_loop_holds_is_not_changed_from_outside() -> None:
         loop.config.seed = 3  # type: ignore[misc]
 
 
-def test_plain_names() -> None:
+def test_plain_name_refuses_paths_and_other_types() -> None:
     for name in ("ours, renormalized", "cssv-2.1", "Größe", "x" * 100):
         assert plain_name(name) == name
     for other in ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x", "x" * 101, 3):

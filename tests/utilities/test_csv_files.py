@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas import DataFrame
 
-from flsv.results.run_table import CSV, Numbers, read_table, rows_of
-from flsv.utilities.csv_files import csv_text, read_csv, save_table
+from flsv.results.run_table import CSV, Numbers, read_contributions, round_rows
+from flsv.utilities.csv_files import csv_text, read_rows, save_table
 
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
 
@@ -39,17 +39,17 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(
     path = tmp_path_factory.getbasetemp() / "texts.csv"
     path.write_bytes(csv_text([("number", *map(str, range(len(texts)))), (-1, *texts)]))
     assert not any(map(runs, cells(path)))
-    assert [list(row.values())[1:] for _, row in read_csv(path, {})] == [[" ".join(text.split()) for text in texts]]
+    assert [list(row.values())[1:] for _, row in read_rows(path, {})] == [[" ".join(text.split()) for text in texts]]
 
 
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
     file = CSV(tmp_path / "contributions.csv", NAMES)
     file.begin(0)
-    file.append(rows_of(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))
+    file.append(round_rows(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))
     save_table(tmp_path / "retrained.csv", DataFrame({"client_name": NAMES, "value": -0.5}))
     for path in tmp_path.glob("*.csv"):
         assert not any(map(runs, cells(path))), path
-        named = [row["client_name"] for _, row in read_csv(path, {}) if "client_name" in row]
+        named = [row["client_name"] for _, row in read_rows(path, {}) if "client_name" in row]
         assert named == list(NAMES)
-    found = read_table(tmp_path / "contributions.csv")[["metric", "client_name", "class_name", "value"]]
+    found = read_contributions(tmp_path / "contributions.csv")[["metric", "client_name", "class_name", "value"]]
     assert found.values.tolist() == [["=sv", name, "=class", -0.5] for name in NAMES]

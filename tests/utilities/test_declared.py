@@ -26,7 +26,16 @@ from flsv.cli import main
 from flsv.configuration.identity import described
 from flsv.data import IIDPartitioner
 from flsv.privacy import GaussianPrivacy
-from flsv.utilities.declared import Count, Declared, Momentum, NonNegative, Positive, Share, check_argument, declared
+from flsv.utilities.declared import (
+    Count,
+    Momentum,
+    NonNegative,
+    Positive,
+    Share,
+    ValidatedArguments,
+    check_argument,
+    checked_parameters,
+)
 
 PACKAGES = (
     "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.valuation.features", "flsv.filters",
@@ -105,19 +114,18 @@ def at_bounds(hint: Any) -> Iterator[Any]:
         yield from get_args(kind) if get_origin(kind) is Literal else [True] if kind is bool else []
 
 
-CASES = [(cls, name, hint) for cls in public() for name, (hint, _) in declared(cls.__init__).items()]
+CASES = [(cls, name, hint) for cls in public() for name, (hint, _) in checked_parameters(cls.__init__).items()]
 
 
 def arguments(cls: type) -> dict[str, Any]:
-    required = {
-        name: hint for name, (hint, default) in declared(cls.__init__).items() if default is inspect.Parameter.empty
-    }
+    known = checked_parameters(cls.__init__).items()
+    required = {name: hint for name, (hint, default) in known if default is inspect.Parameter.empty}
     plain = {name: next(at_bounds(hint), 1.0) for name, hint in required.items()}
     return {**plain, **NEEDED.get(cls.__name__, {})}
 
 
 @pytest.mark.parametrize(("cls", "name", "hint"), CASES, ids=lambda part: part if isinstance(part, str) else "")
-def test_bounds_are_kept(cls: type, name: str, hint: Any) -> None:
+def test_argument_beyond_its_bounds_is_refused(cls: type, name: str, hint: Any) -> None:
     for value in beyond(hint):
         with pytest.raises(ConfigurationError) as error:
             cls(**{**arguments(cls), name: value})
@@ -128,10 +136,10 @@ def test_bounds_are_kept(cls: type, name: str, hint: Any) -> None:
             cls(**{**arguments(cls), name: value})
 
 
-@pytest.mark.parametrize("cls", [cls for cls in public() if issubclass(cls, Declared)])
+@pytest.mark.parametrize("cls", [cls for cls in public() if issubclass(cls, ValidatedArguments)])
 def test_what_differs_in_an_argument_is_described_otherwise(cls: type) -> None:
     """A resumed run, a table of runs and run.json go by it."""
-    options = {name: [*at_bounds(hint), 0.25, 2, 3, 4] for name, (hint, _) in declared(cls.__init__).items()}
+    options = {name: [*at_bounds(hint), 0.25, 2, 3, 4] for name, (hint, _) in checked_parameters(cls.__init__).items()}
     if "metric" in inspect.signature(cls).parameters:
         options["metric"] = ["sv", "another"]
     # What a federation gives, and what changes no number, may be missing.
@@ -143,7 +151,7 @@ def test_what_differs_in_an_argument_is_described_otherwise(cls: type) -> None:
                 assert texts.setdefault(f"{described(part)} {part!r}", value) == value, name
 
 
-def test_lists_of_numbers() -> None:
+def test_check_argument_refuses_lists_with_wrong_numbers() -> None:
     for wrong in ([1.0, math.nan], (1.0, "2"), "12", 3.0):
         with pytest.raises(ConfigurationError, match=r"expected a list \(each: a finite number of at least 0\)"):
             check_argument("Owner", "shares", wrong, Sequence[NonNegative])
@@ -166,7 +174,7 @@ def test_lists_of_numbers() -> None:
         (0, Annotated[float, Gt(0), "Such as 1.5."] | None, "a finite number above 0 or None. Such as 1.5."),
     ],
 )
-def test_what_a_message_says(value: Any, hint: Any, expected: str) -> None:
+def test_check_argument_says_what_was_expected(value: Any, hint: Any, expected: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         check_argument("Owner", "x", value, hint)
     assert str(error.value).endswith(f"): expected {expected}")
@@ -245,7 +253,7 @@ def made_by_users() -> list[type]:
 @pytest.mark.parametrize("cls", made_by_users())
 def test_numbers_of_other_packages_are_pythons_or_refused(cls: type) -> None:
     """No traceback of another package, whatever is given for an argument that is checked."""
-    for name, (hint, _) in declared(cls.__init__).items():
+    for name, (hint, _) in checked_parameters(cls.__init__).items():
         for value in ODD:
             try:
                 part = cls(**{**arguments(cls), name: value})

@@ -20,7 +20,7 @@ from flsv.data import plot_partition
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
-from flsv.results.run_table import Numbers, frame, rows_of
+from flsv.results.run_table import Numbers, frame, round_rows
 from flsv.results.terminal import class_columns, print_table
 from flsv.utilities.charts import drawing
 from helpers.fits import fit
@@ -51,7 +51,7 @@ def test_tables_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     names = [name for name in NAMES if "\n" not in name and len(name) < 24]
     columns = {str(place): name for place, name in enumerate([*names, "one", "two", "two"])}
-    table = frame(rows_of(0, [Numbers("cssv", torch.rand(2, len(columns)), columns)], ["0", "1"]))
+    table = frame(round_rows(0, [Numbers("cssv", torch.rand(2, len(columns)), columns)], ["0", "1"]))
     with redirect_stdout(io.StringIO()) as printed:
         print_table("[/b] by class", ["0", "1"], class_columns(table, "cssv", 2))
     title, head, *_ = printed.getvalue().splitlines()

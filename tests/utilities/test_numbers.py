@@ -44,7 +44,7 @@ def test_constructors_that_check_by_hand(cls: type, bad: float) -> None:
             cls(BY_HAND[cls], **{argument: bad})
 
 
-def test_lists_of_numbers() -> None:
+def test_constructors_refuse_lists_with_wrong_numbers() -> None:
     with pytest.raises(ConfigurationError, match="proportions"):
         SizePartitioner([1.0, 2.0, float("nan")])
     with pytest.raises(ConfigurationError, match="class_weights"):
@@ -75,7 +75,9 @@ def test_no_estimator_takes_a_threshold_that_is_not_a_number(estimator: Callable
         (functional.debiased_potential, {"scaling": float("nan")}, "scaling=nan"),
     ],
 )
-def test_functions_of_transport(function: Callable[..., Any], arguments: dict[str, Any], said: str) -> None:
+def test_transport_functions_refuse_wrong_numbers(
+    function: Callable[..., Any], arguments: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigurationError, match=said):
         function(torch.eye(3), torch.eye(3), **arguments)
 
@@ -88,7 +90,7 @@ def test_functions_of_transport(function: Callable[..., Any], arguments: dict[st
         (None, {"least": 0}, "a finite number of at least 0"),
     ],
 )
-def test_what_a_bound_says(value: Any, bounds: dict[str, Any], expected: str) -> None:
+def test_check_number_says_what_was_expected(value: Any, bounds: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         check_number("Owner", "x", value, **bounds)
     assert str(error.value) == f"Owner(x={value!r}): expected {expected}."

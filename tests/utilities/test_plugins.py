@@ -108,7 +108,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()  # a class that is gone is no subclass any more
 
 
-def test_short_names_in_a_file(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_is_found_by_its_class_name_in_a_file(
+    package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(CONFIG)
     with pytest.warns(UserWarning, match="flsv-mything brings") as warned:

@@ -15,7 +15,7 @@ def test_streams_differ_by_every_part_of_their_name() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_global_generators() -> None:
+def test_seed_global_rngs_makes_draws_repeat() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), torch.rand(()).item()  # noqa: NPY002
 

@@ -46,7 +46,7 @@ def test_grey_images_in_a_torchvision_network_of_another_size() -> None:
     assert features.isfinite().all()
 
 
-def test_weights_that_do_not_do(tmp_path: Path) -> None:
+def test_backbone_with_wrong_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not both"):
         Backbone("lenet5", pretrained=True, weights="x.pt")
     (tmp_path / "noise.pt").write_text("no weights")
@@ -95,7 +95,7 @@ def test_rows_that_are_not_finite_are_left_out_of_the_fit_and_stay_apart() -> No
         assert pca(broken)[7].isnan().all()
 
 
-def test_wrong_use_of_components() -> None:
+def test_pca_with_wrong_use_raises() -> None:
     with pytest.raises(ConfigurationError, match="nothing to be fitted on"):
         PCA().fit(None, clients_of(sets(draw(0), 0)))
     with pytest.raises(ConfigurationError, match="with 20 and with 6 numbers"):
@@ -109,7 +109,7 @@ def test_wrong_use_of_components() -> None:
 # The model's own
 
 
-def test_it_is_the_network_without_its_last_layer() -> None:
+def test_penultimate_equals_the_network_without_its_last_layer() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3)).eval()
     x = torch.randn(BATCH + 5, 3, 2, 2)
     torch.testing.assert_close(Penultimate()(x, module), module[:3](x).detach())
@@ -119,7 +119,7 @@ def test_it_is_the_network_without_its_last_layer() -> None:
         Penultimate(head="nope")(x, module)
 
 
-def test_a_head_that_is_called_twice() -> None:
+def test_penultimate_of_a_head_called_twice_is_refused() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()

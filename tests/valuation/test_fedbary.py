@@ -260,7 +260,7 @@ def test_different_features_are_named(at_server: bool) -> None:
         value(sets, odd if at_server else None, support=9)
 
 
-def test_features_of_ones_own_and_of_a_model() -> None:
+def test_valuation_takes_own_features_and_a_models() -> None:
     class Half(Features):
         def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
             return x / 2
@@ -288,7 +288,7 @@ def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
     assert not together[bad & (y == 0)].any()  # hidden by the other classes
 
 
-def test_few_and_equal_samples() -> None:
+def test_flag_samples_of_few_or_equal_values_flags_nothing() -> None:
     for values in (torch.zeros(0), torch.tensor([-1.0, 1.0]), torch.zeros(7)):
         assert not flag_samples(values).any()
     assert flag_samples(torch.tensor([0.0, 0.0, 0.0, 5.0])).tolist() == [False, False, False, True]

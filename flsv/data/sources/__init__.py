@@ -1,1 +1,1 @@
-"""Where the samples come from: a name, files, arrays, tables, or somebody's data module, all brought to one form."""
+"""Sources of samples: a name, files, arrays, tables, or another data module, all converted to ``SourceData``."""

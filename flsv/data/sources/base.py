@@ -1,5 +1,5 @@
-"""What every source of data is brought to; arrays ``(X, y)`` as a data set; and several data sets as one: the clients',
-whose classes have one numbering then, and those to evaluate with."""
+"""Common form of all sources; data sets of arrays ``(X, y)``; several data sets as one, with one numbering of
+classes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from flsv.data.sources.table import Table, data_root, frame_table, is_columnar
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
-if TYPE_CHECKING:  # arrays, a DataFrame, a path, what a package of somebody else's reads
+if TYPE_CHECKING:  # arrays, a DataFrame, a path, objects that other packages read
     Whole: TypeAlias = Any
 else:
-    # What the command line can make. A data module before str, so that YAML may give it as a bare class path; Dataset
-    # after str, or the names of torchvision's sets would be taken for its classes.
+    # Types that the command line can make. A data module before str, so that YAML may give it as a bare class path;
+    # Dataset after str, or the names of torchvision's sets would be taken for its classes.
     Whole = L.LightningDataModule | str | Dataset | Sequence[Dataset]
 
 
 @dataclass(frozen=True)
 class ColumnCard:
-    """What became of a column of a table.
+    """Record of what a table's column became.
 
     Args:
-        name: of it.
-        kind: what it was taken for, such as ``"numbers"``, ``"categories"``, ``"left out"``.
-        values: of the training samples, numbers or words, ``[N]``; NaN where there is none.
-        categories: of words, those that the training rows have, sorted; None for others.
+        name: name of the column.
+        kind: its kind, such as ``"numbers"``, ``"categories"``, ``"left out"``.
+        values: values of the training samples, numbers or words, ``[N]``; NaN for a gap.
+        categories: the words that the training rows have, sorted; None for other kinds.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ColumnCard:
 
     @property
     def became(self) -> str:
-        """In words."""
+        """The result of encoding, in words, such as ``"3 categories"``."""
         if self.categories is not None:
             return f"{len(self.categories)} categories"
         return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
@@ -57,25 +57,25 @@ class ColumnCard:
 
 @dataclass(frozen=True)
 class SourceData:
-    """What every source provides.
+    """Data of an opened source.
 
     Args:
         train: the training data, map-style.
         val: the source's own validation data, or None.
-        val_loaders: a loader, or several, to validate with as they are, where ``val`` would not do them justice.
+        val_loaders: a loader, or several, to validate with as they are, where a data set ``val`` cannot replace them.
         test: test data, or None.
         indices: which samples of ``train`` may be used, int64 ``[n]``; None for all.
         class_names: names of the classes, empty where the source has none.
-        train_options: ``batch_size`` and what else a ``DataLoader`` is told, as far as the source says.
+        train_options: ``batch_size`` and other options of a ``DataLoader``, as far as the source has them.
         eval_options: the same for evaluation.
-        groups: number of each training sample's group, int64 ``[N]``, where the source itself says what they are.
+        groups: number of each training sample's group, int64 ``[N]``, where the source itself has groups.
         group_names: their names, by number.
-        clients: whether these groups are the clients that somebody gave: none may be lost, none dealt anew.
+        clients: whether these groups are clients that the user gave: they are kept as they are, and none may be lost.
         labeled: whether the targets are the column that ``labels`` names.
-        pooled: whether inputs were made with numbers of all training samples, such as their means.
-        columns: what became of the columns, of a table.
-        fitted: gives the same data with inputs that could not be made before it was known on which samples the clients
-            train (their indices, client by client); None where the inputs are there.
+        pooled: whether inputs depend on statistics of all training samples, such as means.
+        columns: one card per column of a table.
+        fitted: returns the same data with inputs fitted on the samples on which the clients train (their indices,
+            client by client); None where the inputs need no such fit.
     """
 
     train: Dataset
@@ -98,10 +98,10 @@ class SourceData:
 @checked
 @dataclass(frozen=True)
 class Files:
-    """Where the source's files are, and how images are read.
+    """Location of the source's files, and size of images.
 
     Args:
-        root: folder of the data sets and files that are named; None: ``$FLSV_DATA_ROOT``, else ``data``.
+        root: folder of named data sets and files; None: ``$FLSV_DATA_ROOT``, else ``data``.
         download: fetch torchvision's data sets if they are missing.
         image_size: side in pixels to which the images of a folder are resized.
 
@@ -119,13 +119,13 @@ class Files:
 
 @dataclass(frozen=True)
 class Reading:
-    """How data are read.
+    """Options of reading data.
 
     Args:
-        files: where files are, and the size of a folder's images.
-        label: the column to predict, of what has columns.
-        group: the column that says whose the rows are.
-        columns: how the other columns become inputs.
+        files: location of files, and the size of a folder's images.
+        label: the column to predict, of data with columns.
+        group: the column of the rows' clients.
+        columns: options by which the other columns become inputs.
     """
 
     files: Files = field(default_factory=Files)
@@ -134,10 +134,10 @@ class Reading:
     columns: Columns = field(default_factory=Columns)
 
     def table_label(self, table: Table) -> str:
-        """The column to predict of a table.
+        """Return the column to predict of a table.
 
         Raises:
-            ConfigurationError: it was not said, or there is none of that name.
+            ConfigurationError: no column was named, or the table has none of that name.
         """
         if self.label is None:
             has = f"It has {listed(table.frame.columns, 20)}."
@@ -147,7 +147,7 @@ class Reading:
 
 
 def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:
-    """8-bit images as a normalized float32 tensor ``[N, C, H, W]``: ``(pixel / 255 - mean) / std`` by channel.
+    """Convert 8-bit images to a normalized float32 tensor ``[N, C, H, W]``: ``(pixel / 255 - mean) / std`` by channel.
 
     Args:
         images: uint8 tensor or array ``[N, H, W]`` or ``[N, H, W, C]``.
@@ -166,12 +166,12 @@ def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[floa
 
 
 def tensor_set(images: Tensor, labels: Any) -> TensorDataset:
-    """Images and their int64 classes as a data set that can be read a batch at a time."""
+    """Make a data set of images and their classes, which become int64."""
     return TensorDataset(images, torch.from_numpy(np.asarray(labels).astype(np.int64)))
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is a NumPy array or a tensor.
+    """Return whether ``value`` is a NumPy array or a tensor.
 
     Example:
         >>> is_array(np.zeros(2)), is_array([0.0, 0.0])
@@ -181,7 +181,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_pair_of_arrays(value: Any) -> bool:
-    """Whether it is ``(X, y)``: an array of inputs, and an array or a list of what is to be predicted.
+    """Return whether ``value`` is ``(X, y)``: an array of inputs, and an array or a list of targets.
 
     Example:
         >>> is_pair_of_arrays((np.zeros((2, 3)), ["a", "b"])), is_pair_of_arrays((np.zeros((2, 3)), (np.zeros(2),) * 2))
@@ -197,21 +197,21 @@ def is_pair_of_arrays(value: Any) -> bool:
 
 
 def array_set(x: Any, y: Any = None) -> TensorDataset:
-    """Inputs, and perhaps what is to be predicted, as tensors.
+    """Make a data set of tensors from inputs and, if given, targets.
 
     Floating-point inputs become float32; 8-bit pixels ``[N, H, W]`` or ``[N, H, W, 1 or 3]`` images ``[N, C, H, W]`` in
-    0 .. 1; other whole numbers int64, which are tokens to a model. Whole numbers and words to be predicted are classes,
-    words in sorted order; floating-point numbers are numbers (float32).
+    0 .. 1; other whole numbers int64, which are tokens to a model. Targets of whole numbers or words are classes, words
+    in sorted order; floating-point targets are numbers (float32).
 
     Args:
         x: ``[N, ...]``.
-        y: ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``; None: nothing is to be predicted.
+        y: ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``; None: no targets.
 
     Returns:
-        With the attribute ``classes``, if ``y`` are words.
+        The data set, with the attribute ``classes`` if ``y`` are words.
 
     Raises:
-        ConfigurationError: no numbers, other lengths, or a target that is missing.
+        ConfigurationError: inputs that are no numbers, different lengths, or a missing target.
 
     Example:
         >>> data = array_set(np.eye(3), ["ill", "well", "ill"])
@@ -235,7 +235,7 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         raise ConfigurationError(f"{about}. Expected classes, one each, or numbers, none of them NaN or infinite.")
     classes, numbers = np.unique(targets.astype(str), return_inverse=True)
     data = TensorDataset(inputs, torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
-    data.classes = tuple(classes.tolist())  # type: ignore[attr-defined]
+    data.classes = tuple(classes.tolist())  # type: ignore[attr-defined]  # an attribute of ours
     return data
 
 
@@ -256,8 +256,8 @@ def _inputs(x: Any) -> Tensor:
 
 
 def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
-    """An object with named columns as a table; a Hugging Face data set of which no label was said, as it is: its rows
-    are dictionaries, and somebody has a model for these."""
+    """Convert an object with named columns to a table; leave a Hugging Face data set as it is unless ``labels`` names a
+    column: its rows are dictionaries, which the user's model may read."""
     as_it_is = isinstance(getattr(frame, "features", None), Mapping) and reading.label is None
     return frame if as_it_is else frame_table(frame)
 
@@ -265,21 +265,21 @@ def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
 def one_numbering(
     parts: Mapping[str, Dataset], held_out: Mapping[str, Dataset | None]
 ) -> tuple[dict[str, Dataset], dict[str, Dataset | None], tuple[str, ...]]:
-    """The data sets with the same numbers for the same classes, by the names of these.
+    """Give the classes of several data sets the same numbers, by their names.
 
-    A folder of images, or labels that are words, number the classes that *they* have from 0: at a client without cats,
-    dogs are class 0. All classes that any client has are numbered in sorted order, unless all name the same.
+    A folder of images, or labels that are words, number their own classes from 0: at a client without cats, dogs are
+    class 0. The classes of all clients are numbered in sorted order, unless all clients name the same classes.
 
     Args:
         parts: the clients' data sets by name.
-        held_out: those to validate and test with.
+        held_out: validation and test data by name.
 
     Returns:
-        The parts, what is held out, and the classes' names, none where the data sets have no names.
+        The parts, the data held out, and the classes' names, empty where the data sets have no names.
 
     Raises:
-        ConfigurationError: names at some clients only; names that are one to a person; classes that no client has; a
-            data set whose labels cannot be numbered anew.
+        ConfigurationError: names at some clients only; names that differ only in spelling; classes that no client has;
+            a data set whose labels cannot be numbered anew.
     """
     everybody = {**parts, **{name: part for name, part in held_out.items() if part is not None}}
     named = {name: class_names_of(part) for name, part in everybody.items()}
@@ -289,7 +289,7 @@ def one_numbering(
     union = next(iter(found)) if len(found) == 1 else tuple(sorted(set().union(*found)))
     check_spelling(union, "The data")
     for name, classes in named.items():
-        # Without names, the numbers mean what all the clients mean by them: they all name the same.
+        # Without names, numbers are those of the clients, if all clients name the same classes.
         if not classes and len(found) > 1:
             raise ConfigurationError(f"{name!r} has no names for its classes, and others have: set its `classes`.")
         strange = [each for each in classes if each not in union]
@@ -302,7 +302,7 @@ def one_numbering(
 
 
 def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
-    """One data set after the other; of tensors, where all are.
+    """Concatenate data sets, as tensors if all are tensors.
 
     Raises:
         ConfigurationError: tensors of other shapes or types than the first data set's.
@@ -331,7 +331,7 @@ def _renumbered(dataset: Dataset, classes: Sequence[str], union: Sequence[str], 
     if type(dataset) is TensorDataset and len(dataset.tensors) > 1 and not dataset.tensors[-1].is_floating_point():
         *inputs, labels = dataset.tensors
         changed: Any = TensorDataset(*inputs, numbers[labels.cpu().long()])
-    elif getattr(dataset, "target_transform", "none") is None:  # torchvision's: a shallow copy, theirs stays as it is
+    elif getattr(dataset, "target_transform", "none") is None:  # torchvision's: copied, the original stays unchanged
         changed = copy.copy(dataset)
         changed.target_transform = numbers.tolist().__getitem__
     else:

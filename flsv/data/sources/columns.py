@@ -1,4 +1,4 @@
-"""Which columns of a table are used, and how: numbers, truth values, words, or dates."""
+"""Options of a table's columns, and reading of one column: numbers, truth values, words, or dates."""
 
 from __future__ import annotations
 
@@ -23,47 +23,45 @@ GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 @checked
 @dataclass
 class Columns:
-    """How the columns of a table become inputs and targets.
+    """Options that turn the columns of a table into inputs and targets.
 
-    What a column holds is decided once, over the tables of all clients and of the server together. A file's column is
-    of numbers if all that is in it are, gaps aside, and none begins with a zero that a number would lose (``01234``);
-    of truth values, which are one number, 0 or 1, if all are ``True`` or ``False``; else of words. Columns of a Parquet
-    file or a DataFrame are what they are there: words stay words, whatever they look like, pandas' categories stay
-    categories, and a gap is what is one there (``None``, NaN) or a blank word. What was taken for what is logged.
+    The kind of a column is decided once, over the tables of all clients and of the server together. A file's column
+    holds numbers if all its values but gaps are numbers and none begins with a zero that a number would lose
+    (``01234``); truth values, which become one number, 0 or 1, if all are ``True`` or ``False``; else words. Columns of
+    a Parquet file or a DataFrame keep their type: words stay words, whatever they look like, pandas' categories stay
+    categories, and gaps are ``None``, NaN and blank words. The kind of every column is logged.
 
-    ``dates`` says what becomes of a column of dates, which are refused otherwise: days since 1970, days since another
-    column's date (a stay from ``{"left": "came"}``). What cannot be used is said of all columns at once, with the
-    options that would do.
+    Columns of dates are refused unless ``dates`` turns them into days since 1970 or since another column's date (the
+    length of a stay from ``{"left": "came"}``). One message reports all unusable columns, with options to paste.
 
     Numbers are standardized, and a gap becomes 0, the mean. Other columns are one-hot; a gap, or a category that no
     training row has, is a row of zeros. A column with a gap among the training rows gets another one, 1 where the gap
     is. Rows without a target are left out, with a warning.
 
-    Only training rows tell means, deviations and categories, those of all clients together: everybody's rows influence
-    everybody's features a little, and in a federation of several machines the clients would have to send, for each
-    column, how many values they have, their sum and their sum of squares. All agree beforehand on the columns, the
-    categories' names (the union of what the clients' training rows have), the classes' names (the union over all rows)
-    and which columns have gaps.
+    Means, deviations and categories are fitted on all clients' training rows together. So every client's rows influence
+    the others' features a little; on several machines the clients would have to send the count, the sum and the sum of
+    squares of each column. The clients have to agree beforehand on the columns, the categories' names (the union over
+    the clients' training rows), the classes' names (the union over all rows) and which columns have gaps.
 
-    A number to predict is as in the table, or, with ``standardize_target``, less the mean and over the deviation of all
-    training rows': squared errors are shares of its variance
-    then. Otherwise a network starts far from the mean, and what everybody's training gains first, is the mean.
+    A number to predict stays as in the table, or, with ``standardize_target``, the training rows' mean is subtracted
+    and it is divided by their deviation: squared errors are then shares of its variance. Without it a network starts
+    far from the mean, and the first gain of every client's training is to learn the mean.
 
     Args:
-        task: ``"classification"``, the target's values are classes, or ``"regression"``.
-        features: columns to predict from; None: all others, with identifiers and what came after the target.
-        exclude: columns to leave out of these; not every client's table needs to have them.
+        task: ``"classification"`` if the target's values are classes, or ``"regression"``.
+        features: columns to predict from; None: all others, also identifiers and columns known only after the target.
+        exclude: columns to leave out; not every client's table needs to have them.
         categorical: columns whose numbers are names of categories.
-        gaps: what a missing value looks like, besides white space around it; None for :data:`GAPS` in a file of text,
-            and nothing more in a DataFrame. Of a dictionary, what it looks like in these columns besides. A number is
-            meant however it is written: ``-99`` is ``-99.0``, too.
-        standardize_target: for regression.
+        gaps: marks of a missing value, besides blanks; None for :data:`GAPS` in a file of text, and no more marks in a
+            DataFrame. A dictionary adds marks for its columns. Numbers match however they are written: ``-99`` is
+            ``-99.0``, too.
+        standardize_target: subtract the mean of a regression's target and divide by its deviation.
         max_categories: how many categories a column may have; more are taken for a mistake.
         delimiter: one character between values of a file.
-        decimal: what is before the decimals of a number in a file; ``"12,5"`` is no number without ``","``, and
-            ``"12.5"`` and ``"1.234,5"`` are none with it.
+        decimal: decimal mark of numbers in a file; ``"12,5"`` is a number only with ``","``, and with it ``"12.5"`` and
+            ``"1.234,5"`` are none.
         dates: for a column of dates ``"days"``, or the column of dates from which days are counted.
-        date_format: how dates are written, as of ``strftime``; None: ISO 8601, ``2024-03-31``.
+        date_format: format of dates, as of ``strftime``; None: ISO 8601, ``2024-03-31``.
 
     Raises:
         ConfigurationError: arguments out of range or that contradict each other.
@@ -89,7 +87,7 @@ class Columns:
     date_format: str | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
-        """What stands for a gap in a column; ``typed``: of an object with columns, which has gaps of its own."""
+        """Return the marks of a gap in a column; with ``typed``, of an object with columns, which has its own gaps."""
         usual = () if typed else GAPS
         if isinstance(self.gaps, dict):
             return {"", *usual, *self.gaps.get(name, ())}
@@ -113,7 +111,7 @@ class Columns:
             raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot be anything else.")
 
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
-        """The options that differ from their defaults, and those with which columns can be used that could not."""
+        """Return the options that differ from their defaults, with those added that solve the problems."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {name: value for name, value in options.items() if value not in (None, {}, getattr(Columns, name))}
         for problem in problems:
@@ -122,7 +120,7 @@ class Columns:
                 if isinstance(value, list):
                     value = list(dict.fromkeys([*held, *value]))
                 options[name] = {**held, **value} if isinstance(value, dict) else value
-        # A column that was to be read otherwise, and cannot be read so either, is left out and nothing else.
+        # A column that is left out after another remedy failed, needs no other option.
         left = [name for name in options.get("categorical", ()) if name not in options.get("exclude", ())]
         return {**options, "categorical": left} if left else {k: v for k, v in options.items() if k != "categorical"}
 
@@ -135,11 +133,11 @@ def _texts(given: Any) -> list[str] | None:
 if TYPE_CHECKING:
     GivenColumns: TypeAlias = Columns | Mapping[str, Any] | None
 else:
-    GivenColumns = Columns | None  # what the command line makes: an option for each of theirs
+    GivenColumns = Columns | None  # which the command line takes apart into options
 
 
-def columns_of(given: GivenColumns) -> Columns:
-    """What was given, or the options of it."""
+def as_columns(given: GivenColumns) -> Columns:
+    """Convert a dictionary of options to ``Columns``; None gives the defaults."""
     found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
     check_kind("columns", "columns", found, Columns, "flsv.data.Columns(...) or its options")
     return found
@@ -147,7 +145,7 @@ def columns_of(given: GivenColumns) -> Columns:
 
 NUMBERS, TRUTH, WORDS = "numbers", "truth values", "categories"
 DAYS = "days"
-#: What pandas calls them.
+#: Kinds by the names of pandas' ``infer_dtype``.
 _KINDS = {
     "integer": NUMBERS,
     "floating": NUMBERS,
@@ -158,9 +156,9 @@ _KINDS = {
     "empty": "",
 }
 _TRUTHS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
-#: What single precision holds, nearly.
+#: Largest number, nearly, of single precision.
 LARGEST = 1e38
-#: So many different values may still be categories.
+#: Largest number of different values that may still be categories.
 FEW = 10
 _LEADING_ZERO = re.compile(r"[-+]?0\d.*")
 _DATES = {"date", "datetime", "Timestamp"}
@@ -168,7 +166,7 @@ _DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*
 
 
 def parsed(values: Iterable[Any], decimal: str = ".") -> np.ndarray:
-    """Values as numbers, float64 ``[N]``; NaN where one is no finite number.
+    """Convert values to numbers, float64 ``[N]``; NaN where one is no finite number.
 
     Example:
         >>> parsed(["3", "-1e3", "high", "1_000", "inf", None])
@@ -176,7 +174,7 @@ def parsed(values: Iterable[Any], decimal: str = ".") -> np.ndarray:
         >>> parsed(["3", "3,5", "3.5"], ",")
         array([3. , 3.5, nan])
     """
-    # Python reads 1_000 as a number, which nobody who writes a table means.
+    # Python reads 1_000 as a number, which a table hardly means.
     wrong = "_" if decimal == "." else "_."
 
     def number(value: Any) -> float:
@@ -192,7 +190,7 @@ def parsed(values: Iterable[Any], decimal: str = ".") -> np.ndarray:
 
 
 def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
-    """A column's values, NaN where one is missing; words without white space around them."""
+    """Return a column's values, NaN where one is missing; words without white space around them."""
     column, marks = table.column(name, argument), columns.missing(name, table.typed)
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column
@@ -203,7 +201,7 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
 
 
 def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> set[str]:
-    """Find the words of a column that are one of these marks, or the number that a mark is.
+    """Find the words of a column that equal one of these marks, as words or as numbers.
 
     Example:
         >>> sorted(gap_words(pd.Series(["-99.0", "-99", "?", "1"]), {"-99", "?"}))
@@ -218,7 +216,7 @@ def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> s
 
 
 def _kind_of_texts(texts: set[str], decimal: str) -> str:
-    """What a file's column is taken for, by its different values."""
+    """Return the kind of a text file's column, by its different values."""
     if not texts or texts <= _TRUTHS.keys():
         return TRUTH if texts else ""
     numbers = np.isfinite(parsed(texts, decimal))
@@ -227,11 +225,11 @@ def _kind_of_texts(texts: set[str], decimal: str) -> str:
 
 
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
-    """What a column holds, and its values, numbers or words, NaN for a gap.
+    """Read a column: return its kind and its values, numbers or words, NaN for a gap.
 
     Raises:
-        ColumnError: of several kinds, or of one that is no feature, such as dates; numbers and words in one column; a
-            number too large for single precision.
+        ColumnError: a column of several kinds, or of one that is no feature, such as dates; numbers and words in one
+            column; a number too large for single precision.
 
     Example:
         >>> table = Table("a.csv", pd.DataFrame({"came": ["2024-01-30", ""], "left": ["2024-02-02"] * 2}))
@@ -262,7 +260,7 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
 
 
 def _no_kind(table: Table, name: str, values: pd.Series) -> ColumnError:
-    """The error of a column that is of several kinds, or of one that is no feature, such as dates."""
+    """Make the error of a column of several kinds, or of one that is no feature, such as dates."""
     kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
     kinds = kinds if table.typed else {"dates": table.path}
     iso = not table.typed and pd.to_datetime(values.dropna(), format="ISO8601", errors="coerce", utc=True).notna().all()
@@ -284,8 +282,9 @@ def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Serie
     if len(wrong):
         words = sorted({str(word) for word in values[wrong]})
         remedy: dict[str, Any] = {"categorical": [name]}
-        if numbers.nunique() > FEW or (numbers % 1 > 0).any():  # what is measured is no category
+        if numbers.nunique() > FEW or (numbers % 1 > 0).any():  # measured numbers are no categories
             of_others = isinstance(columns.gaps, list) or len(words) > FEW
+            # mypy: gaps are no list here.
             marks = [*(columns.gaps or {}).get(name, ()), *words] if not of_others else []  # type: ignore[union-attr]
             remedy = {"gaps": {name: marks}} if marks else {"exclude": [name]}
         where = f"{table.where(wrong[0])}: {str(values[wrong[0]])!r} in {name!r}"
@@ -316,16 +315,14 @@ def _check_decimals(table: Table, name: str, values: pd.Series, columns: Columns
 
 
 def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
-    """Read a column's dates; of those with a time zone, the time in UTC.
+    """Read a column's dates; times with a time zone are converted to UTC.
 
     Raises:
-        ColumnError: one that is no date.
+        ColumnError: a value that is no date.
     """
     values = without_gaps(table, name, "dates", columns)
     if is_datetime64_any_dtype(table.column(name, "dates")):
-        dated = pd.to_datetime(
-            values, utc=True
-        )  # as what is read of text: a day has 24 hours, also where clocks change
+        dated = pd.to_datetime(values, utc=True)  # as for text: every day has 24 hours, also where clocks change
     else:
         texts = words_of(values)
         dated = pd.to_datetime(texts, format=columns.date_format or "ISO8601", errors="coerce", utc=True)

@@ -1,8 +1,8 @@
-"""Data modules that read CSV files: what they share, tables, texts with classes, and running text.
+"""Data modules that read CSV files: their base class, tables, texts with classes, and running text.
 
-Texts are hashed words. Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL
+Texts become hashed words. Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL
 2017: a text is the mean of its words' vectors; Weinberger et al., "Feature Hashing for Large Scale Multitask Learning",
-ICML 2009: a word's vector is found by its hash. So nobody collects a vocabulary, which would tell clients' words.
+ICML 2009: a word's vector is found by its hash. So no vocabulary is collected, which would reveal the clients' words.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.sources.base import ColumnCard
-from flsv.data.sources.columns import Columns, GivenColumns, columns_of
+from flsv.data.sources.columns import Columns, GivenColumns, as_columns
 from flsv.data.sources.encoder import TableEncoder
-from flsv.data.sources.table import Table, find_place, looked_at, one_table, read_table
+from flsv.data.sources.table import Table, find_place, looked_at, one_table, read_table_file
 from flsv.data.sources.targets import class_labels, class_names, group_values, with_values
 from flsv.data.splits import Part
 from flsv.utilities.declared import Count, checked
@@ -36,8 +36,8 @@ from flsv.utilities.seeding import generator_for
 class CSVData(L.LightningDataModule):
     """Base class of data modules that read CSV files; subclasses interpret the rows.
 
-    Validation and test samples are drawn at random over all groups, and never all of a group: one sample of each stays
-    for training.
+    Validation and test samples are drawn at random over all groups; at least one sample of each group stays for
+    training.
 
     Args:
         path: the file, looked up below ``root``, then as it is.
@@ -47,7 +47,7 @@ class CSVData(L.LightningDataModule):
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation; 0: no validation set.
         test_fraction: share of them for testing, unless there is a ``test_path``; 0: no test set.
-        seed: of the choice of validation and test samples; None: ``seed_everything``'s.
+        seed: seed of the choice of validation and test samples; None: ``seed_everything``'s.
 
     Attributes:
         train_set, val_set, test_set: after ``setup``, each None where there is none. ``train_set.groups`` has the group
@@ -58,7 +58,7 @@ class CSVData(L.LightningDataModule):
     """
 
     pooled_inputs = False
-    """Whether samples are made with numbers of all training rows, such as their means: no site alone can do that."""
+    """Whether samples depend on statistics of all training rows, such as means, which a single site cannot compute."""
 
     delimiter = ","
     """The character between values."""
@@ -87,12 +87,12 @@ class CSVData(L.LightningDataModule):
         self.group_names: tuple[str, ...] = ()
         self.input_shape: tuple[int, ...] | None = None
         self.num_classes: int | None = None
-        #: What became of the columns, of a table.
+        #: One card per column of a table, which says what it became.
         self.columns_read: tuple[ColumnCard, ...] = ()
 
     @abstractmethod
     def encode(self, train: Table, test: Table | None) -> None:
-        """Make the data sets of the files; called once."""
+        """Make the data sets from the files; called once."""
 
     def setup(self, stage: str | None = None) -> None:
         """Read the files. Calling it again changes nothing."""
@@ -104,25 +104,25 @@ class CSVData(L.LightningDataModule):
         place = find_place(path, self.root)
         if place is None:
             raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}. Say root.")
-        return read_table(place, self.delimiter)
+        return read_table_file(place, self.delimiter)
 
     def train_dataloader(self) -> DataLoader:
-        """Shuffled batches of the training samples."""
+        """Return shuffled batches of the training samples."""
         generator = generator_for(self.seed, "csv", "order")
         return DataLoader(self._set("train"), batch_size=self.batch_size, shuffle=True, generator=generator)
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
-        """Batches of the validation samples; an empty list if there are none."""
+        """Return batches of the validation samples; an empty list if there are none."""
         return [] if self.val_set is None else DataLoader(self.val_set, batch_size=max(self.batch_size, 256))
 
     def test_dataloader(self) -> DataLoader:
-        """Batches of the test samples."""
+        """Return batches of the test samples."""
         return DataLoader(self._set("test"), batch_size=max(self.batch_size, 256))
 
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Ascending sample numbers of ``train``, ``val`` and ``test``."""
+        """Draw the samples of ``train``, ``val`` and ``test``; return their ascending numbers."""
         order = torch.randperm(samples, generator=generator_for(self.seed, "csv", "split")).numpy()
-        # The first of each group in this order stays.
+        # The first sample of each group in this order stays for training.
         of = np.zeros(samples, dtype=int) if groups is None else groups
         stays = order[np.unique(of[order], return_index=True)[1]]
         free = order[~np.isin(order, stays)]
@@ -153,11 +153,11 @@ class CSVData(L.LightningDataModule):
         self.test_set = sets["test"] if test is None else TensorDataset(*test)
         assert self.train_set is not None
         if groups is not None:
-            self.train_set.groups = groups[splits["train"]]  # type: ignore[attr-defined]
-            self.train_set.group_kind = self.group  # type: ignore[attr-defined]
+            self.train_set.groups = groups[splits["train"]]  # type: ignore[attr-defined]  # an attribute of ours
+            self.train_set.group_kind = self.group  # type: ignore[attr-defined]  # likewise
             self.group_names = tuple(map(str, np.unique(groups)))
         if classes is not None:
-            self.train_set.classes = tuple(classes)  # type: ignore[attr-defined]
+            self.train_set.classes = tuple(classes)  # type: ignore[attr-defined]  # likewise
             self.num_classes = len(classes)
 
     def _set(self, split: str) -> TensorDataset:
@@ -168,7 +168,7 @@ class CSVData(L.LightningDataModule):
 
 
 class TableData(CSVData):
-    """The rows of a CSV file: features, one target, and perhaps a column with the natural clients.
+    """Data module of a CSV file's rows: features, one target, and perhaps a column with the natural clients.
 
     Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Statistics and
     categories are those of all rows that are not held out here.
@@ -177,11 +177,11 @@ class TableData(CSVData):
         path: the file, looked up below ``root``, then as it is.
         target: the column to predict.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`; no feature.
-        columns: how the others become features, and the task.
+        columns: options by which the others become features, and the task.
         options: see :class:`~flsv.data.CSVData`.
 
     Attributes:
-        encoder: after ``setup`` has the features' names, and by what a standardized target is scaled and moved; see
+        encoder: after ``setup`` has the features' names, and the mean and deviation of a standardized target; see
             :class:`~flsv.data.sources.encoder.TableEncoder`.
 
     Example:
@@ -204,7 +204,7 @@ class TableData(CSVData):
         self, path: str, target: str, group: str | None = None, columns: GivenColumns = None, **options: Any
     ) -> None:
         super().__init__(path, group, **options)
-        self.encoder = TableEncoder(columns_of(columns), target, group)
+        self.encoder = TableEncoder(as_columns(columns), target, group)
         self.delimiter = self.encoder.columns.delimiter
 
     def encode(self, train: Table, test: Table | None) -> None:
@@ -222,7 +222,7 @@ class TableData(CSVData):
         self.keep(sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes)
         if self.test_set is not None:
             table = files[0].take(splits["test"]) if test is None else files[1]
-            self.test_set.row_names = encoder.row_names(table)  # type: ignore[attr-defined]
+            self.test_set.row_names = encoder.row_names(table)  # type: ignore[attr-defined]  # likewise
         self.input_shape = tuple(sets[0].tensors[0].shape[1:])
 
 
@@ -230,7 +230,7 @@ _WORD = re.compile(r"\w+")
 
 
 def hashed_words(text: str, max_words: int) -> list[int]:
-    """The text's first words as numbers in 1 .. 2^32 - 1: CRC-32 of their UTF-8, the same everywhere and always.
+    """Hash a text's first words to numbers in 1 .. 2^32 - 1: CRC-32 of their UTF-8, the same on every machine.
 
     A word is a run of letters, digits and underscores of any script; case and Unicode's compatible forms do not matter.
 
@@ -244,7 +244,7 @@ def hashed_words(text: str, max_words: int) -> list[int]:
 
 @checked
 class TextData(CSVData):
-    """The rows of a CSV file: a text, its class, and perhaps a column with the natural clients.
+    """Data module of a CSV file's rows: a text, its class, and perhaps a column with the natural clients.
 
     Samples are ``(words int64 [max_words], class int64)``: the hashes of the text's first words, then zeros, as
     :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. One without words is all zeros; rows
@@ -255,7 +255,7 @@ class TextData(CSVData):
         text: the column with the texts.
         label: the column with the classes.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
-        max_words: how many words of a text count.
+        max_words: number of words of a text that are used.
         options: see :class:`~flsv.data.CSVData`.
 
     Example:
@@ -303,9 +303,9 @@ class TextData(CSVData):
 
 
 def windows(text: str, length: int) -> np.ndarray:
-    """A text's UTF-8 bytes in pieces that overlap by one: uint8 ``[n, length + 1]``.
+    """Cut a text's UTF-8 bytes into pieces that overlap by one: uint8 ``[n, length + 1]``.
 
-    The first ``length`` of a piece are to predict the last ``length``, so every byte but the first is predicted once. A
+    The first ``length`` bytes of a piece predict the last ``length``, so every byte but the first is predicted once. A
     rest that fills no piece is left out.
 
     Example:
@@ -319,11 +319,11 @@ def windows(text: str, length: int) -> np.ndarray:
 
 @checked
 class CharacterData(CSVData):
-    """The documents of a CSV file as pieces of ``length`` characters and one more, for a language model.
+    """Data module of a CSV file's documents, cut into ``length + 1`` characters each, for a language model.
 
     Samples are ``(characters int64 [length + 1],)``, in 0 .. 255, and have no label. Characters are the bytes of UTF-8:
-    no alphabet has to be collected from the clients, no character is unknown, and one outside of ASCII counts as
-    several. Validation and test samples are pieces, not whole documents: the same tale may be in both.
+    no alphabet has to be collected from the clients, no character is unknown, and a character outside of ASCII counts
+    as several. Validation and test samples are pieces, not whole documents: the same document may be in both.
 
     Args:
         path: the file, looked up below ``root``, then as it is.
@@ -365,6 +365,6 @@ class CharacterData(CSVData):
         self.input_shape = (self.length + 1,)
 
     def _pieces(self, file: Table) -> tuple[Tensor, list[int]]:
-        """Pieces int64 ``[n, length + 1]``, and how many each text has."""
+        """Cut the texts into pieces int64 ``[n, length + 1]``; return also their number for each text."""
         found = [windows(text, self.length) for text in file.column(self.text, "text")]
         return torch.from_numpy(np.concatenate(found).astype(np.int64)), [len(pieces) for pieces in found]

@@ -1,5 +1,5 @@
-"""What speaks against the columns of tables as they are read: identifiers, codes for a missing value, marks of gaps
-that are nowhere, and one column under two names."""
+"""Doubts about columns as they are read: identifiers, codes for a missing value, marks of gaps that no row has, and one
+column under two names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flsv.utilities.errors import ColumnError, listed
 _IDENTIFIER = re.compile(
     r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
 )
-#: So many codes there may be at either end of a column's numbers.
+#: Largest number of codes at either end of a column's numbers.
 _CODES = 3
 
 
 def doubts(table: Table, cards: Sequence[ColumnCard], columns: Columns) -> Iterator[ColumnError]:
-    """Yield what speaks against columns that were read."""
+    """Yield an error for each doubt about columns that were read."""
     for card in cards:
         if card.categories is None:
             yield from _identifier(table, card, columns)
@@ -37,7 +37,7 @@ def doubts(table: Table, cards: Sequence[ColumnCard], columns: Columns) -> Itera
 
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Doubt numbers that are called as identifiers are, are whole, and differ in every row of a table."""
+    """Yield an error for whole numbers with an identifier's name that differ in every row of a table."""
     if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
         return
     table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
@@ -50,7 +50,7 @@ def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[Co
 def codes_for_gaps(
     table: Table, name: str, numbers: pd.Series, words: pd.Series, columns: Columns
 ) -> Iterator[ColumnError]:
-    """Doubt numbers, or days, that are codes for a missing value; name them by the words in the table."""
+    """Yield an error for numbers, or days, that look like codes for a missing value, as written in the table."""
     known = columns.gaps or {}
     codes = [] if isinstance(known, dict) and known.get(name) == [] else codes_in(numbers)
     if not codes:
@@ -88,8 +88,8 @@ def codes_in(numbers: pd.Series) -> list[float]:
 
 
 def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
-    """Return whether the numbers at one end repeat, and are farther from the ``rest`` than it is wide; of nines, half
-    as far will do where numbers are measured, and any minus where there is no other."""
+    """Return whether the numbers at one end repeat, and are farther from the ``rest`` than it is wide. For nines, half
+    the distance suffices among more than ``FEW`` values, and any distance if they alone are negative."""
     if len(rest) < 2 or end.min() < 2:
         return False
     nines = [word for number in end.index if re.fullmatch(r"-?9+(\.9+)?", word := f"{number:.12g}")]
@@ -102,7 +102,7 @@ def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
 
 
 def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
-    """Yield what ``gaps`` names and no row has."""
+    """Yield a message for marks that ``gaps`` names and no row has."""
     gaps = columns.gaps or {}
     unusual = {"": [mark for mark in gaps if mark not in GAPS]} if isinstance(gaps, list) else gaps
     for name, marks in unusual.items():

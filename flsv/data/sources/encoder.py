@@ -1,5 +1,5 @@
-"""Tables as features and targets, fitted to the training rows only; and as the data of a federation: one with a column
-that says whose the rows are, or one of each client."""
+"""Encoding of tables as features and targets, fitted on the training rows only; and tables as the data of a federation:
+one with a column of clients, or one of each client."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 class TableEncoder:
-    """Encodes tables with the same columns, of one or several clients and of the server.
+    """Encoder of tables with the same columns, of one or several clients and of the server.
 
     Args:
-        columns: which columns, and how.
+        columns: options of the columns.
         target: the column to predict.
-        group: a column that says whose the rows are, which is no feature; None: there is none.
+        group: the column of the rows' clients, which is no feature; None: there is none.
 
     Attributes:
         feature_names: ``D`` names, such as ``("age", "ward=A", "ward=B", "age missing")``, after :meth:`features`.
-        read: the columns that these are of, likewise.
-        target_mean, target_std: what a prediction is multiplied by (``target_std``) and then moved by to be in the
-            table's unit; 0 and 1 unless ``standardize_target``, after :meth:`targets`.
+        read: the columns that these were made of, likewise.
+        target_mean, target_std: a prediction times ``target_std`` plus ``target_mean`` is in the table's unit; 0 and 1
+            unless ``standardize_target``, after :meth:`targets`.
 
     Example:
         >>> frame = pd.DataFrame({"age": ["30", "50", ""], "ill": ["no", "yes", "no"]})
@@ -61,23 +61,23 @@ class TableEncoder:
         self._classes: tuple[str, ...] | None = None
 
     def rows(self, table: Table) -> Table:
-        """The rows that have a target."""
+        """Keep the rows that have a target."""
         return with_values(table, self.target, "target", self.columns)
 
     def row_names(self, table: Table) -> dict[str, list[str]]:
-        """What tells each row for those who know the file; see :meth:`Table.row_names`."""
+        """Return names by which readers of the file recognize each row; see :meth:`Table.row_names`."""
         return table.row_names(self.columns.exclude or (), self.group)
 
     def features(self, table: Table, fit: np.ndarray) -> Tensor:
-        """Float32 ``[N, D]``: numbers, then categories, then where values are missing.
+        """Encode features, float32 ``[N, D]``: numbers, then categories, then marks of missing values.
 
         Args:
             table: training rows, then others.
-            fit: which rows tell statistics and categories, bool ``[N]``.
+            fit: the rows on which statistics and categories are fitted, bool ``[N]``.
 
         Raises:
-            ConfigurationError: columns that a table has not, partly numbers and partly words, without a value or with
-                too many categories.
+            ConfigurationError: columns that are missing in a table, partly numbers and partly words, without a value or
+                with too many categories.
         """
         self.read = tuple(read_columns(table, self.names(table), fit, self.columns))
         kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
@@ -87,14 +87,14 @@ class TableEncoder:
         return torch.from_numpy(self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32))
 
     def _transformer(self, fit: np.ndarray) -> ColumnTransformer:
-        """What the columns that were read become."""
+        """Make the transformer of the columns that were read, and name its features."""
         numbers = [each.name for each in self.read if each.categories is None]
         words = {each.name: each.categories for each in self.read if each.categories is not None}
         gappy = [each.name for each in self.read if each.values[fit].isna().any()]
         one_hot = [f"{name}={category}" for name, categories in words.items() for category in categories]
         self.feature_names = (*numbers, *one_hot, *(f"{name} missing" for name in gappy))
         scale = make_pipeline(
-            # Row by row in memory: sums are the same to the bit, whoever made the frame.
+            # Row by row in memory: sums are the same to the bit for every origin of the frame.
             FunctionTransformer(np.ascontiguousarray),
             StandardScaler(),
             SimpleImputer(strategy="constant", fill_value=0.0, keep_empty_features=True),
@@ -105,16 +105,18 @@ class TableEncoder:
         return ColumnTransformer(parts, sparse_threshold=0)
 
     def classes(self, table: Table) -> tuple[str, ...] | None:
-        """The classes' names by training rows; None for regression."""
+        """Find the classes' names in the training rows; return None for regression."""
         if self.columns.task == "classification":
             self._classes = class_names(table, self.target, "target")
         return self._classes
 
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
-        """Classes int64 ``[N]``, after :meth:`classes`, or numbers float32 ``[N]``; not standardized without ``fit``.
+        """Encode targets: classes int64 ``[N]``, after :meth:`classes`, or numbers float32 ``[N]``.
+
+        Numbers are standardized if ``Columns.standardize_target``, but not without ``fit``.
 
         Raises:
-            ConfigurationError: a class that no training table has, no number, numbers without spread.
+            ConfigurationError: a class that no training table has, a value that is no number, numbers without spread.
         """
         if self._classes is not None:
             return class_labels(table, self.target, "target", self._classes)
@@ -126,23 +128,23 @@ class TableEncoder:
         return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
     def encoded(self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None) -> list[TensorDataset]:
-        """Features and targets, so many rows each; no features before it is known which rows tell statistics."""
+        """Encode features and targets and split them by ``sizes``; without ``fit`` there are no features yet."""
         features = torch.zeros(len(table), 0) if fit is None else self.features(table, fit)
         pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
         return [TensorDataset(*pair) for pair in pairs]
 
     def cards(self, table: Table, rows: int) -> tuple[ColumnCard, ...]:
-        """What became of the columns of the first rows, after :meth:`features`."""
+        """Describe what the columns of the first ``rows`` rows became, after :meth:`features`."""
         cards = list(self.read)
         used = {each.name for each in self.read} | {self.target, self.group}
         for name in table.frame.columns.difference(list(used - {None}), sort=False):
-            # Of several tables, one may lack it.
+            # One of several tables may lack the column.
             values = without_gaps(replace(table, together=()), name, "exclude", self.columns).astype(object)
             cards.append(ColumnCard(name, "left out", values))
         return tuple(replace(each, values=each.values.iloc[:rows].reset_index(drop=True)) for each in cards)
 
     def names(self, table: Table) -> list[str]:
-        """The columns to predict from, whether all tables have them or not."""
+        """List the columns to predict from, whether all tables have them or not."""
         for argument in ("features", "categorical", "dates", "exclude", "gaps"):
             named = getattr(self.columns, argument) or ()
             for name in () if argument == "gaps" and isinstance(named, list) else named:
@@ -162,21 +164,21 @@ def tables_source(
     columns: Columns,
     clients: bool,
 ) -> SourceData:
-    """Features and targets of tables, encoded as :class:`~flsv.data.Columns` says.
+    """Encode tables into features and targets by the options of :class:`~flsv.data.Columns`.
 
-    Means, deviations and categories are those of the clients' training rows, once it is known which these are: the
-    server's validation rows, and the clients' own, tell none.
+    Means, deviations and categories are fitted on the clients' training rows, once these are known: neither the
+    server's validation rows nor the clients' own count.
 
     Args:
-        tables: of each client by name, or a single one.
+        tables: each client's table by name, or a single table.
         held_out: ``val`` and ``test``, whose rows belong to no client.
         label: the column to predict.
-        group: the column of a single table that says whose the rows are.
-        columns: how the others become features.
+        group: the column of the rows' clients in a single table.
+        columns: options by which the others become features.
         clients: whether ``tables`` are of one client each.
 
     Raises:
-        ConfigurationError: tables with other columns than the first; what :class:`TableEncoder` refuses.
+        ConfigurationError: tables with other columns than the first; columns that :class:`TableEncoder` refuses.
     """
     if clients:  # for messages: a file has a name of its own
         tables = {
@@ -192,7 +194,7 @@ def tables_source(
     classes = encoder.classes(one_table(train)) or ()
 
     def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
-        """The data with the features that the clients' training rows tell."""
+        """Encode with statistics of the clients' training rows ``fit_rows``; None leaves features for later."""
         fit = None
         if fit_rows is not None:
             fit = np.zeros(len(table), dtype=bool)
@@ -213,7 +215,7 @@ def tables_source(
             fitted=found if fit is None else None,
         )
 
-    # Who trains on which row is not known yet, and a number's scale with it: nothing looks at a number before.
+    # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.
     return found(None)
 
 

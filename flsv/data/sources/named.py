@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def digits() -> SourceData:
-    """1,437 training and 360 test images ``[1, 8, 8]`` in 0 .. 1; the split is fixed and stratified.
+    """Load scikit-learn's digits: 1,437 training and 360 test images ``[1, 8, 8]`` in 0 .. 1, always the same split.
+
+    The split is stratified by class.
 
     Example:
         >>> data = digits()
@@ -42,13 +44,13 @@ def digits() -> SourceData:
     return SourceData(sets[0], test=sets[1], class_names=tuple(map(str, range(10))))
 
 
-#: Classes 0 and 1 lie on one axis, 2 and 3 on the other, each a little off it.
+#: Classes 0 and 1 lie close to one axis, 2 and 3 close to the other.
 CENTRES = ((2.0, 0.2), (-2.0, -0.2), (0.2, 2.0), (-0.2, -2.0))
 SPREAD = 0.8
 
 
 def gaussians() -> SourceData:
-    """4,000 training and 2,000 test points of four equally large classes, always the same ones.
+    """Draw 4,000 training and 2,000 test points of four equally large classes, always the same ones.
 
     Items are ``(float32 [5], class)``: x, y, x^2, y^2, xy of a point.
 
@@ -77,7 +79,7 @@ KINDS = {
 
 
 def vision(name: str, root: str | None, download: bool = False) -> SourceData:
-    """The set called ``name`` below the torchvision-style folder ``root``, normalized by its mean and deviation.
+    """Load the set called ``name`` from the torchvision-style folder ``root``, normalized by its mean and deviation.
 
     Args:
         name: a key of ``KINDS``.
@@ -85,7 +87,7 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
         download: fetch what is missing.
 
     Raises:
-        ConfigurationError: files missing, damaged, or not to be had from the network.
+        ConfigurationError: files that are missing, damaged, or cannot be downloaded.
     """
     from torchvision import datasets
 
@@ -93,7 +95,7 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
     try:
         parts = [getattr(datasets, kind)(data_root(root), train=train, download=download) for train in (True, False)]
         sets = [tensor_set(image_tensor(part.data, mean, std), torch.as_tensor(part.targets)) for part in parts]
-    except Exception as error:  # junk ends in whatever comes first: assertions, key and type errors, ends of files
+    except Exception as error:  # damaged files raise anything: assertions, key and type errors, ends of files
         place = data_root(root).absolute() / files
         raise ConfigurationError(
             f"{name} was not found, or cannot be read: looked in {place} ({type(error).__name__}: {error}). Name the "
@@ -121,7 +123,7 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
         image_size: side in pixels of the images of a folder.
 
     Raises:
-        ConfigurationError: a name nobody knows, or data that are not there.
+        ConfigurationError: an unknown name, or data that are missing.
 
     Example:
         >>> data = load_image_data("digits")
@@ -149,12 +151,12 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
 
 
 def known_as(name: object) -> str | None:
-    """The name of a data set of :data:`DATA_SETS`; None: it may be a path."""
+    """Return ``name`` if it is a data set of :data:`DATA_SETS`, else None (it may be a path)."""
     return name if isinstance(name, str) and name in DATA_SETS else None
 
 
 def npz(path: Path) -> SourceData:
-    """Images of an ``.npz`` file.
+    """Load the images of an ``.npz`` file.
 
     Images are ``[N, H, W]`` or ``[N, H, W, 3]`` (or ``1``). 8-bit pixels are brought to -1 .. 1, as is usual for
     MedMNIST; floating-point ones are taken as they are. Labels are one integer per image in 0 .. M-1, ``[N]`` or
@@ -168,7 +170,7 @@ def npz(path: Path) -> SourceData:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
-    except Exception as error:  # zlib's, zipfile's, numpy's own and memory's: whichever, the file cannot be used
+    except Exception as error:  # zlib's, zipfile's, numpy's or a MemoryError: the file cannot be used
         raise ConfigurationError(f"{path} cannot be read as an .npz archive of plain arrays: {error}.") from error
     splits = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
     missing = [name for split in splits for name in (f"{split}_images", f"{split}_labels") if name not in arrays]
@@ -187,7 +189,7 @@ def npz(path: Path) -> SourceData:
 
 
 def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDataset:
-    """Images float32 ``[N, C, H, W]`` and their classes."""
+    """Make a data set of a split's images float32 ``[N, C, H, W]`` and classes."""
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if {*labels.shape[:1], labels.size} != {len(images)} or labels.dtype.kind not in "biu":
         about = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
@@ -205,14 +207,13 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
 
 
 def folder(path: Path, image_size: int = 224) -> SourceData:
-    """Image files sorted into class folders, read when they are needed.
+    """Open image files in class folders; images are decoded when they are needed.
 
-    Every file's header is read here; what is found broken only when it is decoded is an error then, which names the
-    file.
+    Every file's header is checked here; a file that turns out broken when it is decoded raises an error that names it.
 
     Args:
-        path: the folder with ``train`` and ``test`` and, optionally, ``val``; or with a folder for each class, all of
-            whose images are for training then.
+        path: the folder with ``train`` and ``test`` and, optionally, ``val``; or with a folder for each class, whose
+            images are then all for training.
         image_size: images are resized to a square of this many pixels; values lie in 0 .. 1.
 
     Raises:
@@ -236,7 +237,7 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
 
 
 def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) -> ImageFolder:
-    """The images of ``<class>/*.png`` alone; a class folder without one is a class, of which there is nothing here."""
+    """Open the images of ``<class>/*.png``; an empty folder is a class without images here."""
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
@@ -248,10 +249,10 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
 
 
 def read_image(path: str, decode: bool = True) -> Image.Image | None:
-    """The image in RGB; or None, and only its header is read, and the checksums of those that have some (PNG).
+    """Read an image in RGB; with ``decode=False`` check only its header and checksums (PNG) and return None.
 
     Raises:
-        ConfigurationError: it cannot be decoded, or has more than 8 bits per channel.
+        ConfigurationError: an image that cannot be decoded, or has more than 8 bits per channel.
     """
     try:
         with Image.open(path) as image:
@@ -266,25 +267,25 @@ def read_image(path: str, decode: bool = True) -> Image.Image | None:
 
 
 def has_class_folders(path: Path) -> bool:
-    """Whether a folder has images in folders by class, some of which may be empty, and no other folders."""
+    """Return whether a folder has images in folders by class, some of which may be empty, and no other folders."""
     folders = [entry for entry in _entries(path) if entry.is_dir()]
     with_images = [each for each in folders if any(map(_is_image, _entries(each)))]
     return bool(with_images) and all(each in with_images or not _entries(each) for each in folders)
 
 
 def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_file) -> dict[str, Path]:
-    """What lies in a folder by client: a folder of class folders, a folder with a table, or a table; ``val`` and
-    ``test`` among them. Hidden files and folders do not count, nor do files of other kinds.
+    """List the data in a folder by client: folders of class folders, folders with a table, or tables; also ``val`` and
+    ``test``. Hidden files and folders and files of other kinds are left out.
 
     Args:
-        path: of the folder.
-        is_table: whether a file, or a folder as a whole, holds one participant's samples.
+        path: path of the folder.
+        is_table: tells whether a file, or a folder as a whole, holds one participant's samples.
 
     Returns:
-        Nothing of images by class, or by split and class.
+        Name to path; empty for images by class, or by split and class.
 
     Raises:
-        ConfigurationError: nothing of what can be read, or several kinds of it.
+        ConfigurationError: nothing that can be read, or several kinds of data.
     """
     folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
     tables = {entry.stem: entry for entry in _entries(path) if entry.is_file() and is_table(entry)}
@@ -313,7 +314,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """To sort names by: clinic 2 comes before clinic 10.
+    """Return a key that sorts names naturally: clinic 2 comes before clinic 10.
 
     Example:
         >>> sorted(["clinic 10", "Annex", "clinic 2"], key=natural_key)

@@ -1,4 +1,4 @@
-"""Reads the columns of tables; says of all that cannot be used, or are in doubt, what it is, with a line that helps."""
+"""Reading of tables' columns; one message for all columns that cannot be used or are in doubt, with a line to paste."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 
 def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
-    """Read columns of all tables, so that whatever is fitted is applied alike.
+    """Read columns of all tables together, so that the same categories apply to each.
 
     Args:
         table: training rows, then others.
-        names: of the columns; those that ``columns`` excludes are not read.
-        fit: which rows tell categories, bool ``[N]``.
-        columns: how they are read.
+        names: names of the columns; those that ``columns`` excludes are not read.
+        fit: the rows from which categories are taken, bool ``[N]``.
+        columns: options of reading.
 
     Raises:
-        ConfigurationError: columns that cannot be used: what is wrong with each, and options with which they can be,
-            which were tried.
+        ConfigurationError: columns that cannot be used. The message says what is wrong with each, and suggests options
+            that were tried and work.
     """
     cards, problems, doubted = _tried(table, names, fit, columns)
     usable = not problems
     said, now = list(map(str, [*problems, *doubted])), columns
-    # What the options make readable may be wrong, or in doubt, in another way.
+    # Columns that the suggested options make readable may have another fault.
     while (following := Columns(**now.remedied([*problems, *doubted]))) != now:
         now = following
         _, problems, doubted = _tried(table, names, fit, now)
@@ -60,7 +60,7 @@ def _points(lines: Sequence[str]) -> list[str]:
 def _tried(
     table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns
 ) -> tuple[list[ColumnCard], list[ColumnError], list[ColumnError]]:
-    """Read what can be used; return it, what is wrong with the others, and what speaks against what was read."""
+    """Read the usable columns; return their cards, the errors of the others, and the doubts about those read."""
     names = [name for name in names if name not in (columns.exclude or ())]
     twice = renamed(table, names)
     cards: list[ColumnCard] = []
@@ -94,7 +94,7 @@ def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnC
 
 
 def _warn(table: Table, cards: Sequence[ColumnCard], fit: np.ndarray, columns: Columns) -> None:
-    """Say what of the columns is read in a way that may not be meant."""
+    """Warn of columns that are read in a way that may not be meant."""
     for message in marks_that_are_nowhere(table, columns):
         rank_zero_warn(message)
     for card in cards:

@@ -1,8 +1,8 @@
-"""Where the samples come from: of each client or of all, and the server's validation and test data.
+"""Kinds of sources of samples: each client's or all clients' data, and the server's validation and test data.
 
-Every kind of source says whether it reads what was given, and opens it. A package of somebody else's brings another
-kind by an entry point of the group ``flsv.sources``, which names a class with the two methods of :class:`Source`; such
-kinds are asked first.
+A kind of source tells by ``match`` whether it reads an object, a name or a path, and reads it by ``open``. Other
+packages add kinds by an entry point of the group ``flsv.sources``, which names a class with the two methods of
+:class:`Source`; these take precedence.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from flsv.data.sources.base import (
 )
 from flsv.data.sources.encoder import tables_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
-from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at, read_table
+from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at, read_table_file
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plugins import installed
 
@@ -53,7 +53,7 @@ KINDS = (
 
 
 class Source(Protocol):
-    """A kind of source.
+    """Protocol of a kind of source.
 
     Example:
         >>> class Numbers:
@@ -67,40 +67,38 @@ class Source(Protocol):
     """
 
     def match(self, given: Any) -> bool:
-        """Whether it reads this.
+        """Return whether this kind reads ``given``.
 
         Args:
             given: the ``Path`` of a file or of a folder that is there; a name of which there is neither; or an object.
         """
 
     def open(self, given: Any, reading: Reading) -> Any:
-        """What was given, as samples.
+        """Read samples.
 
         Args:
-            given: something that it matches.
-            reading: what else the user says of the data.
+            given: an object for which :meth:`match` is True.
+            reading: the user's options of reading.
 
         Returns:
-            What could be given in its place: a map-style data set, whose attributes ``targets``, ``classes`` and
-            ``groups``, if there are any, say what they say of any; arrays; or an object with columns. Or, of what has
-            splits of its own and so is dealt as a whole, a :class:`~flsv.data.SourceData`.
+            A map-style data set, whose attributes ``targets``, ``classes`` and ``groups``, if any, mean the same as
+            those of any other data set; arrays; an object with columns; or, of data that have splits of their own and
+            so are partitioned as a whole, a :class:`~flsv.data.SourceData`.
 
         Raises:
-            ConfigurationError: it cannot be read, with what can.
+            ConfigurationError: it cannot be read; the message says which forms can.
         """
 
 
-#: Whoever overrides one of these makes other batches, or of other samples, than torch's loader would.
+#: A subclass that overrides one of these makes other batches, or of other samples, than torch's loader would.
 _BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 
 def module_source(module: L.LightningDataModule) -> SourceData:
-    """The data sets and loader options of a data module's training and validation loaders; its ``setup("fit")`` must
-    have been called.
+    """Read the data sets and options of a data module's training and validation loaders, after its ``setup("fit")``.
 
     Raises:
-        ConfigurationError: a training loader that does not tell which samples it draws from, or makes batches in a way
-            of its own.
+        ConfigurationError: a training loader whose samples cannot be listed, or that makes its own batches.
     """
     name, loader = type(module).__name__, _single(module.train_dataloader())
     if (
@@ -119,6 +117,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         # The usual way to hold out validation samples of the same data set: they must stay held out.
         indices = torch.as_tensor(sampler.indices, dtype=torch.long)
     elif not isinstance(sampler, SequentialSampler) and not (
+        # mypy: a map-style data set has a length.
         isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     ):
         kind = type(sampler).__name__
@@ -141,7 +140,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
 
 
 def _single(loaders: Any) -> Any:
-    """None for no loader, the loader for one, several as they are."""
+    """Return None for no loader, the loader itself for one, several as they are."""
     if isinstance(loaders, list | tuple) and len(loaders) <= 1:
         return loaders[0] if loaders else None
     return loaders
@@ -154,7 +153,7 @@ def _reads_in_order(loader: DataLoader) -> bool:
 
 
 def makes_own_batches(loader: DataLoader) -> bool:
-    """Whether a loader's class makes its own batches.
+    """Return whether a loader's class overrides how ``DataLoader`` makes batches.
 
     Example:
         >>> class Twice(DataLoader):
@@ -169,16 +168,16 @@ def makes_own_batches(loader: DataLoader) -> bool:
 
 def _options(loader: DataLoader) -> dict[str, Any]:
     return {
-        # Of the batch sampler, which may be given instead of them.
-        "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]
-        "drop_last": loader.batch_sampler.drop_last,  # type: ignore[union-attr]
+        # From the batch sampler, which may be given instead of these two options.
+        "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]  # module_source checks it
+        "drop_last": loader.batch_sampler.drop_last,  # type: ignore[union-attr]  # module_source checks it
         **{name: getattr(loader, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")},
     }
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A source of two functions."""
+    """Kind of source made of two functions."""
 
     match: Callable[[Any], bool]
     open: Callable[[Any, Reading], Any]
@@ -188,9 +187,9 @@ def _image_set(given: str | Path, reading: Reading) -> SourceData:
     files = reading.files
     data = load_image_data(str(given), files.root, files.download, files.image_size)
     for part in (data.train, data.val, data.test):
-        # What is given besides has to mean the same by its classes' numbers.
+        # Validation and test data given beside it must number the classes alike.
         if type(part) is TensorDataset:
-            part.classes = data.class_names  # type: ignore[attr-defined]
+            part.classes = data.class_names  # type: ignore[attr-defined]  # an attribute of ours
     return data
 
 
@@ -199,10 +198,10 @@ def _is_data_set(given: Any) -> bool:
     return hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, streams)
 
 
-#: Images by name, of an archive or of a folder with splits; and what says of a path that there is nothing.
+#: Images by name, of an archive or of a folder with splits; also the kind that reports a path that does not exist.
 _IMAGES = _Kind(lambda given: isinstance(given, str | Path), _image_set)
 SOURCES: tuple[Source, ...] = (
-    _Kind(is_table_file, lambda path, reading: read_table(path, reading.columns.delimiter)),
+    _Kind(is_table_file, lambda path, reading: read_table_file(path, reading.columns.delimiter)),
     _Kind(
         lambda given: isinstance(given, Path) and given.is_dir() and has_class_folders(given),
         lambda path, reading: image_folder(path, reading.files.image_size),
@@ -217,36 +216,37 @@ SOURCES: tuple[Source, ...] = (
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """All kinds, those of other packages first."""
+    """Return all kinds of sources, those of other packages first."""
     return (*(kind() for kind in installed("flsv.sources")), *SOURCES)
 
 
 def _is_rows(place: Path | str) -> bool:
-    """Whether some kind reads what is there as one participant's samples."""
+    """Return whether some kind reads a place as one participant's samples."""
     return any(kind.match(place) for kind in sources() if kind is not _IMAGES)
 
 
 def _is_one(path: Path) -> bool:
-    """Whether it is a file of one participant's samples, or a folder that another package's kind reads as such."""
+    """Return whether a path is a file of one participant's samples, or a folder that another package reads as such."""
     return _is_rows(path) if path.is_file() else any(kind.match(path) for kind in sources()[: -len(SOURCES)])
 
 
 def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> Dataset | Table | SourceData:
-    """What was given, as samples or as a table as it is.
+    """Read one data set, of a client, of all or held out, as samples or as a table.
 
     Args:
-        given: see :data:`KINDS`.
-        reading: how it is read.
-        what: whose data these are, the subject of a message.
-        whole: whether what has splits of its own will do.
+        given: one of :data:`KINDS`.
+        reading: options of reading.
+        what: the owner of the data, with which messages begin.
+        whole: whether data with splits of their own are accepted.
 
     Raises:
-        ConfigurationError: nothing that can be read, or nothing in it.
+        ConfigurationError: it cannot be read, or has no samples.
     """
     try:
         part = _open(_place(given, reading, whole) if isinstance(given, str | Path) else given, reading)
         if isinstance(part, SourceData) and not whole:
             raise ConfigurationError(f"{given} has splits of its own, and is dealt as a whole: source.")
+        # mypy: a map-style data set has a length.
         if len(part.train if isinstance(part, SourceData) else part) == 0:  # type: ignore[arg-type]
             raise ConfigurationError("there are no samples.")
         return part
@@ -255,7 +255,7 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
 
 
 def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
-    """Where it is; of a client's folder with a single file of samples, that. The name where it is in no place."""
+    """Find the path of a name, or the only file of samples in a client's folder; return the name if it is no path."""
     name = str(given)
     place = find_place(name, reading.files.root)
     if whole or (place is None and _is_rows(name)):
@@ -270,7 +270,7 @@ def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
 
 
 def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
-    """By the first kind that reads it."""
+    """Open data by the first kind that matches."""
     kind = next((kind for kind in sources() if kind.match(given)), None)
     if kind is None:
         raise ConfigurationError(
@@ -285,16 +285,16 @@ def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
 def open_source(
     source: Any, reading: Reading, held_out: Mapping[str, Any], clients: Mapping[str, Any] | None = None
 ) -> SourceData:
-    """The data that were given.
+    """Open a source, or the clients' data, by the first kind that matches.
 
     Args:
         source: see :class:`~flsv.data.FederatedDataModule`.
-        reading: how all are read.
+        reading: options of reading all of them.
         held_out: ``val`` and ``test``, each None where there is none.
         clients: the clients' data by name, in place of ``source``.
 
     Raises:
-        ConfigurationError: what cannot be read, with what can.
+        ConfigurationError: data that cannot be read; the message says which forms can.
 
     Example:
         >>> len(open_source("digits", Reading(), {}).train)
@@ -321,13 +321,13 @@ def open_source(
 
 
 def _splits(source: Any) -> dict[str, Any]:
-    """A source's ``train``, and perhaps ``test``."""
+    """Split a source into ``train`` and perhaps ``test``, if it is a pair of data sets."""
     splits = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
     return dict(zip(("train", "test"), source if splits else [source]))
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """What is held out, as given or else as found with the source."""
+    """Return validation and test data as given, or else as found with the source; refuse both."""
     twice = [name for name, each in found.items() if each is not None and given.get(name) is not None]
     if twice:
         raise ConfigurationError(f"{twice[0]}: the source has {twice[0]} data of its own. Leave it out.")
@@ -335,7 +335,7 @@ def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any
 
 
 def source_name(source: Any) -> str:
-    """The name given, or the types of what was given."""
+    """Name a source for messages: by its name, or by its types."""
     if isinstance(source, str):
         return source
     return ", ".join(type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source]))
@@ -344,7 +344,7 @@ def source_name(source: Any) -> str:
 def _own_source(
     train: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading, clients: bool = False
 ) -> SourceData:
-    """What was given, by client or a single one under any name, as one source."""
+    """Combine the clients' data, or a single data set under any name, into one source."""
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
     parts = {
@@ -362,12 +362,14 @@ def _own_source(
             f"{kinds[True]!r} is a table and {kinds[False]!r} is not: give all as tables, or none."
         )
     if True in kinds:
-        label = reading.table_label(next(iter(parts.values())))  # type: ignore[arg-type]
+        label = reading.table_label(next(iter(parts.values())))  # type: ignore[arg-type]  # all are tables
+        # mypy: all are tables.
         return tables_source(parts, held, label, reading.group, reading.columns, clients)  # type: ignore[arg-type]
-    sets, rest, classes = one_numbering(parts, held)  # type: ignore[arg-type]
+    sets, rest, classes = one_numbering(parts, held)  # type: ignore[arg-type]  # none is a table
+    # mypy: base is no table.
     found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)  # type: ignore[arg-type]
     if clients:
-        sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]
+        sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]  # map-style: has a length
         found = replace(found, groups=torch.repeat_interleave(sizes), group_names=tuple(sets))
     return replace(
         found,

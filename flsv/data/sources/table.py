@@ -1,4 +1,4 @@
-"""Tables: files of comma-separated values, Parquet files, and DataFrames, all as frames of pandas."""
+"""Tables as pandas frames: files of comma-separated values, Parquet files, and DataFrames of other packages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pandas as pd
 
 from flsv.utilities.errors import ColumnError, ConfigurationError, in_words, listed
 
-#: Endings of files.
+#: Endings of table files.
 TABLES = (".csv", ".tsv", ".parquet")
-#: Characters that a value may have: of csv's own limit, 131,072, a tale has more.
+#: Characters that a value may have: csv's own limit, 131,072, is too low for long texts.
 _LONGEST = 2**31 - 1
 
 
 def is_table_file(path: Any) -> bool:
-    """Whether it is the path of a file of comma- or tab-separated values or of a Parquet file."""
+    """Return whether ``path`` is that of a file of comma- or tab-separated values or of a Parquet file."""
     return isinstance(path, Path) and path.suffix.lower() in TABLES and path.is_file()
 
 
@@ -32,11 +32,11 @@ class Table:
     """Rows with named columns.
 
     Args:
-        path: the file, or what else the rows come from, for messages.
+        path: the file, or another origin of the rows, for messages.
         frame: the columns, by names without white space around them. A row's index is the line of the file in which it
             ends, or its number.
-        typed: whether columns say what they hold; else all are text, as in a file of comma-separated values.
-        together: the tables that it is made of, one after the other; empty of one alone.
+        typed: whether columns have types; else all are text, as in a file of comma-separated values.
+        together: the tables that are concatenated here; empty for a single one.
     """
 
     path: Path | str
@@ -49,11 +49,11 @@ class Table:
 
     @property
     def parts(self) -> Sequence[Table]:
-        """The tables that it is made of, or itself."""
+        """The tables that are concatenated here, or this one alone."""
         return self.together or (self,)
 
     def places(self, rows: Sequence[int]) -> str:
-        """Row numbers, in words.
+        """Name rows by their lines or numbers, for messages.
 
         Example:
             >>> Table("wards.csv", pd.DataFrame(index=[2, 3, 4, 9])).places([0, 1, 2, 3])
@@ -62,13 +62,13 @@ class Table:
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
 
     def holding(self, rows: Any) -> str:
-        """Name the tables that have some of the rows, bool ``[N]``; all of them as they are called together."""
+        """Name the tables that have some of the rows, bool ``[N]``; if all have, by their common name."""
         ends = np.cumsum([len(part) for part in self.parts])
         found = [part.path for part, held in zip(self.parts, np.split(np.asarray(rows), ends[:-1])) if held.any()]
         return str(self.path) if len(found) == len(ends) else listed(found)
 
     def where(self, row: int) -> str:
-        """In which table a row is, and where."""
+        """Name the table of a row and its line there, for messages."""
         for part in self.parts:
             if row < len(part):
                 break
@@ -76,15 +76,15 @@ class Table:
         return f"{part.path}, {part.places([row])}"
 
     def take(self, rows: np.ndarray) -> Table:
-        """Some of the rows."""
+        """Return a table of some of the rows."""
         return replace(self, frame=self.frame.iloc[rows])
 
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
-        """What tells each row for those who know the file: its line, whose it is, and columns that are no features.
+        """Return names by which readers of the file recognize each row: line, client, and columns that are no features.
 
         Args:
-            ids: columns; one that there is not is left out.
-            group: the column of whose a row is.
+            ids: columns; those that the table lacks are left out.
+            group: the column of the rows' clients, or None.
 
         Example:
             >>> frame = pd.DataFrame({"ward": ["A", "B"], "id": ["7", "9"]}, index=[2, 3])
@@ -96,14 +96,14 @@ class Table:
         return {"line": list(map(str, self.frame.index.tolist())), **held}
 
     def column(self, name: str, argument: str) -> pd.Series:
-        """A column.
+        """Return a column by its name.
 
         Args:
-            name: of the column.
-            argument: whose value ``name`` is, for the message.
+            name: name of the column.
+            argument: the argument that gave ``name``, for the message.
 
         Raises:
-            ConfigurationError: there is none of that name.
+            ConfigurationError: a table has no column of that name.
         """
         lacking = next((part for part in self.parts if name not in part.frame), None)
         if lacking is None:
@@ -111,11 +111,11 @@ class Table:
         close = difflib.get_close_matches(name, lacking.frame.columns, 1)
         hint = f"Did you mean {close[0]!r}?" if close else f"It has {listed(lacking.frame.columns, 20)}."
         message = f"{lacking.path} has no column {name!r} ({argument}). {hint}"
-        raise ColumnError(message, {"exclude": [name]})  # which helps where other tables have it
+        raise ColumnError(message, {"exclude": [name]})  # leaving it out helps where other tables have it
 
 
 def one_table(tables: Sequence[Table]) -> Table:
-    """Several tables one after the other; with a file among them, all is text."""
+    """Concatenate tables; with a text file among them, all columns become text."""
     if len(tables) == 1:
         return tables[0]
     typed = all(table.typed for table in tables)
@@ -124,7 +124,9 @@ def one_table(tables: Sequence[Table]) -> Table:
 
 
 def words_of(column: pd.Series) -> pd.Series:
-    """Values as text without white space around it; whole numbers without a point, which gaps give them; a gap is NaN.
+    """Convert values to text without white space around it; a gap is NaN.
+
+    Whole numbers have no decimal point, though pandas makes floats of them where a column has gaps.
 
     Example:
         >>> words_of(pd.Series([3.0, None])).tolist(), words_of(pd.Series([3.5, 1.0])).tolist()
@@ -141,44 +143,44 @@ def words_of(column: pd.Series) -> pd.Series:
 
 
 def data_root(root: str | None) -> Path:
-    """A folder of data: as given, else ``$FLSV_DATA_ROOT``, else ``data``."""
+    """Return the folder of data: ``root``, else ``$FLSV_DATA_ROOT``, else ``data``."""
     return Path(root or os.environ.get("FLSV_DATA_ROOT") or "data")
 
 
 def find_place(name: str | Path, root: str | None) -> Path | None:
-    """The path of a file or a folder: below :func:`data_root`, or as given; None if there is none."""
+    """Find a file or a folder, below :func:`data_root` or as given; return None if there is none."""
     return next((place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()), None)
 
 
 def looked_at(name: str, root: str | None) -> str:
-    """Where :func:`find_place` looks, for messages."""
+    """List the paths at which :func:`find_place` looks, for messages."""
     return " and ".join(dict.fromkeys(str(place.absolute()) for place in (data_root(root) / name, Path(name))))
 
 
-def read_table(path: Path, delimiter: str = ",") -> Table:
-    """A table's file, by its ending; one called ``.tsv`` has tabs."""
+def read_table_file(path: Path, delimiter: str = ",") -> Table:
+    """Read a table's file by its ending; ``.tsv`` has tabs."""
     if path.suffix.lower() == ".parquet":
         return read_parquet(path)
-    return read_csv(path, "\t" if path.suffix.lower() == ".tsv" and delimiter == "," else delimiter)
+    return read_csv_table(path, "\t" if path.suffix.lower() == ".tsv" and delimiter == "," else delimiter)
 
 
-def read_csv(path: Path, delimiter: str = ",") -> Table:
-    """A file with a header line, in UTF-8 with or without a byte order mark; quoted values may span lines.
+def read_csv_table(path: Path, delimiter: str = ",") -> Table:
+    """Read a file with a header line, in UTF-8 with or without a byte order mark; quoted values may span lines.
 
     Args:
         path: the file.
         delimiter: one character between values.
 
     Raises:
-        ConfigurationError: not UTF-8, not a table, no rows, columns without a name or with the same one, or a row with
-            more or fewer values than the header has names.
+        ConfigurationError: a file that is not UTF-8 or no table, no rows, columns without a name or with the same one,
+            or a row with more or fewer values than the header has names.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder) / "wards.csv"
         ...     _ = path.write_text('ward,note\\nA,"slept, then ate"\\nB,\\n')
-        ...     read_csv(path).frame["note"].tolist()
+        ...     read_csv_table(path).frame["note"].tolist()
         ['slept, then ate', '']
     """
     csv.field_size_limit(_LONGEST)
@@ -193,11 +195,11 @@ def read_csv(path: Path, delimiter: str = ",") -> Table:
             f"{path} cannot be read as a header and rows of comma-separated values in UTF-8: {error}. The first line "
             f"has the columns' names; a value with a {delimiter!r} in it needs quotes."
         ) from error
-    # A value may have several lines.
+    # Lines of the file, since a value may span several.
     rows.index = rows.index + 1 + rows.apply(lambda column: column.str.count("\n").fillna(0)).sum(axis=1).cumsum()
     rows.index = rows.index.astype(int)
     names = ["" if isinstance(name, float) else name.strip() for name in rows.iloc[0]]
-    check_names(path, names)
+    check_column_names(path, names)
     rows = rows.iloc[1:].dropna(how="all")  # a blank line is none
     short = rows.index[rows.isna().any(axis=1)]
     if len(short):
@@ -207,12 +209,12 @@ def read_csv(path: Path, delimiter: str = ",") -> Table:
 
 
 def _check_delimiter(path: Path, delimiter: str) -> None:
-    """Refuse a file whose first line has another delimiter than was said."""
+    """Refuse a file whose first line has another delimiter than ``delimiter``."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             header = file.readline()
     except (UnicodeDecodeError, OSError):
-        return  # whoever reads it says why
+        return  # reading the file raises the error
     other = next((mark for mark in ";\t|," if delimiter not in header and mark in header), None)
     if other is not None:
         option = f"columns: {json.dumps({'delimiter': other})}"
@@ -222,8 +224,8 @@ def _check_delimiter(path: Path, delimiter: str) -> None:
         )
 
 
-def check_names(path: Path | str, names: Sequence[str]) -> None:
-    """Raise ConfigurationError where a column has no name, or another one's."""
+def check_column_names(path: Path | str, names: Sequence[str]) -> None:
+    """Raise ConfigurationError where a column has no name, or two have the same."""
     wrong = [name for name in names if not name or names.count(name) > 1]
     if wrong:
         raise ConfigurationError(
@@ -232,28 +234,28 @@ def check_names(path: Path | str, names: Sequence[str]) -> None:
 
 
 def read_parquet(path: Path) -> Table:
-    """A Parquet file, whose columns say what they hold; needs ``pip install "flsv[parquet]"``.
+    """Read a Parquet file, whose columns have types; needs ``pip install "flsv[parquet]"``.
 
     Raises:
-        ConfigurationError: without the package ``pyarrow``, or a file that is damaged.
+        ConfigurationError: the package ``pyarrow`` is not installed, or the file is damaged.
     """
     try:
         frame = pd.read_parquet(path, engine="pyarrow")
     except ImportError as error:
         raise ConfigurationError(f'{path} is read by pyarrow: pip install "flsv[parquet]".') from error
-    except (ValueError, OSError) as error:  # pyarrow's own are such
+    except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
         raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
     return replace(frame_table(frame), path=path)
 
 
 def is_columnar(given: Any) -> bool:
-    """Whether it is a DataFrame, or becomes one by ``to_pandas()``, as those of polars, Arrow and Hugging Face do."""
+    """Return whether ``given`` is a DataFrame, or becomes one by ``to_pandas()`` (polars, Arrow, Hugging Face)."""
     named = hasattr(given, "columns") or hasattr(given, "column_names")
     return isinstance(given, pd.DataFrame) or (named and hasattr(given, "to_pandas") and not isinstance(given, type))
 
 
 def frame_table(given: Any) -> Table:
-    """A DataFrame's columns as they are; an index is none.
+    """Make a table of a DataFrame's columns with their types; its index is dropped.
 
     Example:
         >>> frame_table(pd.DataFrame({7: ["x"]}, index=["a"])).frame.to_dict()
@@ -261,7 +263,7 @@ def frame_table(given: Any) -> Table:
     """
     frame = given if isinstance(given, pd.DataFrame) else given.to_pandas()
     names = [str(name).strip() for name in frame.columns]
-    check_names(type(given).__name__, names)
+    check_column_names(type(given).__name__, names)
     frame = frame.set_axis(names, axis=1).reset_index(drop=True)
     named = {name: words_of(frame[name]) for name in frame.select_dtypes("category")}
     return Table(type(given).__name__, frame.assign(**named), typed=True)

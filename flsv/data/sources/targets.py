@@ -1,4 +1,4 @@
-"""What the rows of a table are told apart by: the classes and numbers to predict, and the groups that are clients."""
+"""Targets and groups of a table's rows: the classes or numbers to predict, and the groups that become clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:
-    """The rows that have a value in a column; it is said how many others are left out.
+    """Keep the rows that have a value in a column, and warn how many others are left out.
 
     Raises:
         ConfigurationError: no such column, or no row has a value.
@@ -34,7 +34,7 @@ def with_values(table: Table, name: str, argument: str, columns: Columns) -> Tab
 
 
 def natural_order(values: Sequence[str]) -> list[int] | list[str]:
-    """The values as whole numbers if that loses nothing, else as they are: 2 comes before 10.
+    """Convert values to whole numbers, of which 2 comes before 10, if that loses nothing; else return them unchanged.
 
     Example:
         >>> natural_order(["10", "2"]), natural_order(["10", "02"])
@@ -48,7 +48,7 @@ def natural_order(values: Sequence[str]) -> list[int] | list[str]:
 
 
 def group_values(table: Table, name: str) -> np.ndarray:
-    """The group of each row ``[N]``, as numbers if all are.
+    """Read the group of each row ``[N]``, as numbers if all are.
 
     Raises:
         ConfigurationError: no such column, or a row without a group.
@@ -66,11 +66,11 @@ def group_values(table: Table, name: str) -> np.ndarray:
 
 
 def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
-    """The different values of a column in their natural order.
+    """List the different values of a column in their natural order.
 
     Raises:
-        ConfigurationError: one only, nearly as many as there are rows, or several that are one to a person; numbers in
-            one table and words in another, of which ``1`` and ``True`` would be two classes.
+        ConfigurationError: one value only, nearly as many as there are rows, or names that differ only in spelling;
+            numbers in one table and words in another, of which ``1`` and ``True`` would be two classes.
 
     Example:
         >>> import pandas as pd
@@ -84,6 +84,7 @@ def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
     if numbers is not None and others is not None:
         raise ConfigurationError(f"{about} has numbers in {numbers} and words in {others}: write the classes alike.")
     values = words_of(table.column(name, argument))
+    # mypy: all are numbers or all are words.
     names = tuple(map(str, sorted(natural_order(values.unique().tolist()))))  # type: ignore[type-var]
     if len(names) < 2 or len(names) > max(2, len(values) // 2):
         raise ConfigurationError(
@@ -95,7 +96,7 @@ def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
 
 
 def class_labels(table: Table, name: str, argument: str, classes: Sequence[str]) -> Tensor:
-    """Each value's place among the classes, int64 ``[N]``.
+    """Convert each value to its place among the classes, int64 ``[N]``.
 
     Raises:
         ConfigurationError: a value that is none of them.
@@ -112,7 +113,7 @@ def class_labels(table: Table, name: str, argument: str, classes: Sequence[str])
 
 
 def numeric_target(table: Table, name: str, decimal: str = ".") -> np.ndarray:
-    """A column to predict as numbers, float64 ``[N]``.
+    """Read a column to predict as numbers, float64 ``[N]``.
 
     Raises:
         ConfigurationError: a value that is no finite number, or too large for single precision.

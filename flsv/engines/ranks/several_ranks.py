@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.several_processes import Counted, LoggedValues, add, counted
+from flsv._lightning.several_processes import Counted, LoggedValues, add, counts_so_far
 from flsv.core import ClientPlacement, Instruction, Ranks, Round
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
@@ -36,7 +36,7 @@ class RankTraining(CohortTraining):
         super().begin_round(loader, instructions, num_samples)
         self.idle, self._cohort = not loader.visits, list(instructions)
         self._trained: dict[int, Tensor] | None = None
-        self._begun = counted(self._trainer)
+        self._begun = counts_so_far(self._trainer)
 
     @property
     def position(self) -> int:
@@ -76,7 +76,7 @@ class RankTraining(CohortTraining):
             keep_trained: whether to exchange also the models before uploads, where uploads change them.
         """
         about, device = f"the updates of round {round_index}", self._matrix.device
-        own = counted(self._trainer) - self._begun
+        own = counts_so_far(self._trainer) - self._begun
         own = own._replace(stepped=own.stepped + 1)  # Lightning adds the last batch after its hooks
         rows, trained = self._vectors(), super().trained() if keep_trained else {}
         has_last = not self.idle and self._visits[-1].client == self._cohort[-1]

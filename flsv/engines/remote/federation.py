@@ -111,7 +111,7 @@ def check_deployment(
             )
     for name, metric in evaluating.items():
         performance = getattr(metric, "performance", "accuracy")
-        if not isinstance(performance, str):
+        if not isinstance(performance, str) and getattr(metric, "judges", None) != "clients":  # tried when all is ready
             raise ConfigurationError(
                 f"the metric {name!r} lets sites measure models by {performance!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'

@@ -38,6 +38,7 @@ QUESTIONS = (
     "flsv.core.round:started_from",
     "flsv.sampling.power_of_choice:local_loss",
     "flsv.metrics.leave_self_out:leave_self_out",
+    "flsv.games.judges:judge",
 )
 #: File in the site's folder with the privacy loss that its updates have spent, where a policy bounds it.
 LEDGER = "privacy.json"

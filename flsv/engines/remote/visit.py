@@ -183,7 +183,7 @@ class SiteVisit(L.Callback):
         self._patches = PatchedAttributes(stepping(trainer, steps))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._patches.give_back()
+        self._patches.restore()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forward_schedules(trainer)

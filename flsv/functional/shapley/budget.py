@@ -17,7 +17,7 @@ from torch import Tensor
 from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS
 from flsv.functional.shapley.game import Utility
 from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.utilities import progress as counting
+from flsv.utilities import progress
 from flsv.utilities.arguments import check_number
 from flsv.utilities.errors import ConfigurationError
 
@@ -78,7 +78,7 @@ players.
                 f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
             )
         if target_stderr is None:  # with a target the number is not known in advance
-            counting.expect("coalitions", min(budget, everything))
+            progress.start("coalitions", min(budget, everything))
         self.budget, self.target_stderr = budget, target_stderr
 
     @property

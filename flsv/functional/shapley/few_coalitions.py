@@ -40,7 +40,7 @@ from torch import Tensor
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import ShapleyEstimate, check_num_players
+from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
@@ -51,11 +51,26 @@ Which = Literal[
 ]
 #: Up to so many players ``"auto"`` is all coalitions; from so many on, values are also those of a curve over the size.
 MOST_FOR_ALL, CURVE_FROM = 7, 10
+#: Up to so many, and from the curve on, ``"auto"`` has all but two: each of twelve players is in 78 coalitions then (of
+#: seven, in all 64), each of twenty would be in 210.
+MOST_FOR_TWO = 12
 
 #: The parts of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
 #: The largest noise variance to fit, in units of a part's.
 MOST_NOISE = 1.0
+
+
+def default_design(num_players: int) -> Which:
+    """Return the name of what ``"auto"`` is.
+
+    Example:
+        >>> [default_design(players) for players in (7, 8, 12, 13)]
+        ['all', 'pairs+leave-one-out', 'pairs+leave-two-out', 'pairs+leave-one-out']
+    """
+    if num_players <= MOST_FOR_ALL:
+        return "all"
+    return "pairs+leave-two-out" if CURVE_FROM <= num_players <= MOST_FOR_TWO else "pairs+leave-one-out"
 
 
 @checked
@@ -67,7 +82,8 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
         which: ``"singles"``: each player alone, n + 2 in all. ``"pairs"``: each alone, and every two.
             ``"leave-one-out"``: all but one, n + 2 again. ``"both"``: each alone and all but one, 2 n + 2.
             ``"pairs+leave-one-out"``: these three. ``"pairs+leave-two-out"``: all but two as well; n^2 + n + 2.
-            ``"all"``: all 2^n. ``"auto"``: all of up to seven players, ``"pairs+leave-one-out"`` of more.
+            ``"all"``: all 2^n. ``"auto"``: all of up to seven players, ``"pairs+leave-two-out"`` of ten to twelve,
+            ``"pairs+leave-one-out"`` of others.
 
     Raises:
         ConfigurationError: an unknown ``which``, or all coalitions of more than 22 players.
@@ -80,7 +96,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     """
     check_num_players(num_players)
     if which == "auto":
-        which = "all" if num_players <= MOST_FOR_ALL else "pairs+leave-one-out"
+        which = default_design(num_players)
     masks = [torch.arange(2)[:, None].expand(2, num_players).bool()]
     one = torch.eye(num_players, dtype=torch.bool)
     if which not in ("leave-one-out", "all"):
@@ -101,8 +117,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
 
 def _distinct(masks: Tensor) -> Tensor:
     """Keep each coalition once, where it comes first."""
-    first = {tuple(mask): place for place, mask in reversed(list(enumerate(masks.tolist())))}
-    return masks[sorted(first.values())]
+    return masks[list(first_positions(coalition_keys(masks)).values())]
 
 
 @checked

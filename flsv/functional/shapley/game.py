@@ -13,8 +13,9 @@ Arithmetic is float64 on the CPU; results have the utility's dtype if that is fl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from flsv.utilities.errors import ConfigurationError
 
+Key = TypeVar("Key", bound=Hashable)
 Utility = Callable[[Tensor], Tensor]
 """``masks: bool [K, n] -> float [K]`` or ``[K, M]``; row k says which of the n players are in coalition k.
 
@@ -83,6 +85,24 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
     words = np.zeros((len(packed), 8), dtype=np.uint8)
     words[:, :width] = packed
     return words.view(np.uint64).ravel().tolist()
+
+
+def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key, int]:
+    """Find the keys that are not known, and the position where each comes first, in this order.
+
+    Args:
+        keys: of coalitions, as they are asked for.
+        known: those that have a value.
+
+    Example:
+        >>> first_positions([6, 3, 5, 6, 5], known={3})
+        {6: 0, 5: 2}
+    """
+    new: dict[Key, int] = {}
+    for position, key in enumerate(keys):
+        if key not in known:
+            new.setdefault(key, position)
+    return new
 
 
 def evaluate(utility: Utility, masks: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from flsv.functional.shapley.game import (
     check_num_players,
     coalition_keys,
     evaluate,
+    first_positions,
     result_dtype,
 )
 
@@ -83,7 +84,7 @@ class MemoizedGame:
             int ``[G]``.
         """
         groups, size = masks.shape[:2]
-        new = self._unknown(coalition_keys(masks.reshape(-1, self.num_players)))
+        new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
         first = torch.tensor(list(new.values()), dtype=torch.int64)
         return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
 
@@ -101,17 +102,9 @@ class MemoizedGame:
         told = shaped(freedom) if isinstance(freedom, Tensor) else freedom
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
 
-    def _unknown(self, keys: Sequence[int | bytes]) -> dict[int | bytes, int]:
-        """Find the coalitions without a value, and the position where each comes first."""
-        new: dict[int | bytes, int] = {}
-        for position, key in enumerate(keys):
-            if key not in self._rows:
-                new.setdefault(key, position)
-        return new
-
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
         """Evaluate the coalitions that have no value yet."""
-        rows, new = self._rows, self._unknown(keys)
+        rows, new = self._rows, first_positions(keys, self._rows)
         if not new:
             return
         values = evaluate(self.utility, masks[list(new.values())])

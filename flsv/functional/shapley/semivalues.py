@@ -33,7 +33,7 @@ from flsv.functional.shapley.permutation import permutation_shapley
 from flsv.functional.shapley.regression import regression_shapley
 from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
-from flsv.utilities import progress as counting
+from flsv.utilities import progress
 from flsv.utilities.arguments import check_number
 from flsv.utilities.errors import ConfigurationError
 
@@ -160,7 +160,7 @@ def check_estimator(
         # Arguments out of range are so for any number of players, and a game of one takes no time. By name: "auto" is
         # exact for one player and would not look at the arguments.
         try:
-            with counting.unheard():
+            with progress.muted():
                 played = named if value == "shapley" else estimator
                 estimator_of(value, played, 1, arguments)(_one_player, 1, generator=torch.Generator())
         except (ConfigurationError, TypeError) as error:

@@ -15,7 +15,7 @@ from flsv.core import Round
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
-from flsv.games.performance import Mode, ModelScore, performance_of
+from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.coalitions.fold import Fold
 from flsv.metrics.coalitions.folds import FOLDS, FoldName
@@ -30,14 +30,15 @@ class MeasuredMetric(ContributionMetric):
     """Base class of metrics that evaluate models by a performance measure of the user's choice, or per class."""
 
     performance: str | ModelScore
+    judges: Judges
 
-    def _measure(self, performance: str | Metric, mode: Mode | None, per_class: bool) -> None:
+    def _measure(self, performance: str | Metric, mode: Mode | None, per_class: bool, judges: Judges) -> None:
         """Store the arguments of the performance measure.
 
         Raises:
             ConfigurationError: an unknown performance; values per class of another one than accuracy.
         """
-        self.per_class = per_class
+        self.per_class, self.judges = per_class, judges
         self.performance = performance_of(self, performance, mode)
         if per_class and self.performance != "accuracy":
             of = performance if isinstance(performance, str) else self.performance
@@ -49,16 +50,27 @@ class MeasuredMetric(ContributionMetric):
     @property
     def measured_by(self) -> Any:
         """The performance measure of models, see :meth:`flsv.Round.play`."""
-        return "per_class_accuracy" if self.per_class else self.performance
+        return judged_by(self.judges, "per_class_accuracy" if self.per_class else self.performance)
+
+    @property
+    def evaluates(self) -> bool:  # type: ignore[override]
+        """Whether the clients judge."""
+        return self.judges == "clients"
+
+    @property
+    def needs_classes(self) -> bool:
+        """Whether values are per class, or clients judge class by class."""
+        return self.per_class or getattr(self.measured_by, "by_class", False)
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # a property for an attribute
         """Unit of a game's value."""
         if self.per_class:
             return "gain in a class's accuracy"
-        if self.performance == "negative_loss":
+        measure = self.measured_by
+        if measure == "negative_loss":
             return "fall of the validation loss (nats)"
-        title = self.performance if isinstance(self.performance, str) else self.performance.title
+        title = measure if isinstance(measure, str) else measure.title
         return f"gain in {title.replace('_', ' ')}"
 
 
@@ -86,9 +98,10 @@ class CoalitionValue(MeasuredMetric):
     the utility's unit, or ``[num_clients, num_classes]``.
 
     When not to use it:
-        Without validation data at the server, or with data unlike those that the model is for. For papers' values take
-        the presets, whose options fit together. In cohorts above some 20 clients each round costs hundreds of
-        evaluations: take :class:`GradientAgreement` there.
+        Without validation data at the server, or with data unlike those that the model is for; with
+        ``judges="clients"``, to pay clients who may lie about what they judge. For papers' values take the presets,
+        whose options fit together. In cohorts above some 20 clients each round costs hundreds of evaluations: take
+        :class:`GradientAgreement` there.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -114,6 +127,8 @@ class CoalitionValue(MeasuredMetric):
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better; of a torchmetrics metric where
             it does not say so itself.
+        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
+            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -149,12 +164,13 @@ class CoalitionValue(MeasuredMetric):
         weighting: Weighting = "uniform",
         per_class: bool = False,
         mode: Mode | None = None,
+        judges: Judges = "server",
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
         check_estimator(name, estimator, estimator_args or {}, value)
         self.value, self.estimator, self.estimator_args = value, estimator, dict(estimator_args or {})
-        self._measure(performance, mode, per_class or num_classes is not None)
+        self._measure(performance, mode, per_class or num_classes is not None, judges)
         self.fold = FOLDS[fold] if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
         self.momentum, self.init = self.fold.momentum, self.fold.init

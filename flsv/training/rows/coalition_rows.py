@@ -12,7 +12,6 @@ from torch import Tensor
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.training.rows.kernel import RowTraining, clipping, models_of, states_of
 from flsv.training.rows.row_step import NotBatched, State, batched_steps, purely
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import derive_seed, restore_torch_rngs, torch_rngs
 
 #: How far a coalition's model may be from the client's own where both train alike, relative to the distance that the
@@ -34,8 +33,8 @@ class CoalitionRows:
         algorithm: the client algorithm, which must be entrywise; None: there is none.
 
     Raises:
-        ConfigurationError: in the first step of a compared turn, the module cannot be trained as rows; at the end, a
-            row differs from the client's own model although both had the same start and the same batches.
+        NotBatched: in the first step of a visit that is compared, a module that does not allow it; at the end,
+            a model that differs from the client's own though both started from the same and took the same batches.
     """
 
     def __init__(self, context: ClientContext, rows: Tensor, algorithm: ClientAlgorithm | None = None) -> None:
@@ -74,9 +73,8 @@ class CoalitionRows:
                 ):
                     gradients = self._kernel.gradients(batch)
             except NotBatched as error:
-                raise ConfigurationError(
-                    f"ShadowShapley trains the models of many coalitions as one batched model, and training_step of "
-                    f"{type(module).__name__} does not allow it: {error.reason}. Value the run by flsv retrain."
+                raise not_the_same(
+                    f"training_step of {type(module).__name__} does not allow rows of one batched model: {error.reason}"
                 ) from error
             total = {name: total[name] + each for name, each in gradients.items()} if total else gradients
         window = module.trainer.accumulate_grad_batches
@@ -112,12 +110,18 @@ class CoalitionRows:
         allowed = ROUNDED if context.module.trainer.precision == "bf16-mixed" else TOLERANCE
         apart, way = (row - context.trained).norm(), (context.trained - context.start).norm()
         if context.trained.isfinite().all() and not apart <= allowed * way + 1e-6 * context.start.norm():
-            raise ConfigurationError(
-                f"ShadowShapley: at client {context.instruction.client_id} the model of a coalition differs by "
+            raise not_the_same(
+                f"at client {context.instruction.client_id} the model of a coalition differs by "
                 f"{100 * float(apart / way.clamp_min(1e-12)):.1f} % from the client's own, and both began alike and "
-                "saw the same: the module, its optimizer or its schedule does something that batched training does "
-                "not. Value the run by flsv retrain."
+                "saw the same: the module, its optimizer or its schedule does something that batched training does not"
             )
+
+
+def not_the_same(reason: str, remedy: str = "Value the run by flsv retrain") -> NotBatched:
+    """Make the error that coalitions' models, trained as rows, are not those of runs of the coalitions."""
+    error = NotBatched(f"ShadowShapley: {reason}. {remedy}.")
+    error.reason = reason
+    return error
 
 
 @contextmanager

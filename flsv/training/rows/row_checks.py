@@ -43,8 +43,9 @@ HOOKS_OF_A_MODULE = (
     "optimizer_zero_grad",
     "configure_gradient_clipping",
 )
-#: Callbacks of Lightning whose hooks change neither the module, nor its optimizer, nor a batch.
-HARMLESS = (
+#: Callbacks of Lightning that watch a run for its own sake, or end it. Their hooks change neither the module, nor its
+#: optimizer, nor a batch: rows of a batched model train beside them, and a coalition's own fit goes without them.
+OF_THE_RUN = (
     Checkpoint,
     DeviceStatsMonitor,
     EarlyStopping,
@@ -135,9 +136,8 @@ def not_by_rounds(trainer: L.Trainer) -> str | None:
 
 
 def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[L.Callback, list[str]]]:
-    """Yield a trainer's callbacks that define some of these hooks, and the names of these hooks.
-
-    Callbacks that are known to change nothing, flsv's own and :data:`HARMLESS`, are skipped."""
+    """Yield a trainer's callbacks that define some of these hooks, and which, but for those that are known to change
+    nothing: flsv's own and :data:`OF_THE_RUN`."""
     for callback in callbacks_of(trainer):
         found = [hook for hook in hooks if not _harmless(callback, hook)]
         if found:
@@ -150,5 +150,5 @@ def _harmless(callback: L.Callback, hook: str) -> bool:
     owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)
     if owner is None or hook in vars(callback):  # an instance's own, as a LambdaCallback's
         return False
-    known = issubclass(owner, HARMLESS) and owner.__module__.startswith("lightning.")
+    known = issubclass(owner, OF_THE_RUN) and owner.__module__.startswith("lightning.")
     return known or owner.__module__.startswith("flsv.")

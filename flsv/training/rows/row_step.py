@@ -229,7 +229,8 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
         shared = (
             ": a step changes what all models share; write x = x + y for x += y" if "broadcast shape" in text else ""
         )
-        raise refusal(module, text.splitlines()[0].rstrip(".") + shared) from error
+        first = text.splitlines()[0].split(". ")[0]  # the rest of torch's own is advice to its developers
+        raise refusal(module, first.rstrip(".") + shared) from error
 
 
 class NotBatched(ConfigurationError):
@@ -282,7 +283,7 @@ def _uncounted(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        patches.give_back()
+        patches.restore()
 
 
 def _always(answer: Any, *_: Any, **__: Any) -> Any:

@@ -16,18 +16,18 @@ from flsv.valuation.features.base import Features, head_inputs
 
 
 class Backbone(Features):
-    """The features that a network passes to its classifier head.
+    """Features that a network passes to its classifier head.
 
     Pixels are used as they are, so data should be normalized as the network's weights expect. A single channel is
-    repeated for torchvision's networks, timm's adapt their first layer.
+    repeated for torchvision's networks; timm's adapt their first layer.
 
     Args:
-        name: as of :func:`flsv.models.build_network`: ``"resnet18.a1_in1k"``, ``"torchvision:resnet18"``, ...
-        pretrained: with the library's weights, which are downloaded unless they are in its cache.
+        name: see :func:`flsv.models.build_network`: ``"resnet18.a1_in1k"``, ``"torchvision:resnet18"``, ...
+        pretrained: load the library's weights, which are downloaded unless they are in its cache.
         weights: a file of weights instead (``.pt``, ``.pth``, ``.safetensors``); those of the head are ignored. With
-            neither, weights are random: a random network's features keep distances roughly.
+            neither, weights are random: a random network's features roughly preserve distances.
         image_size: side in pixels to which images are resized, for networks that want a larger one.
-        seed: of random weights.
+        seed: seed of random weights.
         options: further arguments of the network.
 
     Raises:
@@ -80,7 +80,7 @@ class Backbone(Features):
 
 
 class _Prepare(nn.Module):
-    """Images of another shape: one channel repeated, another size."""
+    """Preprocessing layer that repeats a single channel and resizes images."""
 
     def __init__(self, channels: int | None, size: int | None) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _Prepare(nn.Module):
 
 
 def _load(network: nn.Module, path: str, name: str) -> None:
-    """A file's weights into the network, but for its head."""
+    """Load a file's weights into the network, except those of its head."""
     timm = import_timm(name)
     if not Path(path).is_file():
         raise ConfigurationError(f"{name}: there is no file {Path(path).absolute()}.")

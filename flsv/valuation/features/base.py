@@ -1,9 +1,9 @@
-"""Features: a fit that pools no raw data, and a call. The samples themselves, a model's, and principal components.
+"""Features of samples, fitted without pooling raw data: the samples themselves, a model's, and principal components.
 
 Principal components are fitted on the server's validation samples where it has any. Otherwise every client is asked for
 the sum and the second moments of its samples, ``[d]`` and ``[d, d]``; their sums give the same components as the pooled
-samples would. The moments of a client with fewer than d samples tell the space that these span: they are used as sums
-only, which secure aggregation could give without showing anyone's.
+samples would. The moments of a client with fewer than d samples reveal the space that these span; only their sums are
+used, which secure aggregation could compute without revealing any client's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from flsv.core import Client, LocalData, map_clients
 from flsv.core.parameter_space import ParameterSpace
-from flsv.utilities.declared import Count, Declared
+from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 
 
-class Features(Declared, ABC):
-    """A map from samples ``[m, ...]`` to features ``[m, d]``, the same one at every client and at the server.
+class Features(ValidatedArguments, ABC):
+    """Map from samples ``[m, ...]`` to features ``[m, d]``, the same at every client and at the server.
 
     Attributes:
         needs_model: whether the call needs the current global model.
@@ -42,7 +42,7 @@ class Features(Declared, ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
-        """Features ``[m, d]`` of samples ``[m, ...]``; rows that hold NaN may come out as NaN, and change no other.
+        """Compute features ``[m, d]`` of samples ``[m, ...]``; rows with NaN may become NaN, and change no other row.
 
         Args:
             x: the samples.
@@ -50,19 +50,19 @@ class Features(Declared, ABC):
         """
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
-        """Learn what the map needs; called before the first call. By default nothing.
+        """Fit the map before the first call; by default there is nothing to fit.
 
         Args:
             server: the server's own samples ``[m, ...]``, or None.
-            clients: may be asked for statistics. What the questions return is all that crosses.
+            clients: may be asked for statistics; the server receives only the questions' return values.
         """
 
 
 def make_features(features: str | Features) -> Features:
-    """Features by name, with their usual options, or as they are.
+    """Make features by name with their default options; return a ``Features`` object unchanged.
 
     Raises:
-        ConfigurationError: an unknown name, or something else.
+        ConfigurationError: an unknown name, or another object.
 
     Example:
         >>> make_features("pca")
@@ -76,7 +76,7 @@ def make_features(features: str | Features) -> Features:
 
 
 class Pixels(Features):
-    """The inputs as the network sees them, flattened: d is the product of a sample's shape.
+    """Inputs as the network sees them, flattened: d is the product of a sample's shape.
 
     Example:
         >>> import torch
@@ -92,17 +92,17 @@ BATCH = 256
 
 
 class Penultimate(Features):
-    """The features that the current global model passes to its classifier head, ``[m, d]``.
+    """Features that the current global model passes to its classifier head, ``[m, d]``.
 
-    They change from round to round, so distances of one round are not those of another: shares are comparable.
+    They change from round to round, so compare shares, not distances, of different rounds.
 
     Args:
         head: name of the head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or the last
             ``nn.Linear``.
 
     Raises:
-        ConfigurationError: at the call, no linear layer, an unknown name, or a module outside whose forward pass the
-            head is.
+        ConfigurationError: at the call, no linear layer, an unknown name, or a head that the forward pass does not
+            call.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -123,7 +123,7 @@ class Penultimate(Features):
 
 @torch.no_grad()
 def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor:
-    """The inputs ``[m, d]`` of a module's classifier head for samples ``[m, ...]``, in batches.
+    """Compute the inputs ``[m, d]`` of a module's classifier head for samples ``[m, ...]``, in batches.
 
     Raises:
         ConfigurationError: as :class:`Penultimate`.
@@ -152,7 +152,7 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Number, sum and second moments of samples; they add.
+    """Number, sum and second moments of samples, which can be added.
 
     Args:
         count: number of samples.
@@ -172,7 +172,7 @@ class Moments:
 
     @staticmethod
     def of(x: Tensor) -> Moments:
-        """The moments of the finite rows of ``[m, d]``."""
+        """Compute the moments of the finite rows of ``[m, d]``."""
         x = x[x.isfinite().all(1)].double()
         return Moments(len(x), x.sum(0), x.T @ x)
 
@@ -185,26 +185,26 @@ class Moments:
         return Moments(self.count + other.count, self.total + other.total, self.square + other.square)
 
     def mean(self) -> Tensor:
-        """float64 ``[d]``."""
+        """Compute the mean, float64 ``[d]``."""
         return self.total / self.count
 
     def covariance(self) -> Tensor:
-        """float64 ``[d, d]``, divided by the count."""
+        """Compute the covariance, float64 ``[d, d]``, divided by the count."""
         mean = self.mean()
         return self.square / self.count - mean[:, None] * mean
 
 
 class PCA(Features):
-    """The samples' first principal components, not scaled: distances are those of the samples, as far as these go.
+    """First principal components of the samples, not scaled, so that distances approximate those of the samples.
 
-    Where there are fewer samples or dimensions than ``components``, there are as many as can be.
+    With fewer samples or dimensions than ``components`` there are as many components as possible.
 
     Args:
-        components: how many.
+        components: number of components.
 
     Raises:
-        ConfigurationError: ``components`` below 1; at the fit, nobody has a finite sample, or samples of two sizes; at
-            the call, samples of another size than those of the fit.
+        ConfigurationError: ``components`` below 1; at the fit, no finite sample at all, or samples of two sizes; at the
+            call, samples of another size than those of the fit.
 
     Example:
         >>> x = torch.randn(100, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -252,7 +252,7 @@ class PCA(Features):
 
 
 def _moments(local: LocalData) -> Moments | None:
-    """Asked of a client without public data to fit on; None where it has no samples."""
+    """Compute a client's moments, where the server has no samples to fit on; None for a client without samples."""
     if not int(local.class_counts.sum()):
         return None
     return Moments.of(local.samples()[0].flatten(1).cpu())

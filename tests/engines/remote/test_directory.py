@@ -172,7 +172,7 @@ def test_how_many_samples_sites_have_is_drawn(tmp_path: Path, recwarn: pytest.Wa
     assert [str(each.message) for each in recwarn if "could not be drawn" in str(each.message)] == []
 
 
-def test_nobody_replies(tmp_path: Path) -> None:
+def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> None:
     remote = Remotely(tmp_path, shapfed)
     remote.transport.spoil = lambda address, packet, reply: None if packet.kind == "train" else reply
     with pytest.warns(UserWarning, match="left out"), pytest.raises(RuntimeError, match="no site sent a model"):

@@ -28,7 +28,7 @@ def with_policy(tmp_path: Path, make: Any, policy: SitePolicy, **data: Any) -> R
     return remote
 
 
-def test_a_file_says_what_is_allowed(tmp_path: Path) -> None:
+def test_site_policy_file_lists_what_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text('questions = ["flsv.metrics.leave_self_out:leave_self_out"]\nmax_epsilon = 8.0\n')
     policy = SitePolicy.read(path)
@@ -47,7 +47,7 @@ def test_a_file_says_what_is_allowed(tmp_path: Path) -> None:
         ("questions = [", "cannot be read"),
     ],
 )
-def test_a_file_that_says_something_else(tmp_path: Path, text: str, match: str) -> None:
+def test_site_policy_file_with_wrong_entries_is_refused(tmp_path: Path, text: str, match: str) -> None:
     (tmp_path / "site.toml").write_text(text)
     with pytest.raises(ConfigurationError, match=match):
         SitePolicy.read(tmp_path / "site.toml")

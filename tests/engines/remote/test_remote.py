@@ -12,7 +12,7 @@ from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAdam, FedAvg, FedCE
 from flsv.attacks import FalseReports
 from flsv.data import load_image_data
-from flsv.engines.remote import Packet, Site
+from flsv.engines.remote import Packet, Site, SitePolicy
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
@@ -20,6 +20,7 @@ from flsv.metrics import (
     DecayedShapley,
     DomainRelevance,
     InRunShapley,
+    PartialFederatedShapley,
     ShadowShapley,
 )
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
@@ -27,6 +28,7 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
 from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
 from helpers import sites, slow_except
 from helpers.fits import client_tensors
 from helpers.sites import (
@@ -92,6 +94,11 @@ def shadows(**options: Any) -> FederatedLoop:
     return fedavg(metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options)
 
 
+def judging(**more: Any) -> FederatedLoop:
+    metrics = {kind.__name__: kind(judges="clients") for kind in (ShadowShapley, PartialFederatedShapley)}
+    return fedavg(metrics={**metrics, **more})
+
+
 #: What sites send is not what they have trained, and one lies about what it found.
 LIES = {"uploads": [FalseReports(score=0.0, clients=[1]), TopK(share=0.2)]}
 #: Loops, and what else the federation has.
@@ -121,6 +128,7 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "FedFomo": (partial(judged, partial(FedFomo, num_downloads=2)), SPLITS),
     "Ditto": (partial(second_model, partial(Ditto, 0.3, 0.05)), SPLITS),
     "Per-FedAvg": (partial(second_model, partial(PerFedAvg, 0.05, "free")), SPLITS),
+    "judged by the sites": (judging, {"client_val": 0.4}),
     "FedCE": (lambda: shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()}, **LIES), SPLITS),
 }
 SLOW = {"cssv", "local heads", "privacy", "compression with memory", "own models at the server", "models of coalitions"}
@@ -151,6 +159,28 @@ def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, Fed
     return remote, local
 
 
+def test_sites_judge_by_what_they_log_and_one_may_be_away(tmp_path: Path) -> None:
+    make = lambda: judging(loss=PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"))  # noqa: E731
+    remote, local = Remotely(tmp_path / "b", make, client_val=0.4), one_process(tmp_path / "a", make, client_val=0.4)
+    found = remote.fit(own=ServerData())
+    # Samples lie in another order at a site, and losses are rounded in it.
+    torch.testing.assert_close(found.contributions["loss"], local.contributions["loss"], rtol=0, atol=1e-6)
+
+    def away(address: int, packet: Packet, reply: Packet) -> Packet | None:
+        return None if packet.kind == "ask" and packet.plain["round"] and address == 102 else reply
+
+    remote.transport.spoil = away
+    with pytest.warns(UserWarning, match="did not answer flsv.games.judges:judge.* judged without it in this round"):
+        found = remote.fit()
+    assert all(value.isfinite().all() for value in found.contributions.values())
+    assert [each.client for each in found.events] == [2]
+    # One that may not be asked is told of before training.
+    for each in remote.transport.sites.values():
+        each.policy = SitePolicy(questions=[])
+    with pytest.raises(ConfigurationError, match="clients .0, 1, 2. do not judge models.*its policy does not let it"):
+        remote.fit()
+
+
 LACKING = 2  # the site in Osaka
 CLASSES = 7  # that it has
 
@@ -166,7 +196,7 @@ def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")
-def test_sites_that_lack_classes(tmp_path: Path) -> None:
+def test_sites_that_lack_classes_give_what_one_process_gives(tmp_path: Path) -> None:
     def in_run() -> FederatedLoop:
         metrics = {"in_run": InRunShapley(order=2)}
         return fedavg(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
@@ -187,7 +217,7 @@ def test_sites_that_lack_classes(tmp_path: Path) -> None:
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
 
 
-def test_models_that_only_their_sites_have(tmp_path: Path) -> None:
+def test_models_known_only_to_their_sites_are_judged_there(tmp_path: Path) -> None:
     """A site that trains the global model uses a mixture of its own, which the server does not know."""
     make = partial(judged, partial(PFedSV, "relevance", k=2, shared=1.0))
     remote, local = both(tmp_path, make, **SPLITS)

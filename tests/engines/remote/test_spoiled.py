@@ -138,7 +138,7 @@ def test_who_is_not_ready_in_time_stops_and_can_do_the_next_round(tmp_path: Path
     assert [visit["who"][-1] for visit in kept_at(tmp_path, "Lyon")] == [0, 2]
 
 
-def test_absence_is_not_a_zero(tmp_path: Path) -> None:
+def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
     """A site that is away in a round keeps its value, and its moving average goes on when it is back."""
     remote = Remotely(tmp_path, shapfed)
     away = remote.transport.sites.pop(102)

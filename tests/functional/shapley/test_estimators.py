@@ -37,7 +37,7 @@ ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out
 
 @pytest.mark.parametrize("n", range(1, 7))
 @pytest.mark.parametrize("name", ENUMERATING)
-def test_closed_form_games(name: str, n: int) -> None:
+def test_estimators_of_closed_form_games_are_exact(name: str, n: int) -> None:
     for game, (utility, expected) in closed_form_games(n).items():
         estimate = ESTIMATORS[name](utility, n)
         assert torch.allclose(estimate.values.double(), expected, atol=1e-9, rtol=1e-9), game
@@ -56,7 +56,7 @@ def test_unreachable_target_ends_at_the_exact_value(name: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("name", slow_except(set(UNBIASED) - {"surrogate"}, UNBIASED))
-def test_unbiased(name: str) -> None:
+def test_sampled_values_are_unbiased(name: str) -> None:
     table = random_table(6, seed=16)
     values = torch.stack([UNBIASED[name](table_game(table), 6, budget=40, generator=rng(s)).values for s in range(200)])
     error = values.mean(dim=0) - torch.from_numpy(reference_shapley(table))
@@ -85,7 +85,7 @@ def test_efficiency_and_additivity_of_samples(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_one_player(name: str) -> None:
+def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
     for keywords in ({}, {"budget": 2}, {"target_stderr": 0.1}):
         estimate = ESTIMATORS[name](lambda masks: masks[:, 0].double() * 3 + 1, 1, generator=rng(), **keywords)
         assert estimate.values.tolist() == [3.0]
@@ -110,7 +110,7 @@ def test_budget_is_spent_and_never_exceeded(name: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_shapes_and_dtypes(name: str) -> None:
+def test_estimators_keep_columns_and_dtypes(name: str) -> None:
     table = random_table(5)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.int64):
         estimate = ESTIMATORS[name](table_game((table * 10).to(dtype)), 5, generator=rng())
@@ -125,7 +125,7 @@ def test_shapes_and_dtypes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_generator_decides(name: str) -> None:
+def test_estimators_draw_from_their_generator_only(name: str) -> None:
     utility = table_game(random_table(8))
     first, again, other = (SAMPLED[name](utility, 8, budget=80, generator=rng(s)).values for s in (1, 1, 2))
     assert torch.equal(first, again)
@@ -156,7 +156,7 @@ def test_a_utility_that_is_not_finite_names_the_coalition(name: str, bad: float)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_arguments_that_make_no_sense(name: str) -> None:
+def test_estimators_with_wrong_arguments_raise(name: str) -> None:
     with pytest.raises(ConfigurationError, match="at least 1 player"):
         ESTIMATORS[name](lambda masks: masks.sum(dim=1), 0)
     with pytest.raises(ConfigurationError, match="minimum of"):

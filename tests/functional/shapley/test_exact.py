@@ -52,7 +52,7 @@ def reference(table: torch.Tensor, weight: Weight) -> torch.Tensor:
 
 @pytest.mark.parametrize("n", range(1, 7))
 @pytest.mark.parametrize("name", SEMIVALUES)
-def test_semivalues_of_random_tables(name: str, n: int) -> None:
+def test_semivalues_equal_the_reference_on_random_tables(name: str, n: int) -> None:
     estimator, weight = SEMIVALUES[name]
     for columns in (None, 2):
         table = random_table(n, n, columns)

@@ -25,7 +25,7 @@ def played(masks: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_all_coalitions_are_exact(n: int) -> None:
+def test_few_coalitions_shapley_of_all_coalitions_is_exact(n: int) -> None:
     table = random_table(n, 1)
     masks = few_coalitions(n, "all")[torch.randperm(2**n, generator=torch.Generator().manual_seed(n))]
     found = few_coalitions_shapley(masks, table_game(table)(masks))
@@ -130,7 +130,7 @@ def test_from_ten_players_on_half_of_it_is_the_curve(
     torch.testing.assert_close(found.stderr, process.stderr)
 
 
-def test_wrong_input() -> None:
+def test_few_coalitions_with_wrong_input_raise() -> None:
     masks, utilities = few_coalitions(3, "both"), torch.rand(8)
     for bad_masks, bad, words in (
         (masks.int(), utilities, "expected masks bool"),
@@ -145,7 +145,7 @@ def test_wrong_input() -> None:
         kernel_shap(masks[1:], utilities[1:])
 
 
-def test_by_default_all_coalitions_of_seven_players_and_those_of_one_two_and_all_but_one_of_more() -> None:
+def test_by_default_all_coalitions_of_seven_players_of_more_those_of_one_two_all_but_one_of_ten_all_but_two() -> None:
     sizes = {
         "pairs+leave-two-out": 58,
         "singles": 9,
@@ -158,10 +158,12 @@ def test_by_default_all_coalitions_of_seven_players_and_those_of_one_two_and_all
     assert {which: len(few_coalitions(7, which)) for which in sizes} == sizes  # type: ignore[arg-type]
     assert torch.equal(few_coalitions(7), few_coalitions(7, "all"))
     assert few_coalitions(8).sum(1).tolist() == [0, 8] + [1] * 8 + [2] * 28 + [7] * 8
+    assert torch.equal(few_coalitions(12), few_coalitions(12, "pairs+leave-two-out"))
+    assert torch.equal(few_coalitions(13), few_coalitions(13, "pairs+leave-one-out"))
 
 
 @pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
-def test_it_is_the_least_weighted_square(which: Which) -> None:
+def test_kernel_shap_equals_the_weighted_least_squares_by_scipy(which: Which) -> None:
     """Solved by SciPy under the constraint; the kernel's weight is the same for one player and for all but one."""
     masks = few_coalitions(4, which)
     utilities = table_game(random_table(4))(masks)
@@ -192,7 +194,7 @@ def test_a_pair_is_told_apart_as_by_hand() -> None:
         assert pairs_differ(torch.from_numpy(values), torch.from_numpy(errors)) == expected
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_pairs_with_unknown_values_are_left_out() -> None:
     values, errors = torch.tensor([0.0, 9.0, torch.nan, 0.1]), torch.tensor([0.1, torch.nan, 0.1, 0.1])
     assert not pairs_differ(values, errors)
     assert not pairs_differ(values[:1], errors[:1])

@@ -36,7 +36,7 @@ def test_against_enumeration(n: int, fixed: bool, order: int, lr: float) -> None
     np.testing.assert_allclose(found, reference_shapley(table), rtol=0, atol=1e-12)
 
 
-def test_wrong_arguments() -> None:
+def test_gradient_shapley_with_wrong_arguments_raises() -> None:
     first, second = products(3)
     with pytest.raises(ConfigurationError, match="weighting='samples'.*closed form"):
         gradient_shapley(first, weighting="samples")

@@ -42,7 +42,7 @@ def test_effects_between_known_sizes_lie_on_lines_over_the_logarithm(which: Whic
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_all_coalitions_are_exact(n: int) -> None:
+def test_size_effects_of_all_coalitions_are_exact(n: int) -> None:
     table, masks = random_table(n, 1), few_coalitions(n, "all")
     found = size_effects_shapley(masks, table_game(table)(masks)[:, None])
     assert found is not None

@@ -116,7 +116,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernel_games(name: str, n: int) -> None:
+def test_kernel_shapley_equals_the_exact_values_of_kernel_games(name: str, n: int) -> None:
     everything = all_coalitions(n)
     table = gram(KERNELS[name], everything, everything)  # column T: the game S -> k(S, T)
     torch.testing.assert_close(kernel_shapley(KERNELS[name], everything), shapley_of_table(table).T)

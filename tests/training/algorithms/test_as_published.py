@@ -94,7 +94,7 @@ def ditto(**kwargs: Any) -> FederatedLoop:
 
 
 @both_nets
-def test_ditto(tmp_path: Path, batch_norm: bool) -> None:
+def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
     net, personal, data = network(batch_norm), {}, unequal_data()
 
     def visit(client: nn.Module, r: int, i: int, given: Iterator[Any]) -> None:
@@ -135,7 +135,7 @@ def fedrep(**kwargs: Any) -> FederatedLoop:
 
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
 @both_nets
-def test_fedrep(tmp_path: Path, batch_norm: bool) -> None:
+def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
     """One epoch for the head, then one for the body, as the authors' code has it: by requires_grad."""
     net, head = network(batch_norm), ["4.weight", "4.bias"]
     decaying = partial(torch.optim.SGD, lr=0.1, momentum=0.5, weight_decay=0.01)
@@ -188,7 +188,7 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
 
 
 @both_nets
-def test_per_fedavg_of_first_order(tmp_path: Path, batch_norm: bool) -> None:
+def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
     net = network(batch_norm)
     module = Plain(copy.deepcopy(net), sgd)
     fit(federation(client_algorithm=PerFedAvg(0.05)), tmp_path, module, unequal_data(), rounds=ROUNDS)
@@ -278,7 +278,9 @@ NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
 @pytest.mark.filterwarnings("ignore:.*returned a model with NaN or infinite entries")
 @pytest.mark.parametrize(("batch_norm", "failing"), [(False, NOBODY), (True, NOBODY), (True, SOME)])
 @pytest.mark.parametrize("case", CASES)
-def test_models_and_variates(tmp_path: Path, case: str, batch_norm: bool, failing: Failing) -> None:
+def test_control_variates_and_models_equal_those_by_hand(
+    tmp_path: Path, case: str, batch_norm: bool, failing: Failing
+) -> None:
     make, hand, optimizer, of_server, of_client = CASES[case]
     assert all(client in cohort(r) for r, client in failing)
     net = network(batch_norm)

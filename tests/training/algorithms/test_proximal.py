@@ -96,7 +96,7 @@ def test_the_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> Non
     assert loop.client_accuracy.mean() > 0.4
 
 
-def test_w_starts_anew_at_every_visit(tmp_path: Path) -> None:
+def test_moreau_sgd_restarts_w_in_every_round(tmp_path: Path) -> None:
     """With lamda outer_lr = 1, w is theta: the round is K SGD steps per batch that start at w."""
     vectors = []
     for optimizer in (MoreauSGD, torch.optim.SGD):
@@ -107,7 +107,7 @@ def test_w_starts_anew_at_every_visit(tmp_path: Path) -> None:
     torch.testing.assert_close(*vectors)
 
 
-def test_wrong_arguments() -> None:
+def test_moreau_sgd_with_wrong_arguments_raises() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     for wrong in ({"lr": 0.2}, {"outer_lr": 0.1}, {"lamda": 0.0}, {"inner_steps": 0}):
         with pytest.raises(ConfigurationError, match=r"MoreauSGD\(\w+=.*expected a"):
@@ -119,6 +119,8 @@ def test_wrong_arguments() -> None:
 @pytest.mark.parametrize(
     ("loop", "trainer"), [({"optimizer_state": "persist"}, {}), ({}, {"accumulate_grad_batches": 2})]
 )
-def test_what_moreau_cannot_do_is_refused(tmp_path: Path, loop: dict[str, Any], trainer: dict[str, Any]) -> None:
+def test_moreau_sgd_with_unsupported_settings_is_refused(
+    tmp_path: Path, loop: dict[str, Any], trainer: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigurationError, match="MoreauSGD starts anew with every client"):
         fit(FederatedLoop(**loop), tmp_path, Plain(optimizer=MoreauSGD), **trainer)

@@ -1,4 +1,4 @@
-"""What server and sites share. Put your own LightningModule and LightningDataModule here."""
+"""Parts that server and sites share. Put your own LightningModule and LightningDataModule here."""
 
 from functools import partial
 

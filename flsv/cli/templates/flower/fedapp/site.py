@@ -1,4 +1,4 @@
-"""What a SuperNode runs: a process for every message, which hands it to the one that lives through the run.
+"""The app of a SuperNode: a process for every message, which hands it to the one that lives through the run.
 
 Nothing else may be imported here: Flower waits for it at every message.
 """

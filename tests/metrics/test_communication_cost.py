@@ -1,4 +1,4 @@
-"""What taking part has cost: traffic in whole numbers, and epsilon by client."""
+"""CommunicationCost: parameters and bytes in whole numbers, and those of dropped clients."""
 
 from pathlib import Path
 
@@ -9,8 +9,7 @@ from flsv import Reporting
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
 from flsv.metrics import CommunicationCost
-from flsv.metrics.privacy_loss import PrivacyLoss
-from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+from flsv.privacy import GaussianPrivacy
 from flsv.uploads import Upload, UploadContext
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -22,7 +21,7 @@ ROUNDS = [
 ]
 
 
-def test_totals_and_the_last_round():
+def test_communication_cost_gives_totals_and_the_last_round():
     metric = CommunicationCost(4)
     for each in ROUNDS:
         metric.update(*each)
@@ -42,7 +41,7 @@ def test_totals_and_the_last_round():
     }
 
 
-def test_measured_bytes_count():
+def test_communication_cost_counts_measured_bytes():
     ids, up, down = ROUNDS[0]
     sizes = (torch.tensor([11.0, 12.5]), torch.tensor([200.0, 80.0], dtype=torch.float64))
     metric = CommunicationCost(4)
@@ -77,33 +76,3 @@ def test_what_is_left_out_has_crossed_and_was_shared(tmp_path: Path) -> None:
     assert loop.metrics["cost"].diagnostics()["bytes_down"] == 5 * 4 * size
     assert loop.participations.tolist() == [1, 0, 0, 1, 1]
     assert loop.metrics["epsilon"].diagnostics()["rounds"].tolist() == [1, 1, 0, 1, 1]
-
-
-COHORTS = ([0, 2], [2], [2, 3], [0, 2])
-
-
-def test_epsilon_counts_the_rounds_of_each_client() -> None:
-    metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=1.5, delta=1e-4), num_clients=4)
-    for cohort in COHORTS:
-        metric.update(torch.tensor(cohort))
-    expected = torch.tensor(
-        [gaussian_epsilon(1.5, rounds, 1e-4) if rounds else float("nan") for rounds in (2, 0, 4, 1)]
-    )
-    torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
-    assert metric.diagnostics().keys() == {"rounds"}
-    assert metric.diagnostics()["rounds"].tolist() == [2, 0, 4, 1]
-    assert metric.spent() is None
-
-
-def test_the_budget_is_spent_by_whoever_took_part_most() -> None:
-    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.5)
-    assert privacy.affordable_rounds() == 4
-    metric = PrivacyLoss(privacy, num_clients=4)
-    for cohort in COHORTS:
-        assert metric.spent() is None
-        metric.update(torch.tensor(cohort))
-    assert metric.diagnostics()["affordable"].tolist() == [2, 4, 0, 3]
-    assert metric.spent() == (
-        "client 2 has spent epsilon = 4.377 in 4 rounds, and one more would make it 4.983, above max_epsilon=4.5 "
-        "(delta=1e-05)"
-    )

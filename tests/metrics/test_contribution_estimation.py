@@ -1,4 +1,4 @@
-"""FedCE and the relevance of peers: estimates against the formulas, worked out by hand from the clients' models."""
+"""ContributionEstimation (FedCE) against the formulas, worked out by hand from the clients' models."""
 
 import copy
 from pathlib import Path
@@ -15,8 +15,7 @@ from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
-from flsv.functional import relevance_auroc
-from flsv.metrics import ContributionEstimation, DomainRelevance
+from flsv.metrics import ContributionEstimation
 from flsv.uploads import Upload
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
@@ -69,7 +68,7 @@ def accuracy(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> f
 
 
 @pytest.mark.parametrize("combine", ["times", "plus"])
-def test_a_federation_by_hand(tmp_path: Path, combine: Any) -> None:
+def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path: Path, combine: Any) -> None:
     aggregator, dealt = Kept(), data()
     metrics = {"fedce": ContributionEstimation(combine=combine)}
     loop = FederatedLoop(aggregator, metrics, seed=1, reporting=Reporting(table=False))
@@ -133,7 +132,7 @@ def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
 
 
-def test_another_score(tmp_path: Path) -> None:
+def test_contribution_estimation_takes_any_score(tmp_path: Path) -> None:
     scores = []
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
     for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):
@@ -152,57 +151,3 @@ def test_what_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
     for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
         with pytest.raises(ConfigurationError, match=r"the error is 1 - score"):
             ContributionEstimation(performance=wrong)
-
-
-nan = float("nan")
-
-N = 5
-
-
-def rounds(count=6, seed=0):
-    """Cohorts of random sizes, each client looking at some others."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        ids = torch.randperm(N, generator=generator)[: 1 + int(torch.randint(N, (), generator=generator))]
-        values = torch.randn(len(ids), N, generator=generator)
-        values[torch.rand(len(ids), N, generator=generator) > 0.5] = nan
-        yield ids, values
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.9])
-def test_equation_5(alpha):
-    metric = DomainRelevance(N, alpha=alpha)
-    phi, looked = torch.zeros(N, N), torch.zeros(N, N, dtype=torch.bool)
-    assert metric.compute().isnan().all()
-    for ids, values in rounds():
-        metric.update(ids, values)
-        for i, row in zip(ids.tolist(), values):
-            for j in range(N):
-                if row[j] == row[j]:
-                    phi[i, j] = alpha * phi[i, j] + (1 - alpha) * row[j]
-                    looked[i, j] = True
-        torch.testing.assert_close(metric.compute(), phi.masked_fill(~looked, nan), equal_nan=True)
-
-
-def test_auroc_and_found_against_a_given_truth():
-    truth = torch.rand(N, N, generator=torch.Generator().manual_seed(1)) > 0.5
-    metric = DomainRelevance(N, truth=truth)
-    for each in rounds(3):
-        metric.update(*each)
-    scores, said = metric.compute(), metric.diagnostics()
-    assert said["auroc"] == relevance_auroc(scores, truth)
-    relevant = [float(scores[i, j]) for i in range(N) for j in range(N) if i != j and truth[i, j]]
-    assert said["found"].item() == pytest.approx(1 - np.isnan(relevant).mean())
-
-
-def test_the_truth_is_the_label_overlap_of_the_federation():
-    metric = DomainRelevance()
-    assert metric.diagnostics() == {}
-    metric.bind(3, 2, class_counts=torch.tensor([[4, 0], [2, 2], [0, 9]]))
-    metric.update(torch.arange(3), torch.tensor([[nan, 0.2, 0.1], [0.3, nan, 0.3], [-0.1, 0.2, nan]]))
-    assert metric.diagnostics()["auroc"].item() == 1
-
-
-def test_without_anybody_who_judges_it_is_an_error_before_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"metrics \['relevance'\] ask what the clients find each other"):
-        fit(FederatedLoop(metrics={"relevance": DomainRelevance()}), tmp_path)

@@ -1,4 +1,4 @@
-"""Contribution shares by the clients' data over rounds, alone and in a loop; suspicious samples."""
+"""WassersteinContribution: shares of the distances over rounds, alone and in a loop."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from flsv.federation import FederatedLoop
 from flsv.metrics import CalibratedOTGradient, WassersteinContribution
 from flsv.utilities.errors import ConfigurationError
-from flsv.valuation import FedBary, clients_of, sample_values, server_of
+from flsv.valuation import FedBary, clients_of, server_of
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.loops_by_hand import KeepsRounds
@@ -27,7 +27,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_shares_are_those_of_the_distances() -> None:
+def test_wasserstein_contribution_shares_are_inverse_distances() -> None:
     clients, server = clients_of([draw(30, 1), draw(20, 2, 1.0), draw(25, 3, 3.0)]), server_of(*draw(30, 0))
     metric = WassersteinContribution(3, features="pixels", **CHEAP)
     metric.update(torch.arange(3), clients, server, generator=seeded())
@@ -37,7 +37,7 @@ def test_shares_are_those_of_the_distances() -> None:
     assert metric.compute().argsort(descending=True).tolist() == [0, 1, 2]
 
 
-def test_every() -> None:
+def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -> None:
     clients, server = clients_of([draw(20, seed) for seed in range(1, 4)]), server_of(*draw(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
     history = []
@@ -94,43 +94,3 @@ def test_in_a_loop_it_sees_the_features_of_the_global_model(tmp_path: Path) -> N
     server = server_of(*features(data.val_dataloader()))
     wanted = FedBary("pixels", **CHEAP).value(clients_of(sets), server, generator, judge=False)
     torch.testing.assert_close(loop.contributions["ot"], wanted.shares, rtol=1e-4, atol=1e-5)
-
-
-def draw_images(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(samples, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
-    return x, torch.arange(samples) % 2
-
-
-def made(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
-    bad = draw_images(100, 1)
-    bad[0][::10] += 15
-    clients = clients_of([bad, draw_images(80, 2), draw_images(40, 3)])
-    metric = CalibratedOTGradient(3, features="pixels", support=30, iterations=5, **kwargs)  # type: ignore[arg-type]
-    metric.update(torch.tensor([0, 1]), clients[:2], server_of(*draw_images(80, 0)), generator=seeded())
-    return metric, clients
-
-
-def test_it_is_one_minus_the_share_of_flagged_samples() -> None:
-    metric, clients = made()
-    shares = [client.ask(sample_values).flagged.float().mean() for client in clients[:2]]
-    torch.testing.assert_close(metric.compute()[:2], 1 - torch.stack(shares))
-    assert clients[0].ask(sample_values).flagged[::10].all()
-    assert shares[0] >= 0.1 > shares[1]
-    assert metric.diagnostics()["distance"][0] > metric.diagnostics()["distance"][1]
-
-
-def test_only_counts_are_in_its_state() -> None:
-    metric, clients = made()
-    assert {name: list(state.shape) for name, state in metric.state_dict().items()} == {
-        "distances": [3], "flagged": [3], "rounds": [],
-    }  # fmt: skip
-    assert "most_harmful" in clients[0].ask(lambda local: local.memory["artifacts"])
-    assert clients[2].ask(lambda local: "artifacts" not in local.memory)
-    _, clients = made(pictures=0)
-    assert clients[0].ask(lambda local: "artifacts" not in local.memory)
-
-
-def test_the_papers_rule() -> None:
-    metric, clients = made(rule="positive", options={"calibration": "client"})
-    values = clients[1].ask(sample_values)
-    assert torch.equal(values.flagged, values.gradients > 0)

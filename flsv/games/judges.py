@@ -1,0 +1,246 @@
+"""Judges: the clients score coalitions' models on their own held-out samples, where no server has validation data.
+
+A classifier's model is worth the mean over classes of the share of all clients' held-out samples that it gets right; by
+any other score, it is worth the mean of the clients' scores, weighted by their held-out samples. It is one game for all
+clients, so values sum to the gain. The partners judge themselves: whoever lies about what it judges can take 12 % of a
+payment more on average, and up to 85 % (``docs/results/judges.md``). So it is for partners who do not lie.
+
+A client tells how many of its samples of each class a model gets right. Hits of known models on single samples would
+reveal labels, so a class of which a client holds out fewer than :data:`LEAST` samples is left to the others. A class
+that is left to nobody is judged by all samples that were left out, whatever their class, of clients with enough of
+them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.core import Client, LocalData, NoAnswer, map_clients
+from flsv.core.parameter_space import ParameterSpace
+from flsv.data import FederatedDataModule
+from flsv.games.performance import ModelScore, performance_of
+from flsv.games.scores import Scores
+from flsv.games.vector_evaluator import Build, VectorEvaluator
+from flsv.utilities.errors import ConfigurationError
+
+#: Samples below which a client says nothing of a class, or of all that it holds out.
+LEAST = 5
+#: Bytes of the models that go to a client in one question.
+MOST_BYTES = 2**28
+#: From so many judges on one can stand apart, by so many coalitions.
+JUDGES, COALITIONS = 4, 4
+UNLIKE = "judges coalitions as no other client does"
+
+
+@cache
+def _named(name: str, mode: Any) -> str | ModelScore:
+    return performance_of("judge", name, mode)
+
+
+def judge(
+    local: LocalData, models: Tensor, performance: str | ModelScore | None = None, mode: str | None = None
+) -> Tensor:
+    """Score models on a client's held-out samples.
+
+    Args:
+        local: the client's.
+        models: ``[K, P]``.
+        performance: what models are measured by, or its name; None: hits by class.
+        mode: of a name that the module logs.
+
+    Returns:
+        int64 ``[1 + K, M + 1]``: how many samples of each class it judges by, and how many of them each model gets
+        right; 0 where it holds out too few of the class. Last come those of all such classes together. By a
+        ``performance``, float64 ``[K]``.
+    """
+    if performance is not None:
+        return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))
+    scores: Any = local.evaluate(models)
+    found = torch.cat([scores.support[None], scores.values["correct"]])
+    rare = found * (found[0] < LEAST)
+    pooled = rare.sum(1, keepdim=True)
+    return torch.cat([found - rare, pooled * (pooled[0] >= LEAST)], 1)
+
+
+def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Add up what clients have answered to :func:`judge`.
+
+    Args:
+        answers: int64 ``[1 + K, M + 1]`` of j clients.
+        samples: int64 ``[j]``, that each trains on. What a client holds out is its claim, and counts for no more.
+
+    Returns:
+        float64 ``[K, M]``, hits, and ``[M]``, samples by class; 0 where nobody can judge it.
+
+    Example:
+        >>> one, other = torch.tensor([[6, 0, 9], [6, 0, 0]]), torch.tensor([[0, 0, 9], [0, 0, 3]])
+        >>> hits, held_out = hits_by_class([one, other], torch.tensor([30, 30]))
+        >>> hits / held_out
+        tensor([[1.0000, 0.1667]], dtype=torch.float64)
+    """
+    told = torch.stack([*answers]).double()
+    told *= (samples / told[:, 0].sum(1).clamp(min=1)).clamp(max=1)[:, None, None]
+    total = told.sum(0)
+    found = torch.where(total[0, :-1] > 0, total[:, :-1], total[:, -1:])
+    return found[1:], found[0]
+
+
+def unlike_others(opinions: Tensor) -> list[int]:
+    """Find judges whose opinions are further from every other's than any two of the others' are apart.
+
+    Args:
+        opinions: ``[j, K]`` of K coalitions, NaN where a judge has none. Only differences between coalitions count.
+
+    Returns:
+        The judges' places.
+
+    Example:
+        >>> rising = torch.arange(8.0)
+        >>> unlike_others(torch.stack([rising, rising + 1, 1.1 * rising, 7 - rising]))
+        [3]
+    """
+    known = opinions.isfinite().all(1).nonzero().flatten()
+    if len(known) < JUDGES or opinions.shape[1] < COALITIONS:
+        return []
+    own = opinions[known] - opinions[known].mean(1, keepdim=True)
+    apart = torch.cdist(own, own)
+    rest = [[other for other in range(len(known)) if other != place] for place in range(len(known))]
+    return [
+        judge
+        for place, (judge, others) in enumerate(zip(known.tolist(), rest))
+        if apart[place, others].min() > apart[others][:, others].max()
+    ]
+
+
+class ClientJudges(VectorEvaluator):
+    """Evaluates models by asking all clients.
+
+    Args:
+        space: the map between the module and vectors ``[P]``.
+        clients: all of the federation. One that holds out fewer than :data:`LEAST` samples is not asked.
+        data: dealt out.
+        measure: what models are measured by, whose ``judged`` is set.
+        device: of the models.
+        note: is told of a client that judges as no other does.
+
+    Attributes:
+        answers: client to its last answer, see :func:`judge`.
+    """
+
+    asks_clients = True
+
+    def __init__(
+        self,
+        space: ParameterSpace,
+        clients: Sequence[Client],
+        data: FederatedDataModule,
+        measure: ModelScore,
+        device: torch.device,
+        note: Callable[[int, str], None] = lambda client, what: None,
+    ) -> None:
+        self.space, self._measure, self._device, self._note = space, measure, device, note
+        self._data = data
+        sizes = [len(data.client_indices(client.id, "val")) for client in clients]
+        if max(sizes) < LEAST:
+            raise ConfigurationError(
+                f'judges="clients": no client holds out {LEAST} samples. Set '
+                "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
+            )
+        self._held_out = torch.tensor(sizes)
+        self._clients = [client for client in clients if self._held_out[client.id] >= LEAST]
+        self.answers: dict[int, Tensor] = {}
+        self._how: dict[str, Any] = {}
+        if not measure.by_class:
+            name = measure.called or measure.of
+            self._how = {"performance": name, "mode": None if measure.called else measure.mode}
+            if not isinstance(name, str):  # a metric, which cannot be sent to a site
+                self._how = {"performance": ModelScore(name, measure.mode)}
+
+    def check(self, model: Tensor) -> None:
+        """Let all judge one model ``[P]``, before training.
+
+        Raises:
+            ConfigurationError: one does not, or nobody can judge a class.
+        """
+        support = None
+        with warnings.catch_warnings(record=True) as said, suppress(NoAnswer):
+            warnings.simplefilter("always")
+            support = self(model[None]).support
+        if missing := [client.id for client in self._clients if client.id not in self.answers]:
+            why = " ".join(str(each.message) for each in said)
+            raise ConfigurationError(f'judges="clients": clients {missing} do not judge models. {why}')
+        if support is not None and not support.all():
+            nobody = [self._data.class_names[place] for place in (support == 0).nonzero().flatten().tolist()]
+            raise ConfigurationError(
+                f'judges="clients": nobody can judge the classes {nobody}: no client holds out {LEAST} samples of one '
+                f"of them, or {LEAST} of classes that it has fewer of. Let clients hold out more, "
+                "FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
+            )
+
+    def evaluate(self, build: Build, count: int) -> Scores:
+        """Score ``count`` models. A client that does not answer is left out, with a warning.
+
+        Raises:
+            NoAnswer: nobody answers.
+        """
+        chunk = max(1, MOST_BYTES // (self.space.size * self.space.dtype.itemsize))
+        told: list[list[Tensor | None]] = []
+        for start in range(0, max(count, 1), chunk):
+            rows = range(start, min(start + chunk, count))
+            models = torch.empty(len(rows), self.space.size, dtype=self.space.dtype, device=self._device)
+            for place, row in enumerate(rows):
+                build(row, models[place])
+            told.append(map_clients(self._clients, partial(self._ask, models)))
+        self.answers = {}
+        for client, *parts in zip(self._clients, *told):
+            if all(part is not None for part in parts):
+                first, *more = parts
+                self.answers[client.id] = torch.cat(
+                    [first, *(part[1:] if self._measure.by_class else part for part in more)]
+                )
+        if not self.answers:
+            raise NoAnswer("no client has judged the coalitions' models.")
+        return self._scores()
+
+    def _ask(self, models: Tensor, client: Client) -> Tensor | None:
+        try:
+            answer = client.ask(partial(judge, **self._how), models)
+            return self._checked(client, answer, len(models))
+        except NoAnswer as why:
+            warnings.warn(f"{why} Coalitions are judged without it in this round.", stacklevel=2)
+            return None
+
+    def _checked(self, client: Client, answer: Any, count: int) -> Tensor:
+        """Take an answer, if it can be one."""
+        shape = (1 + count, self._data.num_classes + 1) if self._measure.by_class else (count,)
+        fits = isinstance(answer, Tensor) and answer.shape == shape
+        if fits and self._measure.by_class:
+            fits = bool(
+                (answer >= 0).all() & (answer <= answer[0]).all() & (answer[0].sum() <= self._held_out[client.id])
+            )
+        if not fits:
+            raise NoAnswer(f"client {client.id} was asked to judge {count} models, and its answer cannot be one.")
+        return answer.cpu()
+
+    def _scores(self) -> Scores:
+        judges, answers = list(self.answers), list(self.answers.values())
+        if self._measure.by_class:
+            hits, held_out = hits_by_class(answers, self._data.num_samples[judges])
+            shares = torch.stack(answers).double()
+            opinions = (shares[:, 1:] / shares[:, :1]).nanmean(-1)
+            scores = Scores({"correct": hits}, held_out)
+        else:
+            opinions = torch.stack(answers)
+            weights = torch.minimum(self._held_out, self._data.num_samples)[judges].double()
+            mean = (weights / weights.sum()) @ opinions
+            scores = Scores({self._measure.name: self._measure.utility(mean)})  # as it was before: its own inverse
+        for place in unlike_others(opinions):
+            self._note(judges[place], UNLIKE)
+        return scores

@@ -1,0 +1,128 @@
+"""A round's result as curves by tag, and as values that callbacks may monitor.
+
+A tag begins with the metric, so that tools that group by the first part keep a metric together. Where all numbers go
+into one place it ends with the client: ``cssv/client_3_Lyon``, ``cssv/class_3_Dress/client_0_Boston``. Where every
+client has a place of its own (a run in TensorBoard) the client is left out: ``cssv``, ``cssv/class_3_Dress``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import lightning as L
+import torch
+from torchmetrics import Metric
+
+from flsv.models.imbalance import OWN_SCORES
+from flsv.results.round_result import RoundResult, Row, Sink
+from flsv.results.rows import column_names
+
+#: Curves of one metric per class and client, above which none are written: pictures and the CSV have the values.
+MOST_PER_CLASS = 500
+
+
+class Monitored(Sink):
+    """The sink that fills ``trainer.callback_metrics``, for callbacks that monitor a number: every metric's value of
+    each client, its weight in the round and the last known scores of its own model, by number (``cssv/client_0``); and
+    the numbers of no single client. NaN is left out.
+
+    Args:
+        trainer: of the callbacks.
+        metrics: names of the metrics.
+
+    Attributes:
+        names: the keys that it has set; all others are the module's, and callbacks'.
+    """
+
+    def __init__(self, trainer: L.Trainer, metrics: Iterable[str]) -> None:
+        self._trainer, self._metrics = trainer, {*metrics, "weight", *OWN_SCORES}
+        self.names: set[str] = set()
+
+    def write(self, result: RoundResult) -> None:
+        known = {**result.shared, **_by_client(row for row in result.table if row.metric in self._metrics)}
+        now = {name: torch.tensor(value) for name, value in known.items() if value == value}
+        for name in self.names - now.keys():
+            self._trainer.callback_metrics.pop(name, None)
+        self._trainer.callback_metrics.update(now)
+        self.names = set(now)
+
+    def write_late(self, result: RoundResult) -> None:
+        found = _by_client(result.table)
+        self._trainer.callback_metrics.update({name: torch.tensor(value) for name, value in found.items()})
+
+
+def _by_client(rows: Iterable[Row]) -> dict[str, float]:
+    return {f"{tag_of(row.metric)}/client_{row.client}": row.value for row in rows if not row.column}
+
+
+class Point(NamedTuple):
+    """A client's number in a curve."""
+
+    client: int
+    tag: str
+    value: float
+
+
+def points_of(
+    result: RoundResult, per_class: Iterable[str], clients: int, class_names: Sequence[str] | None
+) -> Iterator[Point]:
+    """Yield a round's changes and training losses as points of curves.
+
+    Args:
+        result: the round's.
+        per_class: metrics whose values per class are curves.
+        clients: n.
+        class_names: of the classes, or None.
+    """
+    curves = set(per_class)
+    columns = {(row.metric, row.column) for row in result.changes if row.column and row.metric in curves}
+    counts = Counter(metric for metric, _ in columns)
+    for row in result.changes:
+        if row.column:
+            if 0 < counts[row.metric] * clients <= MOST_PER_CLASS:
+                tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
+                yield Point(row.client, tag, row.value)
+            continue
+        for what, number in (("", row.value), ("/low", row.low), ("/high", row.high)):
+            if number == number:
+                yield Point(row.client, f"{tag_of(row.metric)}{what}", number)
+    yield from (Point(row.client, row.metric, row.value) for row in result.table if row.metric == "train_loss")
+
+
+def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
+    """Map tags that name their clients, ``weight/client_1_Lyon``, to the points' values."""
+    return {f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points}
+
+
+def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
+    """Return the metrics whose values per class become curves, if these are wanted."""
+    return [name for name, metric in metrics.items() if wanted and column_names(metric) is None]
+
+
+def tag_of(metric: str) -> str:
+    """Name a metric in a tag: the scores of clients' own models begin with ``client_``."""
+    return f"client_{metric}" if metric in OWN_SCORES else metric
+
+
+def class_part(column: int, names: Sequence[str] | None) -> str:
+    """Name a class in a tag.
+
+    Example:
+        >>> class_part(3, None), class_part(0, ["T-shirt/top"]), class_part(1, ["0", "1"])
+        ('class_3', 'class_0_T-shirt_top', 'class_1')
+    """
+    return _part("class", column, names)
+
+
+def client_part(client: int, names: Sequence[str] | None) -> str:
+    """Name a client in a tag; see :func:`class_part`."""
+    return _part("client", client, names)
+
+
+def _part(kind: str, number: int, names: Sequence[str] | None) -> str:
+    name = "" if names is None else str(names[number])
+    plain = re.sub(r"[^\w.-]+", "_", name)[:24].strip("_.")
+    return f"{kind}_{number}" if plain in ("", str(number)) else f"{kind}_{number}_{plain}"

@@ -1,0 +1,204 @@
+"""Coalitions judged by the clients: the same game by hand, what is told, what is refused, and who stands apart."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flsv
+from flsv import FederatedLoop, Reporting, value_round
+from flsv.aggregation import FedAvg
+from flsv.core import Client, LocalData
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
+from flsv.games import judges
+from flsv.games.judges import JUDGES, LEAST, UNLIKE, hits_by_class, judge, unlike_others
+from flsv.metrics import CoalitionValue, PartialFederatedShapley, ShadowShapley
+from flsv.privacy import GaussianPrivacy
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, toy_data, toy_sets
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain, network
+
+HELD = {"server_val": 0.0, "client_val": 0.4, "client_test": 0.0}
+CLIENTS = (4, 1, 2, 3)
+
+
+def data(**options: Any) -> FederatedDataModule:
+    return toy_data(CLIENTS, **{**HELD, **options})
+
+
+def module(kind: type[Plain] = Plain) -> Plain:
+    return kind(network(batch_norm=False))
+
+
+def loop(metrics: dict[str, Any], **options: Any) -> FederatedLoop:
+    return FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False), **options)
+
+
+class Logging(Plain):
+    """Keeps what rows of one batched model do not allow, and logs a loss."""
+
+    steps = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.steps += float(loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_loss", nn.functional.cross_entropy(self(x), y))
+
+
+def by_hand(model: Plain, given: FederatedDataModule) -> float:
+    """The mean over classes of the share of the clients' held-out samples that are right."""
+    right, held = [0] * CLASSES, [0] * CLASSES
+    for client in range(len(CLIENTS)):
+        x, y = (torch.cat(part) for part in zip(*given.client_loader(client, "val", shuffle=False)))
+        for label in range(CLASSES):
+            mine = x[y == label]
+            if len(mine) >= LEAST:
+                held[label] += len(mine)
+                right[label] += int((model.eval()(mine).argmax(-1) == label).sum())
+    return sum(r / h for r, h in zip(right, held)) / CLASSES
+
+
+def test_values_are_of_all_clients_samples_and_sum_to_the_gain(tmp_path: Path) -> None:
+    metrics = {
+        "sv": PartialFederatedShapley(judges="clients"),
+        "shadow": ShadowShapley(judges="clients"),
+        "class": CoalitionValue(per_class=True, judges="clients"),
+    }
+    found, given, model = loop(metrics), data(), module()
+    start = by_hand(model, given_and_set_up(given))
+    fit(found, tmp_path, model, given, rounds=2)
+    gain = by_hand(model, given) - start
+    assert float(found.contributions["shadow"].sum()) == pytest.approx(gain, abs=1e-6)
+    assert found.contributions["class"].by_class.shape == (len(CLIENTS), CLASSES)  # type: ignore[union-attr]
+    torch.testing.assert_close(found.contributions["class"], found.contributions["sv"], rtol=0, atol=1e-6)
+    assert {("down", "judge"), ("up", "judge")} <= found.channel.names()
+    assert float(model.trainer.callback_metrics["shadow/judged"]) == pytest.approx(start + gain, abs=1e-6)
+    assert found.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
+    # The same values by fits of the coalitions after the run, and by flsv.retrain.
+    later = loop({"shadow": ShadowShapley(judges="clients")})
+    fit(later, tmp_path / "later", module(Logging), data(), rounds=2)
+    torch.testing.assert_close(later.contributions["shadow"], found.contributions["shadow"], rtol=0, atol=1e-6)
+    trainer = trainer_for(loop({}), tmp_path, 2)
+    rows = flsv.retrain(trainer, module(), data(), "all", seeds=1, judges="clients")
+    torch.testing.assert_close(
+        torch.tensor(rows["value"]).float(), found.contributions["shadow"].as_subclass(Tensor), rtol=0, atol=1e-6
+    )
+
+
+def given_and_set_up(given: FederatedDataModule) -> FederatedDataModule:
+    given.setup("fit")
+    return given
+
+
+def test_other_scores_are_means_over_samples(tmp_path: Path) -> None:
+    metrics = {
+        "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
+        "roc": PartialFederatedShapley(performance="auroc", judges="clients"),
+    }
+    found, given = loop(metrics, aggregator=FedAvg("uniform")), data()
+    model = fit(found, tmp_path, module(Logging), given, rounds=1)
+    batches = [batch for client in range(len(CLIENTS)) for batch in given.client_loader(client, "val", shuffle=False)]
+    x, y = (torch.cat(part) for part in zip(*batches))
+    end, start = (float(nn.functional.cross_entropy(net.eval()(x), y)) for net in (model, module()))
+    assert float(found.contributions["loss"].sum()) == pytest.approx(start - end, abs=1e-5)
+    assert found.contributions["roc"].isfinite().all()
+
+
+def test_rare_classes_are_left_to_others_and_counts_are_capped() -> None:
+    count = torch.tensor([1, 1])
+    x, y = torch.arange(12.0)[:, None], torch.tensor([0] * 7 + [1] * 3 + [2] * 2)
+
+    class Found:
+        support = y.bincount()
+
+        def __init__(self, models: Tensor) -> None:
+            self.values = {"correct": models.long()}
+
+    local = LocalData("client", lambda split: [(x, y)], count, count, lambda batches: Found)
+
+    told = Client(0, local).ask(judge, torch.tensor([[7.0, 1, 1], [0, 3, 2]]))
+    assert told.tolist() == [[7, 0, 0, 5], [7, 0, 0, 2], [0, 0, 0, 5]]
+    # A client that claims ten times what it trains on counts for what it trains on.
+    liar = torch.tensor([[100, 0, 0, 0], [100, 0, 0, 0], [100, 0, 0, 0]])
+    hits, held = hits_by_class([told, liar], torch.tensor([20, 10]))
+    assert (hits[:, 0] / held[0]).tolist() == pytest.approx([1.0, 10 / 17])
+    assert (hits[:, 1:] / held[1:]).tolist() == [[0.4, 0.4], [1.0, 1.0]]
+
+
+def lies(kind: str, local: LocalData, models: Tensor, *rest: Any, **options: Any) -> Tensor:
+    found = judge(local, models, *rest, **options)
+    if repr(local) == "LocalData(client 2)" and kind == "opposite":
+        found[1:] = found[0] - found[1:]
+    return {
+        "more than there are": torch.cat([found[:1], found[:1] + 1]),
+        "more than it holds out": 10 * found,
+        "short": found[1:],
+    }.get(kind, found)
+
+
+@pytest.mark.parametrize("kind", ["more than there are", "more than it holds out", "short"])
+def test_answers_that_cannot_be_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(judges, "judge", partial(lies, kind))
+    with pytest.raises(
+        ConfigurationError, match=r"clients \[0, 1, 2, 3\] do not judge models.*its answer cannot be one"
+    ):
+        fit(loop({"m": PartialFederatedShapley(judges="clients")}), tmp_path, module(), data())
+
+
+@pytest.mark.parametrize("kind", ["honest", "opposite"])
+def test_who_judges_as_nobody_else_does_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    assert len(CLIENTS) >= JUDGES
+    assert unlike_others(torch.full((6, 8), float("nan"))) == []
+    monkeypatch.setattr(judges, "judge", partial(lies, kind))
+    monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
+    found, given, model = loop({"shadow": ShadowShapley(judges="clients")}), given_and_set_up(data()), module()
+    start = by_hand(model, given)
+    fit(found, tmp_path, model, given, rounds=2)
+    assert [(each.client, each.what) for each in found.events] == ([(2, UNLIKE)] if kind == "opposite" else [])
+    # What the liar says is of classes that others judge.
+    assert float(found.contributions["shadow"].sum()) == pytest.approx(by_hand(model, given) - start, abs=1e-6)
+
+
+REFUSED: list[tuple[dict[str, Any], Any, str]] = [
+    ({}, {"client_val": 0.0}, r"metrics \['m'\] need validation samples at every client"),
+    ({}, {"client_val": 0.02}, "no client holds out 5 samples|nobody can judge"),
+    ({"uploads": [GaussianPrivacy(1.0, 1.0)]}, {}, r"metrics \['m'\] have judges=\"clients\", who tell"),
+]
+
+
+@pytest.mark.parametrize(("options", "splits", "message"), REFUSED)
+def test_what_is_refused_before_training(tmp_path: Path, options: Any, splits: Any, message: str) -> None:
+    metric = PartialFederatedShapley(judges="clients")
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop({"m": metric}, **options), tmp_path, module(), data(**splits))
+    if not options:
+        trainer = trainer_for(loop({}), tmp_path)
+        with pytest.raises(ConfigurationError, match=r"Splits\(client_val=0.[23]\)"):
+            flsv.retrain(trainer, module(), data(**splits), judges="clients")
+
+
+def test_a_class_that_nobody_can_judge(tmp_path: Path) -> None:
+    train, _ = toy_sets(130)
+    x, y = train.tensors
+    few = torch.cat([(y != 2).nonzero()[:, 0], (y == 2).nonzero()[:3, 0]])
+    splits = Splits(server_val=0.0, client_val=0.4)
+    rare = FederatedDataModule((x[few], y[few]), SizePartitioner([1, 1]), splits=splits, batch_size=8)
+    with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
+        fit(loop({"m": PartialFederatedShapley(judges="clients")}), tmp_path, module(), rare)
+    with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
+        flsv.retrain(trainer_for(loop({}), tmp_path), module(), rare, judges="clients")
+
+
+def test_rounds_that_others_run_have_no_judges() -> None:
+    net = nn.Linear(2, 2)
+    metric = PartialFederatedShapley(judges="clients")
+    with pytest.raises(ConfigurationError, match='asks for judges="clients", which only a FederatedLoop has'):
+        value_round(net, net.state_dict(), [net.state_dict()] * 2, metrics=metric)

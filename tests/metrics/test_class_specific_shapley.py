@@ -1,0 +1,63 @@
+"""ClassSpecificShapley by hand: over rounds with absent clients, two classes, and weighted by samples."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from flsv.functional import class_specific_shapley, participant_weights
+from flsv.metrics import ClassSpecificShapley
+
+Rounds = list[tuple[list[int], int]]
+ROUNDS: Rounds = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
+
+
+def heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(k, 2, 4, generator=generator), torch.randn(2, 4, generator=generator)
+
+
+def expected(momentum: float = 0.9) -> torch.Tensor:
+    value = torch.full((5, 2), float("nan"))
+    for ids, seed in ROUNDS:
+        now = class_specific_shapley(*heads(seed, len(ids)))
+        for row, i in enumerate(ids):
+            value[i] = now[row] if value[i].isnan().all() else momentum * value[i] + (1 - momentum) * now[row]
+    return value
+
+
+def fed(**kwargs: Any) -> ClassSpecificShapley:
+    metric = ClassSpecificShapley(num_clients=5, num_classes=2, **kwargs)
+    for ids, seed in ROUNDS:
+        metric.update(torch.tensor(ids), *heads(seed, len(ids)), torch.tensor(ids) + 10 * (seed + 1))
+    return metric
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_running_value_is_algorithm_1(momentum: float) -> None:
+    metric, wanted = fed(momentum=momentum), expected(momentum)
+    torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
+    overall = metric.per_client(metric.compute())
+    torch.testing.assert_close((1 + overall) / 2, participant_weights(wanted)[0], equal_nan=True)  # eq. 6
+
+
+def test_two_classes_are_one_number_and_it_is_said() -> None:
+    with pytest.warns(UserWarning, match="two classes both have the same value"):
+        ClassSpecificShapley().bind(3, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ClassSpecificShapley().bind(3, 3)
+
+
+def test_weighed_by_samples_over_rounds_and_in_the_interval() -> None:
+    found = fed(weighting="samples", momentum=0.5)
+    torch.testing.assert_close(found.compute(), expected(momentum=0.5), equal_nan=True)
+    # Client 1 had 11, 21 and 31 samples.
+    mean = expected(momentum=0.5).mean(-1)
+    torch.testing.assert_close(found.per_client(found.compute())[1], mean[1] * (0.25 * 11 + 0.25 * 21 + 0.5 * 31))
+    low, high = found.intervals()
+    known = ~low.isnan()
+    assert known.any()
+    middle = (low + high) / 2
+    torch.testing.assert_close(middle[known], found.per_client(found.compute())[known])  # no bound of cosines

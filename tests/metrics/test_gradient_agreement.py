@@ -1,0 +1,119 @@
+"""GradientAgreement against its formulas in NumPy: absent clients, intervals, logged losses, and refusals."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv import FederatedLoop, Reporting
+from flsv.data import FederatedDataModule, IIDPartitioner, Splits
+from flsv.metrics import GradientAgreement
+from flsv.models.classifier import ClassifierClient
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import Recorded, fit
+from helpers.models import Line
+
+
+def parts_by_hand(rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """What each of ``n`` clients gains in each round, and its cosine by samples; full participation, in NumPy."""
+    gains, cosines = np.zeros((2, len(rounds), n))
+    for t, (_, slopes, updates, samples) in enumerate(rounds):
+        s, d, m = (np.asarray(each, dtype=np.float64) for each in (slopes, updates, samples))
+        unit = d / np.linalg.norm(d, axis=1, keepdims=True)
+        everybody = (m[:, None] * unit).sum(0)
+        gains[t], cosines[t] = -m * s, m * (unit @ everybody) / np.linalg.norm(everybody)
+    return gains, cosines
+
+
+def by_hand(rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int) -> np.ndarray:
+    """The docstring's formulas."""
+    gains, cosines = parts_by_hand(rounds, n)
+    u, a = np.maximum(gains.sum(0), 0), np.maximum(cosines.mean(0), 0)
+    return u / u.sum() / 2 + a / a.sum() / 2
+
+
+def drawn(seed: int, n: int, size: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    updates = torch.randn(n, size, generator=draw) + 1
+    return torch.arange(n), -torch.rand(n, generator=draw), updates, torch.arange(1, n + 1) * 10
+
+
+def test_the_formulas_and_the_intervals() -> None:
+    """Three rounds, two steps: the standard errors of the sum and of the mean, as shares, added up."""
+    rounds = [drawn(seed, 4) for seed in range(3)]
+    metric = GradientAgreement(num_clients=4)
+    for each in rounds:
+        metric.update(*each)
+    value = by_hand(rounds, 4)
+    np.testing.assert_allclose(metric.compute().numpy(), value, rtol=1e-5)
+    gains, cosines = parts_by_hand(rounds, 4)
+    of_gain, of_cosine = (np.sqrt(np.square(np.diff(x, axis=0)).mean(0) / 2) for x in (gains, cosines))
+    half = 3**0.5 * of_gain / gains.sum() + 3**-0.5 * of_cosine / cosines.mean(0).sum()
+    half *= 3.484147 / 2  # Student's t, 1.6 degrees of freedom, 90 %; half of each kind
+    low, high = metric.intervals()
+    np.testing.assert_allclose(low.numpy(), np.maximum(value - half, 0), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(high.numpy(), np.minimum(value + half, 1), rtol=1e-3, atol=1e-6)
+
+
+def test_who_is_absent_early_is_not_punished() -> None:
+    """Slopes fall by half from round to round; two equal clients, one of which misses the first round."""
+    metric, plain = GradientAgreement(num_clients=3, blend=0.0), torch.zeros(3)
+    update = torch.ones(3, 5)
+    for index in range(4):
+        ids = torch.tensor([0, 2] if index == 0 else [0, 1, 2])
+        slopes = -torch.full((len(ids),), 0.5**index)
+        metric.update(ids, slopes, update[: len(ids)], torch.full((len(ids),), 10))
+        plain[ids] -= slopes
+    assert torch.allclose(metric.compute(), torch.full((3,), 1 / 3))
+    assert plain[1] < plain[0] / 2  # what a sum would say
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path, balanced: bool) -> None:
+    data, recorded = toy_data((4, 1, 2), server_val=0.3), Recorded()
+    metric = GradientAgreement(balanced=balanced)
+    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
+    module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
+    rounds = []
+    for ids, vector, updates, samples in recorded.seen:
+        loop.space.write(module, vector)
+        x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+        module.zero_grad()
+        each = nn.functional.cross_entropy(module(x), y, reduction="none")
+        classes = [each[y == c].mean() for c in y.unique()]
+        assert y.bincount().unique().numel() > 1
+        (torch.stack(classes).mean() if balanced else each.mean()).backward()
+        slope = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+        rounds.append((ids, updates @ slope, updates, samples))
+    np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
+
+
+def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
+    splits = Splits(max_samples=200, server_val=0.3)
+    data, recorded = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits), Recorded()
+    metrics = {"mine": GradientAgreement(loss="val_loss"), "seen": recorded}
+    loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(table=False))
+    line = fit(loop, tmp_path, Line(), data, rounds=1)
+    ((ids, vector, updates, samples),) = recorded.seen
+    loop.space.write(line, vector)
+    batch = [torch.cat(parts) for parts in zip(*data.val_dataloader())]
+    line.zero_grad()
+    line.training_step(batch, 0).backward()
+    slope = torch.cat([line.layer.weight.grad.flatten(), line.layer.bias.grad])
+    # A difference quotient with a step of 5 %.
+    np.testing.assert_allclose(
+        loop.contributions["mine"].numpy(), by_hand([(ids, updates @ slope, updates, samples)], 3), rtol=0.02
+    )
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no classes to balance"):
+        GradientAgreement(loss="val_loss", balanced=True)
+    metric = GradientAgreement(num_clients=3)
+    with pytest.raises(ValueError, match=r"client_updates \[k=2, P\]"):
+        metric.update(torch.arange(2), torch.zeros(2), torch.zeros(3, 4), torch.ones(2))
+    with pytest.raises(ValueError, match="gradient_products"):
+        metric.update(torch.arange(2), torch.zeros(3), torch.zeros(2, 4), torch.ones(2))
