@@ -111,18 +111,18 @@ class Federation:
 
     @property
     def available(self) -> bool:
-        """Whether all files of its data exist."""
+        """True if all files of its data exist."""
         return not self.missing
 
     @property
     def missing(self) -> list[str]:
-        """The files of its data that do not exist."""
+        """Files of its data that do not exist."""
         root = self._root
         return [path for path in self.needs if root is None or not (Path(root) / path).exists()]
 
     @cached_property
     def classifies(self) -> bool:
-        """Whether its samples have classes."""
+        """True if its samples have classes."""
         return self.datamodule().no_classes is None
 
     def datamodule(self) -> FederatedDataModule:
@@ -165,8 +165,8 @@ class Federation:
 
     @cached_property
     def with_client_validation(self) -> Federation:
-        """The same federation in which every client holds a fifth of its samples out for validation, which corruptions
-        of training data do not change. Itself where clients have validation sets anyway."""
+        """Federation in which every client holds out a fifth of its samples for validation, which corruptions of
+        training data do not change. Itself where clients have validation sets anyway."""
         splits = self.data.get("splits", {})
         if splits.get("client_val"):
             return self

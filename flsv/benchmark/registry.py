@@ -88,7 +88,7 @@ class TrainingLoss(SampleCount):
         self.add_state("total", torch.zeros(num_clients), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients), dist_reduce_fx="sum")
 
-    # mypy: torchmetrics' update takes anything.
+    # For mypy: torchmetrics' update takes anything.
     def update(self, client_ids: Tensor, losses: Tensor) -> None:  # type: ignore[override]
         """Add one round; shapes ``[k]``, ``[k]``."""
         self.total = self.total.index_add(0, client_ids, losses.to(self.total))
@@ -185,7 +185,7 @@ class Entry:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """All needs of the metric, by their names in :data:`flsv.metrics.needs.NEEDS`."""
+        """Needs of the metric, by their names in :data:`flsv.metrics.needs.NEEDS`."""
         made_by = self._made_by
         own: tuple[str, ...] = ()
         if isinstance(made_by, type):
@@ -196,7 +196,7 @@ class Entry:
 
     @property
     def own(self) -> bool:
-        """Whether the metric is not flsv's, so that its code may still change."""
+        """True if the metric is not flsv's, so that its code may still change."""
         return isinstance(self.made_by, str) and not self.made_by.startswith("flsv.")
 
     def identity(self) -> str:

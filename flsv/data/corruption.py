@@ -80,7 +80,7 @@ class ClientChoice(ValidatedArguments):
             return list(range(num_clients))
         count = int(self.fraction * num_clients + 0.5)
         if self.fraction > 0 and count == 0:
-            # Silently concerning nobody would make a robust method look good.
+            # A silent choice of no client would make a robust method look good.
             raise ConfigurationError(
                 f"{self!r} concerns none of {num_clients} clients. The least fraction that concerns one is "
                 f"{rounded_up(0.5 / num_clients)}; 0 is for none."
@@ -250,7 +250,7 @@ class ClosedSetLabelNoise(Corruption):
 class OpenSetLabelNoise(Corruption):
     """Label noise by classes unknown to the task: the chosen clients train on their images under known labels.
 
-    Unknown classes are not part of the task, so nobody else has their samples: neither the other clients nor any
+    Unknown classes are not part of the task, so other participants have none of their samples: no other client, no
     validation or test set. ``num_classes`` stays what it is; the unknown classes' outputs are never trained.
 
     Args:

@@ -80,7 +80,7 @@ class FederatedDataModule(FederationView):
 
     Raises:
         ConfigurationError: arguments out of range at construction; from ``setup``, data that are missing, have no
-            classes where these are needed, or are too few for what is asked.
+            classes where these are needed, or are too few for the settings.
 
     Example:
         >>> from flsv.data import DirichletPartitioner
@@ -102,7 +102,7 @@ class FederatedDataModule(FederationView):
         (('Boston', 'Lyon'), ('ill', 'well'), [35, 55])
     """
 
-    _instead = "Make it anew: FederatedDataModule(..., {0})."
+    _instead = "Create a new one: FederatedDataModule(..., {0})."
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class FederatedDataModule(FederationView):
     def __repr__(self) -> str:
         made = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
         if self._dealt is None:
-            return f"{made}: not read yet, setup() does it"
+            return f"{made}: not read yet, call setup()"
         classes = f"{self.num_classes} classes" if self.no_classes is None else "no classes"
         samples = f"{int(self.num_samples.sum()):,} training samples"
         return f"{made}: {self.num_clients} clients with {samples} of {classes}"

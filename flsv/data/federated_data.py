@@ -116,7 +116,7 @@ def partition_data(
         batch_size: samples per training batch; None for the source's, else 32.
 
     Raises:
-        ConfigurationError: data that are empty, too few for what is asked, without classes where somebody needs them,
+        ConfigurationError: data that are empty, too few for the settings, without classes where these are needed,
             or not corruptible; validation or test samples that are not finite.
     """
     dealing: list[Any] = [partitioner, *corruptions]

@@ -104,7 +104,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def server_val_indices(self) -> Tensor:
-        """The server's validation samples as indices into the training data; empty if the source has its own."""
+        """Server's validation samples as indices into the training data; empty if the source has its own."""
         return self._data.splits.server_val
 
     def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
@@ -135,7 +135,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def malicious(self) -> list[int]:
-        """The clients with a corrupted sample, ascending. Ground truth, as :meth:`corrupted_samples`."""
+        """Numbers of the clients with a corrupted sample, ascending; ground truth, as :meth:`corrupted_samples`."""
         return [client for client in range(self.num_clients) if self.corrupted_samples(client).any()]
 
     def client_loader(
@@ -160,7 +160,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     def _shuffled(self, indices: Tensor, generator: torch.Generator) -> TensorBatches | DataLoader:
         """Return shuffled training batches; in order if ``overfit_batches`` wants the same first ones every time."""
-        # mypy: Lightning sets overfit_batches outside of the constructor.
+        # For mypy: Lightning sets overfit_batches outside of the constructor.
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
         order = None if overfits else generator
         options = self._data.train_options
@@ -205,7 +205,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def test_set(self) -> Any:
-        """The test data (a table's have ``row_names``); None without test data or where a data module has its own."""
+        """Test data (a table's have ``row_names``); None without test data or where a data module has its own."""
         return self._data.test
 
     def validation(self) -> dict[str, Any] | None:

@@ -87,8 +87,8 @@ def check_spelling(
         >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which are one to a person: spell it alike \
-everywhere.
+        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which look like one name: spell it the same \
+way everywhere.
     """
     spellings: dict[Any, list[str]] = {}
     names = list(names)
@@ -98,7 +98,7 @@ everywhere.
         _join_abbreviations(spellings)
     for alike in spellings.values():
         shown = [f"{name!r} ({places[name]})" if places else repr(name) for name in alike]
-        message = f"{where} has {', '.join(shown)}, which are one to a person: spell it alike everywhere."
+        message = f"{where} has {', '.join(shown)}, which look like one name: spell it the same way everywhere."
         if len(alike) > 1 and refuse:
             raise ConfigurationError(message)
         if len(alike) > 1:
@@ -197,7 +197,7 @@ def own_entries(dataset: Dataset, name: str) -> Any:
     # Tensors may live on another device, where numpy does not reach them.
     value = value.cpu() if isinstance(value, Tensor) else value
     try:
-        # mypy: a map-style data set has a length.
+        # For mypy: a map-style data set has a length.
         return value if value is not None and len(value) == len(dataset) else None  # type: ignore[arg-type]
     except TypeError:
         return None
@@ -216,7 +216,7 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
     """
     found = entries(dataset, lambda part: own_entries(part, name))
     if found is None:
-        # mypy: a map-style data set has a length.
+        # For mypy: a map-style data set has a length.
         found = [_field(dataset[index], name) for index in range(len(dataset))]  # type: ignore[arg-type]
         found = [value.item() if isinstance(value, Tensor) and value.numel() == 1 else value for value in found]
     if any(value is None or callable(value) for value in found):

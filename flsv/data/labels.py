@@ -255,7 +255,7 @@ def find_classes(
         if asking:
             asked = f"{asking[0]!r} needs each sample's class."
             raise ConfigurationError(f"{asked} {_unusable(train, str(error))}") from error
-        # mypy: a map-style data set has a length.
+        # For mypy: a map-style data set has a length.
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
     return Classes(found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number))))
 

@@ -120,7 +120,7 @@ def make_loader(
     # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
     own = torch.Generator().manual_seed(generator.initial_seed() if generator is not None else 0)
     kind = SeededLoader if held_generators(subset, collate_fn) else DataLoader
-    # mypy: a map-style data set has a length.
+    # For mypy: a map-style data set has a length.
     sampler: Any = SequentialSampler(subset) if generator is None else _Shuffled(len(subset), generator)  # type: ignore[arg-type]
     return kind(
         subset,
@@ -198,7 +198,7 @@ def preload(
 
 _KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Generator)
 #: The global generators, which are seeded anyway.
-# Of types: the stubs declare no private generators.
+# For mypy: the stubs declare no private generators.
 _GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)  # type: ignore[attr-defined]
 #: Types that are not searched: data, and objects that refer to everything.
 _CLOSED = (str, bytes, int, float, Tensor, np.ndarray, type, L.Trainer, L.LightningModule, L.LightningDataModule)

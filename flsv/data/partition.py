@@ -44,10 +44,10 @@ class Partitioner(ValidatedArguments, ABC):
     num_clients: int
 
     needs_classes: bool = True
-    """Whether :meth:`partition` uses the labels. If not, data without classes are accepted, whose labels are all 0."""
+    """True if :meth:`partition` uses the labels. If not, data without classes are accepted, whose labels are all 0."""
 
     keeps_groups: bool = False
-    """Whether every natural group goes to one client as a whole; clients are then named after their groups."""
+    """True if every natural group goes to one client as a whole; clients are then named after their groups."""
 
     first_client: int = 0
     """Number, in the federation, of the first client that gets samples."""
@@ -217,7 +217,7 @@ class GroupPartitioner(Partitioner):
     keeps_groups = True
 
     def __init__(self, num_clients: Clients | None = None, seed: int | None = None) -> None:
-        self.num_clients = num_clients  # type: ignore[assignment]  # unknown until the groups are seen
+        self.num_clients = num_clients  # type: ignore[assignment]  # unknown until groups are read
         self.seed = seed
 
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:

@@ -64,7 +64,7 @@ class Splits:
 
     @cached_property
     def detector(self) -> FedBary | None:
-        """The method that flags the samples to leave out; None to leave out none."""
+        """Method that flags the samples to leave out; None to leave out none."""
         return FedBary() if self.drop_flagged is True else self.drop_flagged or None
 
 

@@ -249,7 +249,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "plot" in vars(cls):
-            cls.plot = shows(cls.plot)  # type: ignore[method-assign]  # wraps the class's own method
+            cls.plot = shows(cls.plot)  # type: ignore[method-assign]  # wrapped on purpose
 
     def guide(self) -> Guide:
         """Return a guide to reading the values: their unit, sign, needs and cost."""

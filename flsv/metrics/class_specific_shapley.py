@@ -132,7 +132,7 @@ class ClassSpecificShapley(ContributionMetric):
             )
 
     @property
-    def unit(self) -> str:  # type: ignore[override]  # a property for an attribute
+    def unit(self) -> str:  # type: ignore[override]  # depends on the options
         """Unit of a value."""
         return "cosine with the aggregate" + ("; over all classes, times samples" if self._weighs else "")
 

@@ -91,11 +91,11 @@ class WithIntervals(Metric):
         if self.over_rounds is None:
             return None
         if value is None:
-            value = self.per_client(self.compute())  # type: ignore[operator]  # nn.Module.__getattr__ hides its type
+            value = self.per_client(self.compute())  # type: ignore[operator]  # ContributionMetric has it
         variance, freedom = self._variance()
         half = half_width(variance * self._squares(), freedom, level).to(value)
         half = half.view(-1, len(value)).sum(0)  # of several parts, see over_rounds
-        error = self.diagnostics().get("stderr")  # type: ignore[operator]  # nn.Module.__getattr__ hides its type
+        error = self.diagnostics().get("stderr")  # type: ignore[operator]  # likewise
         if error is not None and error.shape == half.shape:
             # An exact estimate's error is 0, whatever the spread of the rounds.
             quantile = t_quantile(level, self.error_freedom()).to(half)

@@ -94,7 +94,7 @@ class WassersteinContribution(ContributionMetric):
             support,
             iterations,
             label_weight=label_weight,
-            covariance=covariance,  # type: ignore[arg-type]  # a Literal there, and checked
+            covariance=covariance,  # type: ignore[arg-type]  # FedBary checks the name
             allow_reconstruction=allow_reconstruction,
             **(options or {}),
         )

@@ -1,4 +1,4 @@
-"""The papers' small networks, and any timm or torchvision network by name.
+"""Small networks of the papers, and any timm or torchvision network by name.
 
 Every classifier takes ``num_classes`` and ``input_shape`` (one sample's shape, without the batch), returns logits
 ``[B, num_classes]``, and has its head as its last ``nn.Linear``. :class:`RegressorClient` and :class:`CharacterModel`

@@ -1,4 +1,4 @@
-"""The ready-made client, a LightningModule around any classifier that YAML configures, and its base class.
+"""Ready-made client, a LightningModule around any classifier that YAML configures, and its base class.
 
 Nothing in it is federated: it is an ordinary module that also trains alone, and the federated loop treats it as it
 treats a user's own.

@@ -1,4 +1,4 @@
-"""The papers' convolutional networks: convolutions with 2x2 max-pooling, then fully connected layers; and a ResNet."""
+"""Convolutional networks of the papers: convolutions with 2x2 max-pooling, then linear layers; and a ResNet."""
 
 from __future__ import annotations
 

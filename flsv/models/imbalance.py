@@ -163,7 +163,7 @@ class EpochScores(ClassScores):
         self.add_state("loss", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("weight", torch.tensor(0.0), dist_reduce_fx="sum")
 
-    # mypy: torchmetrics' update takes anything.
+    # For mypy: torchmetrics' update takes anything.
     def update(self, logits: Tensor, y: Tensor, loss: Tensor, weight: Tensor | float) -> None:  # type: ignore[override]
         """Count a batch.
 

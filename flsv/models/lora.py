@@ -74,7 +74,7 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
     if targets == "all-linear" and not hasattr(network, "get_output_embeddings"):
         targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
     try:
-        # mypy: options are of any type.
+        # For mypy: options are of any type.
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **kwargs)  # type: ignore[arg-type]
         with warnings.catch_warnings():  # peft corrects by itself which weights are transposed
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")

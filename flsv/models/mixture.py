@@ -44,7 +44,7 @@ class Mixture(nn.Module):
 
     @property
     def weights(self) -> Tensor:
-        """The mixture weights pi ``[K]``, which sum to 1."""
+        """Mixture weights pi ``[K]``, which sum to 1."""
         return self.responsibility / self.responsibility.sum()
 
     def joint(self, x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import utility_of
-from flsv.games.copy_module import copy_module
+from flsv.games.copy_module import copy_module, deepcopy_with_closures
 from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
@@ -157,7 +157,8 @@ class Spare:
         if isinstance(strategy, FederatedStrategy):  # each rank trains its coalitions by itself
             parts = copy.deepcopy((strategy.accelerator, strategy.precision_plugin))
             instead[id(strategy)] = SingleDeviceStrategy(strategy.root_device, parts[0], precision_plugin=parts[1])
-        self._trainer = copy.deepcopy(trainer, instead | _counterparts(module, self._module))
+        pairs = _counterparts(module, self._module)
+        self._trainer = deepcopy_with_closures(trainer, callbacks_of(trainer), {*pairs}, instead | pairs)
         callbacks: list[L.Callback] = callbacks_of(self._trainer)
         callbacks[:] = [each for each in callbacks if each is not left_out]
 
@@ -166,7 +167,8 @@ class Spare:
         module = copy_module(self._module)
         data: Any = self._trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
         same = {id(each): each for each in (data, *self._trainer.loggers)}
-        return copy.deepcopy(self._trainer, same | _counterparts(self._module, module)), module
+        pairs, callbacks = _counterparts(self._module, module), callbacks_of(self._trainer)
+        return deepcopy_with_closures(self._trainer, callbacks, {*pairs}, same | pairs), module
 
 
 def _counterparts(module: L.LightningModule, copy_of_it: L.LightningModule) -> dict[int, Any]:

@@ -205,7 +205,7 @@ class FitCase(Case):
 
     @cached_property
     def uninterrupted(self) -> Fit:
-        """The fit with which others are compared."""
+        """Uninterrupted fit, with which others are compared."""
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
     def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:

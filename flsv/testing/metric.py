@@ -45,12 +45,12 @@ class MetricCase(fits.FitCase):
 
     @property
     def sees_clients(self) -> bool:  # type: ignore[override]  # depends on the metric
-        """Whether it asks clients, or reads their reports."""
+        """True if the metric asks clients, or reads their reports."""
         return self.in_a_loop and bool({"clients", *self.given} & self.fields.keys())
 
     @property
     def in_a_loop(self) -> bool:  # type: ignore[override]  # likewise
-        """Whether a loop can update it; other metrics are updated outside of a loop."""
+        """True if a loop can update it; other metrics are updated outside of a loop."""
         reported = {name for part in self.loop.values() for name in getattr(part, "reports", ())}
         return isinstance(self.part, ContributionMetric) and self.given.keys() <= reported
 
@@ -88,7 +88,7 @@ class MetricCase(fits.FitCase):
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """All results of the metric after all rounds."""
+        """Results of the metric after all rounds."""
         return all_of(self.fed())
 
 

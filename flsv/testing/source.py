@@ -54,7 +54,7 @@ class SourceCase(Case):
 
     @cached_property
     def opened(self) -> Any:
-        """The training samples, opened once."""
+        """Training samples of the example, opened once."""
         return self.open()
 
 

@@ -1,4 +1,4 @@
-"""The questions that a valuation by optimal transport asks clients; only these functions read samples.
+"""Questions that a valuation by optimal transport asks clients; only these functions read samples.
 
 Each function's first argument is one client's data, and the server receives exactly its return value: counts,
 interpolants and distances, and of the per-sample values their number above a threshold and a histogram.

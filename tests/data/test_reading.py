@@ -186,12 +186,12 @@ def test_abbreviations_are_named_with_their_tables(tmp_path):
         return frame.assign(sex=frame["sex"].map({"f": "Female", "m": "M"}))
 
     _, said, _ = told(in_files(tmp_path, words), exclude=["came", "left"])
-    alike = [line for line in said.splitlines() if "which are one to a person" in line]
+    alike = [line for line in said.splitlines() if "which look like one name" in line]
     assert "'Female' (" in alike[0]
     assert "Lyon.csv), 'f' (" in alike[0]
     assert len(alike) == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_spelling(["A", "AB", "B", "0", "no", "normal", "never"], "blood", refuse=False)
-    with pytest.warns(UserWarning, match="'negative', 'neg', which are one"):
+    with pytest.warns(UserWarning, match="'negative', 'neg', which look like one"):
         check_spelling(["neg", "negative", "positive"], "The classes")

@@ -293,6 +293,6 @@ def test_what_has_splits_of_its_own_is_dealt_as_a_whole():
 
 def test_what_is_printed_of_data():
     data = FederatedDataModule("digits")
-    assert repr(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=5)): not read yet, setup() does it"
+    assert repr(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=5)): not read yet, call setup()"
     data.setup("fit")
     assert str(data).endswith("IIDPartitioner(num_clients=5)): 5 clients with 1,293 training samples of 10 classes")

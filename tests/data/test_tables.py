@@ -136,22 +136,22 @@ def test_classes_that_two_clients_write_otherwise_are_refused(words):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which are one to a person"),
-        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which are one to a person"),
+        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which look like one name"),
+        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which look like one name"),
     ],
 )
 def test_labels_that_differ_in_spelling_only_are_refused(labels, message):
     with pytest.raises(ConfigurationError, match=message):
         ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), labels="ill")
-    with pytest.raises(ConfigurationError, match="which are one to a person"):
+    with pytest.raises(ConfigurationError, match="which look like one name"):
         ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})
 
 
 def test_spellings_of_a_client_and_of_a_category_are_warned_of():
     frame = Frame(ward=["Boston", "boston "] * 20, sex=["f", "m", "F", "M"] * 10, ill=[0, 1] * 20)
     with (
-        pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', which are one"),
-        pytest.warns(UserWarning, match="'sex' has 'F', 'f', which are one"),
+        pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', which look like one"),
+        pytest.warns(UserWarning, match="'sex' has 'F', 'f', which look like one"),
     ):
         ready(frame, labels="ill", groups="ward")
 

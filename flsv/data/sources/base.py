@@ -49,7 +49,7 @@ class ColumnCard:
 
     @property
     def became(self) -> str:
-        """The result of encoding, in words, such as ``"3 categories"``."""
+        """Result of encoding, in words, such as ``"3 categories"``."""
         if self.categories is not None:
             return f"{len(self.categories)} categories"
         return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)

@@ -284,7 +284,7 @@ def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Serie
         remedy: dict[str, Any] = {"categorical": [name]}
         if numbers.nunique() > FEW or (numbers % 1 > 0).any():  # measured numbers are no categories
             of_others = isinstance(columns.gaps, list) or len(words) > FEW
-            # mypy: gaps are no list here.
+            # For mypy: gaps are no list here.
             marks = [*(columns.gaps or {}).get(name, ()), *words] if not of_others else []  # type: ignore[union-attr]
             remedy = {"gaps": {name: marks}} if marks else {"exclude": [name]}
         where = f"{table.where(wrong[0])}: {str(values[wrong[0]])!r} in {name!r}"

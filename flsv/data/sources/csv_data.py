@@ -58,10 +58,10 @@ class CSVData(L.LightningDataModule):
     """
 
     pooled_inputs = False
-    """Whether samples depend on statistics of all training rows, such as means, which a single site cannot compute."""
+    """True if samples depend on statistics of all training rows, such as means, which a single site cannot compute."""
 
     delimiter = ","
-    """The character between values."""
+    """Character between values."""
 
     def __init__(
         self,

@@ -117,7 +117,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         # The usual way to hold out validation samples of the same data set: they must stay held out.
         indices = torch.as_tensor(sampler.indices, dtype=torch.long)
     elif not isinstance(sampler, SequentialSampler) and not (
-        # mypy: a map-style data set has a length.
+        # For mypy: a map-style data set has a length.
         isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     ):
         kind = type(sampler).__name__
@@ -246,7 +246,7 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
         part = _open(_place(given, reading, whole) if isinstance(given, str | Path) else given, reading)
         if isinstance(part, SourceData) and not whole:
             raise ConfigurationError(f"{given} has splits of its own, and is dealt as a whole: source.")
-        # mypy: a map-style data set has a length.
+        # For mypy: a map-style data set has a length.
         if len(part.train if isinstance(part, SourceData) else part) == 0:  # type: ignore[arg-type]
             raise ConfigurationError("there are no samples.")
         return part
@@ -308,7 +308,7 @@ def open_source(
         return _own_source(clients, held_out, reading, clients=True)
     if isinstance(source, L.LightningDataModule):
         if any(each is not None for each in held_out.values()):
-            raise ConfigurationError(f"val and test: a {type(source).__name__} has its own. Say it there.")
+            raise ConfigurationError(f"val and test: a {type(source).__name__} has its own. Give them there.")
         return module_source(source)
     place = find_place(source, reading.files.root) if isinstance(source, str) and not known_as(source) else None
     if place is not None and place.is_dir() and not _is_one(place) and (found := folder_by_client(place, _is_one)):
@@ -363,10 +363,10 @@ def _own_source(
         )
     if True in kinds:
         label = reading.table_label(next(iter(parts.values())))  # type: ignore[arg-type]  # all are tables
-        # mypy: all are tables.
+        # For mypy: all are tables.
         return tables_source(parts, held, label, reading.group, reading.columns, clients)  # type: ignore[arg-type]
     sets, rest, classes = one_numbering(parts, held)  # type: ignore[arg-type]  # none is a table
-    # mypy: base is no table.
+    # For mypy: base is no table.
     found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)  # type: ignore[arg-type]
     if clients:
         sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]  # map-style: has a length

@@ -49,7 +49,7 @@ class Table:
 
     @property
     def parts(self) -> Sequence[Table]:
-        """The tables that are concatenated here, or this one alone."""
+        """Tables that are concatenated here, or this one alone."""
         return self.together or (self,)
 
     def places(self, rows: Sequence[int]) -> str:

@@ -84,7 +84,7 @@ def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
     if numbers is not None and others is not None:
         raise ConfigurationError(f"{about} has numbers in {numbers} and words in {others}: write the classes alike.")
     values = words_of(table.column(name, argument))
-    # mypy: all are numbers or all are words.
+    # For mypy: all are numbers or all are words.
     names = tuple(map(str, sorted(natural_order(values.unique().tolist()))))  # type: ignore[type-var]
     if len(names) < 2 or len(names) > max(2, len(values) // 2):
         raise ConfigurationError(

@@ -124,7 +124,7 @@ class Decay(Sum):
         return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
 
     @property
-    def unit(self) -> str:  # type: ignore[override]  # a property for an attribute
+    def unit(self) -> str:  # type: ignore[override]  # depends on the options
         """Unit of the value; the placeholder is the unit of a round's."""
         return "decayed sum of shares of the rounds' gains" if self.normalize else "{}, decayed sum over rounds"
 

@@ -63,7 +63,7 @@ class MeasuredMetric(ContributionMetric):
         return self.per_class or getattr(self.measured_by, "by_class", False)
 
     @property
-    def unit(self) -> str:  # type: ignore[override]  # a property for an attribute
+    def unit(self) -> str:  # type: ignore[override]  # depends on the performance
         """Unit of a game's value."""
         if self.per_class:
             return "gain in a class's accuracy"
@@ -185,30 +185,31 @@ class CoalitionValue(MeasuredMetric):
             apart = {"kwargs", *chosen, *(parameter.name for parameter in own)}
             *_, kwargs_ = theirs = list(inspect.signature(CoalitionValue.__init__).parameters.values())[1:]
             left = [p.replace(kind=p.KEYWORD_ONLY) for p in theirs if p.name not in apart]
-            cls.__signature__ = inspect.Signature([*own, *left, kwargs_])  # type: ignore[attr-defined]  # inspect.signature reads it
+            # For mypy: inspect reads this attribute.
+            cls.__signature__ = inspect.Signature([*own, *left, kwargs_])  # type: ignore[attr-defined]
 
     @property
-    def over_rounds(self) -> OverRounds:  # type: ignore[override]  # a property for an attribute
+    def over_rounds(self) -> OverRounds:  # type: ignore[override]  # depends on the fold
         """That of the fold."""
         return self.fold.over_rounds
 
     @property
-    def sign(self) -> str:  # type: ignore[override]  # a property for an attribute
+    def sign(self) -> str:  # type: ignore[override]  # likewise
         """That of the fold."""
         return self.fold.sign
 
     @property
-    def prior(self) -> float | None:  # type: ignore[override]  # a property for an attribute
+    def prior(self) -> float | None:  # type: ignore[override]  # likewise
         """Value that samplers, aggregators and personalizers assume for a client never seen."""
         return self.fold.prior(self.num_clients)
 
     @property
-    def plot_lower_bound(self) -> float | None:  # type: ignore[override]  # a property for an attribute
+    def plot_lower_bound(self) -> float | None:  # type: ignore[override]  # likewise
         """The least possible value."""
         return self.fold.limits[0]
 
     @property
-    def plot_upper_bound(self) -> float | None:  # type: ignore[override]  # a property for an attribute
+    def plot_upper_bound(self) -> float | None:  # type: ignore[override]  # likewise
         """The largest possible value."""
         return self.fold.limits[1]
 
@@ -223,7 +224,7 @@ class CoalitionValue(MeasuredMetric):
         return fields if self.weighting in _OF_THE_AGGREGATION else {**fields, "aggregation_weights": None}
 
     @property
-    def unit(self) -> str:  # type: ignore[override]  # a property for an attribute
+    def unit(self) -> str:  # type: ignore[override]  # depends on the fold
         """Unit of a value."""
         return self.fold.unit.format(super().unit)
 
