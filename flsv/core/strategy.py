@@ -62,6 +62,9 @@ class FederationInfo:
     filters: Sequence[Any] = ()
 
 
+Federation = FederationInfo  # the name before 1.1
+
+
 class Component(ValidatedArguments, ABC):
     """Base class of the parts of a federation: learns the federation's sizes, has a state, and describes itself."""
 

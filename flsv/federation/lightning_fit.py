@@ -322,7 +322,7 @@ class LightningFit:
                 exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
                 self.discard(f"{type(exception).__name__} {self.place()}")
             self.average.restore(module)
-        finally:  # the folder's lock, too, whatever state the module is in
+        finally:  # release the folder's lock, too, even if restoring the module failed
             self.close(failed=True)
         if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
             self.reports.stopped()

@@ -356,8 +356,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def copies(self) -> list[list[int]]:
-        """Return groups of clients that send copies of one another's updates; a single client sent the server's last
-        step back."""
+        """Return groups of clients that send copies of one another's updates, or, alone, of the server's last step."""
         return copies_in(self.events)
 
     @property

@@ -143,7 +143,7 @@ class RunReports:
         return [*sinks, Trackers(others, per_class, *names)] if others else sinks
 
     def write(self, round: Round) -> None:
-        """Hand the result of a round that is over to the sinks."""
+        """Write the result of a round."""
         state, federation = self._state, self._federation
         assert state.weights is not None
         result = self.results.round_result(
@@ -186,7 +186,7 @@ class RunReports:
             self._state.start = initial_scores(self._trainer, self._federation)
 
     def finish(self) -> None:
-        """Hand the result of the whole run to the sinks."""
+        """Write the run's final result."""
         result = self._result(learning_record(self._trainer, self._federation) if self._learning_is_told else {})
         for sink in self.sinks:
             sink.finish(result)

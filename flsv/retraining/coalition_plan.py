@@ -172,17 +172,18 @@ class CoalitionPlan:
         return config
 
     def _give_up(self, num_clients: int, why: str) -> None:
-        """Go over to fits after the run, in the midst of it."""
+        """Train the coalitions by fits after the run from now on, although the run had begun with rows."""
         self.why = why
         for metric in self._metrics.values():
             metric.await_training(after_the_run=True)
         rank_zero_warn(f"flsv: {self._in_words(num_clients)}. Until here they were rows of one batched model.")
 
     def as_rows(self, config: FederationConfig, give_up: Callable[[str], None] | None = None) -> FederationConfig:
-        """The configuration in which clients train coalitions' models beside their own."""
+        """Return the configuration in which clients train coalitions' models beside their own."""
         if not self._metrics:
             return config
-        self._rows = ShadowTraining(self._coalitions, config.client_algorithm, give_up)  # type: ignore[arg-type]
+        algorithm: Any = config.client_algorithm  # the class is declared higher up than the configuration
+        self._rows = ShadowTraining(self._coalitions, algorithm, give_up)
         if self._loaded is not None:
             self._rows.load_state_dict(self._loaded)
         return replace(config, client_algorithm=self._rows)

@@ -1,4 +1,4 @@
-"""retrain: values clients by training the federation again with some of them, as ``flsv retrain`` does in a shell."""
+"""retrain: values clients by retraining the federation with some of them, as ``flsv retrain`` does in a shell."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
-from flsv.functional.shapley.game import Utility
 from flsv.games.members import Members
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.report.shares import RANKING_ONLY
-from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, loop_of
+from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, find_loop
 from flsv.retraining.whole_fits import Spare, all_take_part, coalition_loop
 from flsv.sampling import FixedCohort
 from flsv.utilities.csv_files import NAN
@@ -31,7 +30,7 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_def
 
 
 class _OfSpare(RetrainedUtility):
-    """Trains by copies of a Trainer and a module that have not been fitted."""
+    """Utility of coalitions trained by copies of a Trainer and a module that have not been fitted."""
 
     def __init__(self, spare: Spare, seed: int, module: L.LightningModule, data: FederatedDataModule, by: Any):
         self._spare, self._seed = spare, seed
@@ -42,8 +41,9 @@ class _OfSpare(RetrainedUtility):
 
     def _pair(self, cohort: FixedCohort) -> tuple[L.Trainer, L.LightningModule]:
         trainer, module = self._spare.made()
-        loop = loop_of(trainer)
-        trainer.callbacks = [coalition_loop(c, cohort, self._seed) if c is loop else c for c in trainer.callbacks]  # type: ignore[attr-defined]
+        loop = find_loop(trainer)
+        own = callbacks_of(trainer)
+        own[:] = [coalition_loop(c, cohort, self._seed) if c is loop else c for c in own]
         return trainer, module
 
 
@@ -59,29 +59,30 @@ def retrain(
     seeds: Count = 3,
     judges: Judges = "server",
 ) -> DataFrame:
-    """Train a federation with some of its clients only, again and again, and value them by what comes of it.
+    """Value clients by training the federation again and again with some of them only.
 
     The trainer, the module and the data are those of a fit that has not begun; none of them is changed. Where the
     module allows it, coalitions are trained side by side, else one after the other, each by a copy of the trainer.
 
     Args:
-        trainer: with a :class:`flsv.FederatedLoop` among its callbacks.
-        module: or what makes it. It is made anew under each seed, so that its weights are, as ``flsv retrain`` does; a
-            module that is given starts from the same weights under all seeds, which hides most of what chance does.
-        data: of the federation, with a validation set for the server, or held-out samples at the clients.
+        trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
+        module: the module, or a factory that makes it. A factory is called under each seed, so that the initial weights
+            are drawn anew, as ``flsv retrain`` does; a module starts from the same weights under all seeds, which hides
+            most of the variation by chance.
+        data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
         which: the coalitions, see :func:`flsv.functional.few_coalitions`. Where they cannot be trained side by side,
             ``"auto"`` is ``"both"``: each alone, all but one, and all.
-        metric: what a model is worth, see :class:`flsv.games.RetrainedUtility`.
-        mode: whether less or more of a logged value is better.
+        metric: the performance of a model, see :class:`flsv.games.RetrainedUtility`.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         judges: on whose samples models are scored, see :class:`flsv.metrics.ShadowShapley`.
-        seeds: trainings of every coalition. The first seed is the loop's, or ``seed_everything``'s.
+        seeds: number of trainings of every coalition. The first seed is the loop's, or ``seed_everything``'s.
 
     Returns:
         A row per client: ``client``, ``client_name``, ``value`` in the metric's unit, ``low`` and ``high``, the ends of
         its 90 % interval, and ``share``, NaN where the coalitions only rank.
 
     Raises:
-        ConfigurationError: a trainer that has been fitted, or has no loop; whatever the federation refuses.
+        ConfigurationError: the trainer has been fitted, or has no loop; the federation refuses an argument.
 
     Example:
         >>> import tempfile
@@ -98,25 +99,25 @@ def retrain(
         ['0', '1']
     """
     _check(trainer)
-    first = seed_or_default(loop_of(trainer).seed)
+    first = seed_or_default(find_loop(trainer).seed)
     data.prepare_data()
     data.setup("fit")
     masks = few_coalitions(data.num_clients, which)
     together, utilities = True, list[Tensor]()
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
     given = module if isinstance(module, L.LightningModule) else None
-    if line := all_take_part(loop_of(trainer)):
+    if line := all_take_part(find_loop(trainer)):
         rank_zero_info(f"flsv: {line}")
     if given is not None and seeds > 1:
         rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
     for seed in range(first, first + seeds):
         with _seeded(seed):
-            own = module() if given is None else given  # type: ignore[operator]
-            utility: Utility = _OfSpare(Spare(trainer, own), seed, own, data, measure)
+            own = module() if given is None else given  # type: ignore[operator]  # else it is a factory
+            utility = _OfSpare(Spare(trainer, own), seed, own, data, measure)
             found = None
             if together:
                 try:
-                    found = SideBySideUtility(utility, seed, compare=not utilities)(masks)  # type: ignore[arg-type]
+                    found = SideBySideUtility(utility, seed, compare=not utilities)(masks)
                 except NotSideBySide as error:
                     together = False
                     if which == "auto" and not utilities:
@@ -145,7 +146,7 @@ def _check(trainer: L.Trainer) -> None:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Within it as after ``seed_everything``; then random numbers go on as before."""
+    """Seed all generators within this context as ``seed_everything`` does; then restore the random state."""
     before, held = global_rngs(), {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
     L.seed_everything(seed, verbose=False)
     try:

@@ -1,12 +1,12 @@
-"""ShadowTraining: while the federation trains, every client also trains the models of the coalitions that it is in.
+"""ShadowTraining: every client also trains the models of its coalitions while the federation trains.
 
-What a client is worth is the Shapley value of the game in which every coalition of clients is a federation of its own.
-:mod:`flsv.games.retrained_utility` trains these after the run; here they are trained with it. In a round, the server
-sends a client the models of its coalitions; the client trains them on the very batches of its own training, as rows of
-one batched model; at the server, each coalition has an aggregator, filters and metrics of its own, for those of its
-members that take part. So each comes to the model that a run of this coalition alone comes to, with the same seed, to
-rounding.
-Nobody's model is the initial one, and everybody's is the federation's own: these two are not trained.
+The models give each client's Shapley value in the game in which every coalition of clients is a federation of its own.
+:mod:`flsv.games.retrained_utility` trains these federations after the run, this module during it. In a round, the
+server sends a client the models of its coalitions; the client trains them on the same batches as its own model, as rows
+of one batched model. At the server, each coalition has an aggregator, filters and metrics of its own, for those of its
+members that take part. Up to rounding, the model of each coalition equals that of a run of this coalition alone with
+the same seed. The empty coalition's model is the initial one and the full coalition's is the federation's own: these
+two are not trained.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ MOST_BYTES = 2**32
 
 
 def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalitions) -> str | None:
-    """Say before the first round why coalitions' models, trained as rows beside the clients' own, would not be those of
-    runs of the coalitions, and what to do; None: they would.
+    """Check before the first round whether coalitions trained as rows get the same models as in runs of their own.
 
-    What can be seen is looked at first; then a copy of the module trains a few batches of a client in both ways, where
-    the clients' data are. Nothing is changed by it.
+    The settings are checked first; then a copy of the module trains a few batches of a client in both ways, where the
+    clients' data are in this process. The trainer and the module are not changed.
 
     Args:
-        trainer: in ``on_train_start``: its optimizers are set up, its data dealt.
-        config: what the federation is put together from.
-        coalitions: that are trained.
+        trainer: the trainer in ``on_train_start``, with its optimizers set up and its data assigned to clients.
+        config: the federation's parts.
+        coalitions: the coalitions to train.
+
+    Returns:
+        Why they would get other models, and what to do; None if they get the same.
     """
     module = trainer.lightning_module
     if why := unlike_alone(config, config.client_algorithm, losses=False):
@@ -57,10 +59,10 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalit
         return why
     if why := not_by_rounds(trainer):
         return f"{why}. Take a schedule that steps by rounds or batches"
-    space, data = shared_space(module, config)[0], trainer.datamodule  # type: ignore[attr-defined]
+    space, data = shared_space(module, config)[0], trainer.datamodule  # type: ignore[attr-defined]  # undeclared
     if why := _too_large(coalition_masks(coalitions, data.num_clients), space):
         return why
-    if callable(config.engine):  # the data are elsewhere: every site sees it in its first steps
+    if callable(config.engine):  # the data are elsewhere: every site checks its first steps
         return None
     return why_not_rows(trainer, space, config.seed or 0, draws=("torch",))
 
@@ -78,23 +80,24 @@ def _too_large(masks: Tensor, space: ParameterSpace) -> str | None:
 
 
 class ShadowTraining(ClientAlgorithm):
-    """What clients and server do for :class:`flsv.metrics.ShadowShapley` where rows are the same as runs, see
-    :class:`flsv.retraining.coalition_plan.CoalitionPlan`.
+    """Client algorithm that trains coalitions as rows for :class:`flsv.metrics.ShadowShapley`.
 
-    Down go the models of a client's coalitions, beside the global one. Up come these models, each behind a number: 1,
-    or 0 where it is not finite, so that the client counts as absent from that coalition in this round.
+    :class:`flsv.retraining.coalition_plan.CoalitionPlan` uses it where rows get the same models as runs. The server
+    sends the models of a client's coalitions beside the global one. The client reports these models after training,
+    each behind a number: 1, or 0 where the model is not finite, so that the client counts as absent from that coalition
+    in this round.
 
     Args:
-        coalitions: see the metric.
-        algorithm: what clients do differently, in every coalition alike: it changes gradients entry by entry, as
-            :class:`flsv.training.algorithms.FedProx`; None: nothing.
-        give_up: called with the reason where rows turn out not to be the same as runs, in the midst of training; from
-            then on no models are trained. None: that is an error.
+        coalitions: the coalitions to train, as for the metric.
+        algorithm: the clients' own algorithm, which all coalitions use; it must change gradients entry by entry, as
+            :class:`flsv.training.algorithms.FedProx`; None: there is none.
+        give_up: called with the reason if rows turn out during training not to be the same as runs; from then on no
+            coalitions are trained. None: that is an error.
 
     Raises:
-        ConfigurationError: without ``give_up``, in the first client's first step, a module that cannot be batched; at
-            its end, a coalition's model that differs from the client's own where they have to be the same; weights that
-            change between rounds.
+        ConfigurationError: without ``give_up``: in the first client's first step, the module cannot be batched; at the
+            end of a turn, a coalition's model differs from the client's own although they must be equal; weights have
+            changed between rounds.
     """
 
     sends = (ROWS,)
@@ -118,8 +121,8 @@ class ShadowTraining(ClientAlgorithm):
         return {**vars(self), "_visit": None, "_left": None, "_clients": (), "_give_up": None}
 
     @property
-    def changes_steps(self) -> bool:  # type: ignore[override]
-        """Whether clients take other steps than without it."""
+    def changes_steps(self) -> bool:  # type: ignore[override]  # a property for an attribute
+        """Return whether clients take other steps than without the algorithm."""
         return self.algorithm is not None
 
     # ---- at the server
@@ -178,7 +181,7 @@ class ShadowTraining(ClientAlgorithm):
         for client, models in sent.items():
             present[self._places[client], client] = models[:, 0].bool().cpu()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a coalition: the run's own server says it of the run
+            warnings.simplefilter("ignore")  # a coalition's: the run's own server warns of the run
             self._servers.begin_round(present, rows, round.round_index)
             for update in self._updates:
                 client = update.client_id
@@ -237,7 +240,7 @@ class ShadowTraining(ClientAlgorithm):
 
 
 def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoalitions:
-    """The models ``[P]`` of nobody and of everybody."""
+    """Return the models ``[P]`` of the empty and the full coalition of n clients as trained coalitions."""
 
     def build(index: int, out: Tensor) -> None:
         out.copy_(everybody if index else nobody)
@@ -246,6 +249,6 @@ def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoali
 
 
 def _trained(masks: Tensor) -> Tensor:
-    """Without nobody and everybody."""
+    """Return the coalitions without the empty and the full one, bool ``[K', n]``."""
     sizes = masks.sum(1)
     return masks[(sizes > 0) & (sizes < masks.shape[1])]

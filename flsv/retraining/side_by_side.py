@@ -1,11 +1,11 @@
-"""Trains the federations of many coalitions side by side.
+"""SideBySideUtility: trains the federations of many coalitions side by side.
 
-A client sees the same batches in every coalition: what it sees depends on the seed, the round and the client only. So
-the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
-(:mod:`flsv.training.rows.kernel`). To rounding it is what :class:`flsv.games.RetrainedUtility` comes to, which
-trains them one after the other; for small models all coalitions of six clients take about as long as two fits.
+A client has the same batches in every coalition, since they depend on the seed, the round and the client only. So the
+models of all coalitions of a client are trained on its batches at once, as rows of one batched model
+(:mod:`flsv.training.rows.kernel`). Up to rounding the models equal those of :class:`flsv.games.RetrainedUtility`, which
+trains one coalition after the other; for small models all coalitions of six clients take about as long as two fits.
 
-The servers' part is in :mod:`flsv.retraining.coalition_servers`.
+:mod:`flsv.retraining.coalition_servers` has the servers of the coalitions.
 """
 
 from __future__ import annotations
@@ -46,35 +46,36 @@ from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
-#: How far the models may be apart relative to how far they went where every step rounds, and in the tolerances of one
-#: model otherwise; and in terms of how far rounding puts them apart.
+#: How far two models may be apart: relative to the distance that they have moved, at most; as a multiple of one model's
+#: tolerance; and as a multiple of the distance that rounding puts between them.
 TOLERANCE, TOLERANCES, FACTOR = 0.01, 10.0, 3.0
-#: All, nobody, and all from an initial model that is changed by so much, to see how far rounding grows.
+#: Checked coalitions: the full one, the empty one, and the full one from an initial model that is changed by the share
+#: NUDGE, to measure how rounding grows.
 CHECKED, NUDGE = (True, False, True), 1e-6
-#: Bytes of the models that are trained at once, with their gradients, and how many there must be to be worth it.
+#: Bytes of the models that are trained at once, with their gradients; and the least number of models to do so.
 BYTES, LEAST = 2**30, 8
-#: Of each model: itself, before the round and after it, its gradient and what an optimizer keeps.
+#: Copies per model: before the round, in training, after the round, its gradient and the optimizer's state.
 COPIES = 6
 
 
 class NotSideBySide(ConfigurationError):
-    """Coalitions cannot be trained side by side, and why."""
+    """Error: coalitions cannot be trained side by side; the text says why."""
 
 
 class SideBySideUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]``: as :class:`flsv.games.RetrainedUtility`, all
-    coalitions at once, or each rank's share of them.
+    """Utility of coalitions, ``utility(masks: bool [K, n]) -> float64 [K]``, from training them all at once.
 
-    The coalition of all clients is trained in both ways. Where they come to different models, it is refused.
+    It is the utility of :class:`flsv.games.RetrainedUtility`; each rank trains its share of the coalitions. The full
+    coalition is trained in both ways, and an error is raised if the two models differ.
 
     Args:
-        alone: the same game, one coalition after the other; it trains the coalition of all, and has the ranks.
-        seed: of the run.
-        compare: whether to train the coalition of all in both ways; otherwise only side by side.
+        alone: the same game, trained one coalition after the other; it trains the full coalition, and has the ranks.
+        seed: the run's seed.
+        compare: whether to train the full coalition in both ways; otherwise only side by side.
 
     Raises:
-        NotSideBySide: when it is asked: the federation, the module or its optimizer does something that training side
-            by side does not, and what.
+        NotSideBySide: when it is called, the federation, the module or its optimizer does something that training side
+            by side does not; the text says what.
     """
 
     def __init__(self, alone: RetrainedUtility, seed: int, compare: bool = True) -> None:
@@ -85,12 +86,12 @@ class SideBySideUtility:
         found: Tensor | NotSideBySide
         try:
             found = self._play(masks)
-        except Exception as error:  # somebody's training_step on tensors with one more dimension
+        except Exception as error:  # any error of a training_step on tensors with one more dimension
             named = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
             found = NotSideBySide(f"{named}{error}")
             found.__cause__ = error
         parts = self._alone.ranks.all_gather(found, "coalitions side by side")
-        for part in parts:  # what goes wrong at one rank is a reason for all
+        for part in parts:  # an error at one rank is raised at all
             if isinstance(part, NotSideBySide):
                 raise part
         utilities = torch.empty(len(masks), *parts[0].shape[1:], dtype=parts[0].dtype)
@@ -106,21 +107,21 @@ class SideBySideUtility:
         return utility_of(trained.scores, self._alone.metric)
 
     def _train(self, masks: Tensor) -> CoalitionTraining:
-        """This rank's share of the coalitions; the empty one, where there are fewer than ranks."""
+        """Train this rank's share of the coalitions; the empty coalition, where there are fewer than ranks."""
         ranks = self._alone.ranks
         own = masks[ranks.rank :: ranks.size]
         masks = own if len(own) else masks[:1].new_zeros(1, self.num_players)
         alone, everybody = self._alone, range(self.num_players)
         trainer = alone.trainer(FixedCohort(everybody))
-        loop = loop_of(trainer)
+        loop = find_loop(trainer)
         if why := _why_not(loop.config):  # before anything is trained
             raise ConfigurationError(f"{why}.")
         if self._compare:
             alone(torch.ones(1, self.num_players, dtype=torch.bool))
             trainer = alone.trainer(FixedCohort(everybody))
-            loop = loop_of(trainer)
+            loop = find_loop(trainer)
         training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores, ranks)
-        trainer.callbacks = [training if each is loop else each for each in trainer.callbacks]  # type: ignore[attr-defined]
+        callbacks_of(trainer)[:] = [training if each is loop else each for each in callbacks_of(trainer)]
         trainer.fit(copy_module(alone.module), alone.data)
         return training
 
@@ -129,18 +130,19 @@ class SideBySideUtility:
 
 
 def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None:
-    """Compare two ways to the same model.
+    """Check that the full coalition's model is the same side by side as in a run of its own.
 
-    Training amplifies rounding, of a network with convolutions and a large learning rate to a fifth of the way that it
-    goes. So the allowance is by what becomes of a start that is changed by a millionth.
+    Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance that
+    the model moves. The allowed difference is therefore measured by training from a start that is changed by a
+    millionth.
 
     Args:
-        models: ``[3, P]``, :attr:`CoalitionTraining.checked`.
-        real: ``[P]``, of the run itself.
-        allowed: how far they may be apart, relative to how far they went, however small rounding is.
+        models: ``[3, P]``, the models of :attr:`CoalitionTraining.checked`.
+        real: ``[P]``, the model of the run of its own.
+        allowed: the difference that is always allowed, relative to the distance that the model has moved.
 
     Raises:
-        ConfigurationError: they are further apart than rounding.
+        ConfigurationError: the models differ by more than rounding.
     """
     mine, start, nudged = models.to(real)
     way = (real - start).norm().clamp(min=1e-12)
@@ -154,32 +156,32 @@ def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None
         )
 
 
-def loop_of(trainer: L.Trainer) -> Any:
-    """The loop among a trainer's callbacks."""
+def find_loop(trainer: L.Trainer) -> Any:
+    """Return the FederatedLoop among a trainer's callbacks."""
     return next(each for each in callbacks_of(trainer) if hasattr(each, "without_files"))
 
 
 class CoalitionTraining(L.Callback):
-    """Trains all coalitions before the first round, in the place of a loop, and ends the fit.
+    """Callback that replaces a loop: it trains all coalitions before the first round, and then ends the fit.
 
     Args:
-        loop: the federation's.
-        masks: bool ``[K, n]``, row by row who is in the coalition; a row without anybody is the untrained model.
-        seed: of the clients' batches.
-        initial: the module's ``state_dict`` to start from; None: as it is.
-        evaluate: given the trainer, the map between models and vectors and the models ``[K, P]``, gives ``scores``;
-            called within the fit.
-        ranks: that train other coalitions; all start from what the first one does.
+        loop: the federation's loop.
+        masks: bool ``[K, n]``, the members of each coalition; the empty coalition's model is the untrained one.
+        seed: the seed of the clients' batches.
+        initial: the module's ``state_dict`` to start from; None: the module's present weights.
+        evaluate: called within the fit with the trainer, the map between models and vectors and the models ``[K, P]``;
+            returns the ``scores``.
+        ranks: the processes that train other coalitions; all start from the first process's weights.
 
     Attributes:
-        models: ``[K, P]``, after the last round.
-        checked: ``[3, P]``, what :func:`check_same` compares: the model of all; what it started from; and the model of
-            all from a start that is another by rounding.
-        scores: of ``models``.
-        tolerance: by the trainer's precision, for :func:`check_same`.
+        models: ``[K, P]``, the models after the last round.
+        checked: ``[3, P]``, the models that :func:`check_same` compares: the full coalition's model; the model that it
+            started from; and the full coalition's model from a start that is changed by rounding.
+        scores: the scores of ``models``.
+        tolerance: the allowed difference in the trainer's precision, for :func:`check_same`.
 
     Raises:
-        ConfigurationError: in a fit: a module, optimizer or federation that cannot be trained so.
+        ConfigurationError: in a fit, the module, the optimizer or the federation cannot be trained side by side.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class CoalitionTraining(L.Callback):
         self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
         self._trainer: Any = None
         self.tolerance = TOLERANCE
-        self._left = False  # whether batches are left as they are on their way to the module
+        self._left = False  # whether batches reach the module unchanged
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._initial is not None or self._ranks.size > 1:
@@ -246,7 +248,7 @@ class CoalitionTraining(L.Callback):
         self.clients = manager.clients
         self._kept: dict[tuple[int, int], State] = {}
         for index in range(trainer.max_epochs or 0):
-            trainer.fit_loop.epoch_progress.current.completed = index  # what current_epoch tells a step
+            trainer.fit_loop.epoch_progress.current.completed = index  # current_epoch in a step
             servers.begin_round(masks, models, index)
             for rows in torch.arange(len(masks), device=masks.device).split(chunk):
                 self._train_clients(index, rows, masks[rows], models, servers)
@@ -259,7 +261,7 @@ class CoalitionTraining(L.Callback):
         return models
 
     def _train_clients(self, index: int, places: Tensor, masks: Tensor, models: Tensor, servers: Any) -> None:
-        """The clients of the coalitions ``masks [R, n]``, which are at these places among all ``models [K, P]``."""
+        """Train the clients of the coalitions ``masks [R, n]``, whose models are ``models[places]``, in a round."""
         trainer, config, module = self._trainer, self._loop.config, self._trainer.lightning_module
         loader = CohortLoader(
             trainer.datamodule,
@@ -286,7 +288,7 @@ class CoalitionTraining(L.Callback):
             servers.receive(visit.client, rows, sent, visit.batches, losses)
 
     def _upload(self, index: int, client: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
-        """What a client's uploads make of its models ``[R, P]`` and losses ``[R]``, in place."""
+        """Apply a client's uploads to the models ``sent [R, P]`` and losses ``[R]`` of its coalitions, in place."""
         uploads, clients, cut = self._loop.config.uploads, self._masks.shape[1], self._space.num_parameters
         for place, row in enumerate(rows.tolist() if uploads else ()):
             kept = self._kept.setdefault((row, client), {})
@@ -300,14 +302,15 @@ class CoalitionTraining(L.Callback):
         self._slots.begin_batch(self._steps, self._batches)
 
     def _step_schedules(self, interval: str, count: int) -> None:
-        """By rounds they are the federation's, by batches a client's, which continues them in its next round."""
+        """Step the schedulers of this interval: ``"epoch"`` after a round, ``"step"`` after a client's batch."""
         for config in self._trainer.lr_scheduler_configs:
             if config.interval == interval and count % config.frequency == 0:
                 config.scheduler.step()
 
     def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
-        """Batches as they are needed, from the second on out of the random numbers that the client's steps draw from:
-        so it is where it trains alone."""
+        """Yield a client's batches as the module gets them; seed the client's random numbers after the first batch.
+
+        The random numbers of the later batches and of the steps are then the same as where the client trains alone."""
         first = self._given(next(batches))
         seed_global_rngs(self._seed, "train", round_index, client)
         yield first
@@ -315,7 +318,7 @@ class CoalitionTraining(L.Callback):
             yield self._given(batch)
 
     def _given(self, batch: Any) -> Any:
-        """As the module gets it. Where nothing happened to one on its way, nothing happens to the others."""
+        """Return a batch as the module gets it; once a batch was not changed on its way, later ones are not checked."""
         if self._left:
             return batch
         given = as_given(self._trainer, batch)
@@ -325,8 +328,9 @@ class CoalitionTraining(L.Callback):
 
 
 def _hooks_of_rounds(trainer: L.Trainer) -> str | None:
-    """Say whose hooks between rounds would not be called; None: nobody's. What a module does at the end of a round is
-    most often to log: whether it does more, the coalition of all shows."""
+    """Say whose hooks between rounds would not be called; None: there are no such hooks.
+
+    A module's hook at the end of a round is allowed, since most only log; if it does more, :func:`check_same` fails."""
     module, mine = trainer.lightning_module, ("on_train_start", "on_train_epoch_start")
     found: list[tuple[Any, str]] = [(module, hook) for hook in mine if is_overridden(hook, module, L.LightningModule)]
     found += [(each, hooks[0]) for each, hooks in strange_hooks(trainer, (*mine, "on_train_epoch_end"))]
@@ -334,7 +338,7 @@ def _hooks_of_rounds(trainer: L.Trainer) -> str | None:
 
 
 def _why_not(config: FederationConfig) -> str | None:
-    """Why coalitions of this federation cannot be trained side by side; None: as far as it can be seen, they can."""
+    """Say why coalitions of this federation cannot be trained side by side; None: its parts allow it."""
     if config.share != "all":
         return f"with share={config.share!r} a part of the model stays at the clients"
     if config.optimizer_state != "reset":

@@ -211,7 +211,7 @@ class WholeFits:
         self._kept: ResultFile | None = None
         if path is not None and ranks.rank == 0:
             if not resumed:
-                path.unlink(missing_ok=True)  # of an earlier run, whose module may have been another
+                path.unlink(missing_ok=True)  # an earlier run's, whose module may have been another
             self._kept = ResultFile(path, COLUMNS, settings or {}, key=1, anew=True)
 
     def __call__(self, masks: Tensor) -> list[Curves]:
