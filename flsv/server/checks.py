@@ -232,7 +232,8 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
             f"Define it{instead}. {other}"
         )
     if called and not calls:
-        instead = ", or name what validation_step logs as performance, with a mode" if validates else ""
+        define = "" if validates else "define validation_step, and "
+        instead = f", or {define}name what validation_step logs as performance, with a mode"
         raise ConfigurationError(
             f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
             f"[B, M]{instead}. {other}"
