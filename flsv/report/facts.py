@@ -27,7 +27,7 @@ RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
 
 
 def share(part: float, whole: float) -> float:
-    """Divide; a share of nothing is NaN."""
+    """Compute the share of a part in the whole; NaN where that is 0."""
     return part / whole if whole else NAN
 
 

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.declared import checked
-from flsv.utilities.display import shown
+from flsv.utilities.display import display_path
 from flsv.utilities.errors import ConfigurationError
 
 #: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
@@ -110,10 +110,10 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 def where_results_are(trainer: L.Trainer) -> list[str]:
     """Say where a fit's results are and what can be done with them, in lines with commands to paste."""
-    folder = shown(run_folder(trainer))
+    folder = display_path(run_folder(trainer))
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
     if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-        lines.append(f"Charts:  tensorboard --logdir {shown(runs_folder(trainer))}")
+        lines.append(f"Charts:  tensorboard --logdir {display_path(runs_folder(trainer))}")
     lines.append(f"Report:  flsv report {folder}")
     if (arguments := arguments_of_fit()) is None:
         return lines
@@ -138,7 +138,7 @@ PATIENCE = 1.0
 
 
 class FolderLock:
-    """Keeps a folder to this run until :meth:`release`, or until the process is gone, however it went.
+    """Lock that keeps a folder to this run until :meth:`release`, or until the process is gone, however it went.
 
     The lock is the system's, on the file ``.lock`` in the folder, which stays.
 

@@ -57,7 +57,7 @@ class Record(Sink):
 
     def finish(self, result: RunResult) -> None:
         end = {"ended": now(), "rounds_done": result.rounds, "logged": result.logged}
-        write_record(self._folder, self._content | end | dict(result.learned))
+        write_record(self._folder, self._content | end | dict(result.learning_record))
 
     def close(self, failed: bool = False) -> None:
         """Write the events, those of a failed round included."""
