@@ -35,9 +35,9 @@ from flsv.cli.command import command_parser, display_path, printer
 from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table
 
-#: Of --quick: of few clients, without a download, one of each kind of difference between clients.
+#: Federations of --quick: few clients, no download, one of each kind of difference between clients.
 QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
-#: What is added to names of files on federations of many clients, whose truth is sampled.
+#: Suffix of the names of files on federations of many clients, whose truth is sampled.
 MANY = "_many"
 #: Where costs are measured: they need no download.
 COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}

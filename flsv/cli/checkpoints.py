@@ -22,7 +22,7 @@ from flsv.utilities.csv_files import save_table
 from flsv.utilities.display import display_path
 from flsv.utilities.errors import ConfigurationError
 
-#: What the best model is judged by, in this order, and which way is better.
+#: Values by which the best model is chosen, in this order, and which way is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}
 
 

@@ -49,10 +49,10 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
 
 STANDALONE = "standalone"
-#: What a run came to, in its folder.
+#: The file of a run's scores, in its folder.
 KEPT = "outcome.csv"
 MEASURES = OWN_SCORES
-#: Of what is kept of a run.
+#: Columns of the file of a run's scores, and how they are read.
 COLUMNS: Mapping[str, Cell] = {
     **{"models": str, "client": str},
     **dict.fromkeys(MEASURES, number_or_nan),
@@ -326,7 +326,7 @@ def score_table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
 def _show(outcomes: Sequence[Outcome]) -> None:
     for measure in MEASURES:
         cells, clients = score_table(outcomes, measure), len(outcomes[0].names)
-        # Of many clients those that gain the most and the least by the first algorithm.
+        # If there are many clients, those that gain the most and the least by the first algorithm.
         gains = outcomes[1].gains(outcomes[0], measure) if len(outcomes) > 1 else None
         shown = [*shown_clients(gains, clients), *range(clients, len(cells))]
         columns = {name: cells[name].tolist() for name in cells}

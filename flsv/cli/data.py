@@ -26,7 +26,7 @@ from flsv.utilities.errors import listed
 #: A class that has at most this share is rare: a model that never finds it is right nearly always.
 RARE = 0.2
 READ_AS = "is read as"
-#: So many classes, and clients of a table of columns, are shown each.
+#: Number of classes, and of clients in a table of columns, that are shown each.
 _SHOWN = 10
 
 

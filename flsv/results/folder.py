@@ -80,7 +80,7 @@ def leaves_files(trainer: L.Trainer) -> bool:
         >>> leaves_files(L.Trainer(**quiet)), leaves_files(L.Trainer(default_root_dir="runs", **quiet))
         (False, True)
     """
-    # What is given may be ".", but what Lightning takes in its place is a whole path.
+    # A given folder may be ".", but the one that Lightning takes in its place is a whole path.
     somewhere = bool(trainer.loggers) or trainer.default_root_dir != os.getcwd()
     return somewhere and not trainer.fast_dev_run  # type: ignore[attr-defined]  # set by Lightning's connectors
 

@@ -31,7 +31,7 @@ from flsv.results.round_result import Event, RoundResult, RunResult, Sink
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
-#: Of the layout of ``run.json``.
+#: Version of the layout of ``run.json``.
 VERSION = 3
 
 

@@ -18,7 +18,7 @@ NONE = "\N{EN DASH}"
 FEW = 3
 #: Classes of metrics, the nearest to retraining in the benchmark first.
 NEAREST = ("ShadowShapley", "BlendedContribution")
-#: What a report says.
+#: The sentences of a report.
 WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml").read_text(encoding="utf-8"))
 
 
