@@ -123,7 +123,7 @@ LOGGED: dict[str, Any] = {"performance": "val_loss", "mode": "min"}
     ("kind", "loop", "said"),
     [
         (Bare, {"metrics": {"mine": PartialFederatedShapley(**LOGGED)}}, r"validation_step, .*\. Define it\. Class"),
-        (Bare, {"metrics": {"mine": PartialFederatedShapley()}}, r"forward\(x\), which .* logits \[B, M\]\. C"),
+        (Bare, {"metrics": {"mine": PartialFederatedShapley()}}, r"forward\(x\), which .* logits \[B, M\], or .*\. C"),
         (Bare, {"metrics": {"mine": ContributionEstimation()}}, r"metrics \['mine'\] call Bare\.forward"),
         (
             Calls,
