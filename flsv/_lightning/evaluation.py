@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 from flsv.utilities.errors import ConfigurationError
 
-#: By precision, relative to numbers above 1 and absolute below.
+#: Tolerances by precision, relative to numbers above 1 and absolute below.
 TOLERANCES = {"32-true": 1e-5, "64-true": 1e-5, "bf16-mixed": 1e-2, "bf16-true": 5e-2}
 #: TensorFloat32 has 10 bits of a product's factors, bfloat16 has 7.
 TF32 = 5e-3

@@ -147,10 +147,10 @@ try:
 except ImportError:  # before Lightning 2.6
 
     class WeightAveraging(L.Callback):  # type: ignore[no-redef]  # stands in for the missing import
-        """None is ever made."""
+        """Stand-in of which no instance is ever made."""
 
 
-#: What is replaced for the length of a fit: a class that has its own could not be right.
+#: Methods that are replaced for the length of a fit: a class that overrides one of them is refused.
 REPLACED = ("on_train_batch_end", "on_train_epoch_end")
 
 

@@ -185,7 +185,7 @@ def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)
     own.strategy.connect(module)
-    # Of several ranks each validates other models, and not equally many: nobody is waited for.
+    # Each of several ranks validates other models, and not equally many: nobody is waited for.
     own.strategy.ranks = ALONE
     own._data_connector = copy.copy(own._data_connector)
     own._data_connector.trainer = own

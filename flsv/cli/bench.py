@@ -31,13 +31,13 @@ from flsv.benchmark.run import bench
 from flsv.benchmark.scores import BenchResults
 from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two_digits
 from flsv.benchmark.truth import SEEDS
-from flsv.cli.command import command_parser, printer, shown
+from flsv.cli.command import command_parser, display_path, printer
 from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table
 
-#: Of --quick: of few clients, without a download, one of each kind of difference between clients.
+#: Federations of --quick: few clients, no download, one of each kind of difference between clients.
 QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
-#: What is added to names of files on federations of many clients, whose truth is sampled.
+#: Suffix of the names of files on federations of many clients, whose truth is sampled.
 MANY = "_many"
 #: Where costs are measured: they need no download.
 COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
@@ -87,7 +87,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
                 if not quiet:
                     _show(summary, some)
         files = ["benchmark.csv", "federations.csv", *([] if options.quick else ["costs.csv"]), "values.csv"]
-        print(f"Written: {shown(options.out)} ({', '.join(files)})")
+        print(f"Written: {display_path(options.out)} ({', '.join(files)})")
         return _say_failures(results, entries)
 
 

@@ -19,10 +19,10 @@ from flsv.data import FederatedDataModule
 from flsv.results.folder import run_folder, runs_folder
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.csv_files import save_table
-from flsv.utilities.display import shown
+from flsv.utilities.display import display_path
 from flsv.utilities.errors import ConfigurationError
 
-#: What the best model is judged by, in this order, and which way is better.
+#: Values by which the best model is chosen, in this order, and which way is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}
 
 
@@ -163,7 +163,7 @@ class WritePredictions(BasePredictionWriter):
             path = folder / "predictions.pt"
             with replacing(path) as file:
                 torch.save(list(predictions), file)
-            self.where = f"{shown(path)} ({len(predictions)} batches, for torch.load)"
+            self.where = f"{display_path(path)} ({len(predictions)} batches, for torch.load)"
             return
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         frame = _predicted(torch.cat([batch.detach().cpu() for batch in predictions]), data)
@@ -172,7 +172,7 @@ class WritePredictions(BasePredictionWriter):
         rows = {name: list(values)[: len(frame)] for name, values in names.items()}
         path = folder / "predictions.csv"
         save_table(path, DataFrame({"index": range(len(frame)), **rows}).join(frame))
-        self.where = f"{shown(path)} ({len(frame)} samples)"
+        self.where = f"{display_path(path)} ({len(frame)} samples)"
 
 
 def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:

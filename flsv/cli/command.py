@@ -16,7 +16,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from flsv.utilities.display import shown as shown
+from flsv.utilities.display import display_path as display_path
 
 #: Arguments of ``flsv fit`` for fits that nobody watches.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import on_device
 from flsv._lightning.patches import callbacks_of
-from flsv.cli.command import NO_BARS, command_parser, printer, shown
+from flsv.cli.command import NO_BARS, command_parser, display_path, printer
 from flsv.cli.configs import find_config
-from flsv.cli.parser import FederatedCLI, loop_of, make_cli
+from flsv.cli.parser import FederatedCLI, find_loop, make_cli
 from flsv.configuration.federation_config import ClientEvaluation
 from flsv.core import LocalData
 from flsv.data import FederatedDataModule
@@ -49,10 +49,10 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
 
 STANDALONE = "standalone"
-#: What a run came to, in its folder.
+#: The file of a run's scores, in its folder.
 KEPT = "outcome.csv"
 MEASURES = OWN_SCORES
-#: Of what is kept of a run.
+#: Columns of the file of a run's scores, and how they are read.
 COLUMNS: Mapping[str, Cell] = {
     **{"models": str, "client": str},
     **dict.fromkeys(MEASURES, number_or_nan),
@@ -198,7 +198,7 @@ def run_algorithm(
 ) -> Outcome:
     """Run one fit of a trainer with a :class:`flsv.FederatedLoop` among its callbacks; ``tests``: see
     :class:`OwnModels`."""
-    loop = loop_of(trainer)
+    loop = find_loop(trainer)
     own = OwnModels(loop, tests)
     callbacks_of(trainer).append(own)
     if "PL_GLOBAL_SEED" in os.environ:
@@ -276,7 +276,7 @@ def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: P
     cli = make_cli([*files, *arguments, *own], run=False)
     callbacks: list[L.Callback] = callbacks_of(cli.trainer)
     if alone:
-        loop = loop_of(cli.trainer)
+        loop = find_loop(cli.trainer)
         callbacks[callbacks.index(loop)] = _alone(loop)
     return cli
 
@@ -326,7 +326,7 @@ def score_table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
 def _show(outcomes: Sequence[Outcome]) -> None:
     for measure in MEASURES:
         cells, clients = score_table(outcomes, measure), len(outcomes[0].names)
-        # Of many clients those that gain the most and the least by the first algorithm.
+        # If there are many clients, those that gain the most and the least by the first algorithm.
         gains = outcomes[1].gains(outcomes[0], measure) if len(outcomes) > 1 else None
         shown = [*shown_clients(gains, clients), *range(clients, len(cells))]
         columns = {name: cells[name].tolist() for name in cells}
@@ -366,6 +366,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         save_table(options.out / "compare.csv", tables.reset_index("algorithm"))
     if not quiet:
         _show(outcomes)
-    print(f"Table:  {shown(options.out / 'compare.csv')}")
+    print(f"Table:  {display_path(options.out / 'compare.csv')}")
     if not quiet:
-        print(f"Charts: tensorboard --logdir {shown(options.out)}")
+        print(f"Charts: tensorboard --logdir {display_path(options.out)}")

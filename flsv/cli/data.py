@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flsv.cli.command import shown
+from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
 from flsv.utilities.atomic_files import check_writable
@@ -26,7 +26,7 @@ from flsv.utilities.errors import listed
 #: A class that has at most this share is rare: a model that never finds it is right nearly always.
 RARE = 0.2
 READ_AS = "is read as"
-#: So many classes, and clients of a table of columns, are shown each.
+#: Number of classes, and of clients in a table of columns, that are shown each.
 _SHOWN = 10
 
 
@@ -136,4 +136,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         if data.column_cards:
             missing(data).to_csv(out / "columns.csv")
             describe_values(data).to_csv(out / "summary.csv")
-        print(f"Written: {shown(out)}")
+        print(f"Written: {display_path(out)}")

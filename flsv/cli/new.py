@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flsv.__about__ import __version__
-from flsv.cli.command import command_parser, shown
+from flsv.cli.command import command_parser, display_path
 from flsv.utilities.errors import ConfigurationError
 
 #: File of the package to its template; those in braces are called by the package's name.
@@ -100,4 +100,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     options = parser.parse_args(list(args))
     folder = new(options.name, options.out)
     if not quiet:
-        print(f"Written: {shown(folder)}. Its README.md says how to test, install and use it.")
+        print(f"Written: {display_path(folder)}. Its README.md says how to test, install and use it.")

@@ -143,7 +143,7 @@ def _arguments(hint: Any, name: str, depth: int) -> Iterator[str]:
 
 # ---- parsers
 
-#: Of every parser that jsonargparse makes here.
+#: Arguments of every parser that jsonargparse makes here.
 PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 
 

@@ -164,7 +164,7 @@ class FederatedCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except ConfigurationError:
-            if self._new_folder is not None and loop_of(self.trainer).round_index == 0:
+            if self._new_folder is not None and find_loop(self.trainer).round_index == 0:
                 shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
             raise
         # As Lightning ends where somebody presses Ctrl-C; or TensorBoard's writer, which cannot be closed twice.
@@ -180,7 +180,7 @@ class FederatedCLI(LightningCLI):
 
     def _say_how_to_go_on(self) -> None:
         """Print where the results of a fit that was stopped are, unless below the table, and what resumes it."""
-        if not loop_of(self.trainer).reporting.table:
+        if not find_loop(self.trainer).reporting.table:
             self.say_where(1)
         if (arguments := arguments_of_fit()) is None:  # a part of another command
             return
@@ -233,7 +233,7 @@ class FederatedCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print where the results are, unless the table at the end, which says it, is printed."""
-        if not (self.quiet or loop_of(self.trainer).reporting.table):
+        if not (self.quiet or find_loop(self.trainer).reporting.table):
             self.say_where()
 
     def after_predict(self) -> None:
@@ -269,6 +269,6 @@ def make_cli(
     )
 
 
-def loop_of(trainer: L.Trainer) -> FederatedLoop:
+def find_loop(trainer: L.Trainer) -> FederatedLoop:
     """Find the federated loop among a trainer's callbacks."""
     return next(callback for callback in callbacks_of(trainer) if isinstance(callback, FederatedLoop))

@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 from pandas import DataFrame
 
-from flsv.cli.command import NO_BARS, command_parser, printer, shown
+from flsv.cli.command import NO_BARS, command_parser, display_path, printer
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import dealt_once
 from flsv.report import Run, open_run
@@ -133,4 +133,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         if mine["share"].notna().any():
             columns["share"] = mine["share"].map(percent)
         print_table(f"{metric}, {options.runs} runs", mine["client_name"].tolist(), columns)
-    print(f"Summary: {shown(path)}")
+    print(f"Summary: {display_path(path)}")

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flsv.cli.command import command_parser, shown
+from flsv.cli.command import command_parser, display_path
 from flsv.utilities.atomic_files import check_writable
 
 RULES = ("zero", "shift", "softmax", "refuse")
@@ -63,7 +63,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     budget = None if options.budget is None else Budget(options.budget, **given)
     page = write_report(options.run, options.client, options.out, budget)
     files = [page] if budget is None or options.client else [page, page.parent / SHARES]
-    print(f"Report: {', '.join(map(shown, files))}")
+    print(f"Report: {', '.join(map(display_path, files))}")
     if budget is not None:
         run = open_run(options.run)
         print(fitness(run, basis_of(run, budget.by)))

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of
-from flsv.cli.command import command_parser, printer, shown
-from flsv.cli.parser import FederatedCLI, loop_of
+from flsv.cli.command import command_parser, display_path, printer
+from flsv.cli.parser import FederatedCLI, find_loop
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.shapley.few_coalitions import Which, default_design, few_coalitions, retrained_shapley
@@ -115,19 +115,19 @@ def retrain(
             seed = first + len(utilities)
             cli = make(seed)
             if metric is None:
-                metric, mode = performance_by(loop_of(cli.trainer))
-            judges = judges or judges_of(loop_of(cli.trainer))
+                metric, mode = performance_by(find_loop(cli.trainer))
+            judges = judges or judges_of(find_loop(cli.trainer))
             asked, names, file = _scores(metric, mode, judges)
             utility = RetrainedUtility(
-                lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]
+                lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]  # a default argument
                 cli.model,
                 cli.datamodule,
                 asked,
                 max_clients=10**6,
-                mode=mode,  # type: ignore[arg-type]
+                mode=mode,  # type: ignore[arg-type]  # checked by RetrainedUtility
                 ranks=ranks,
             )
-            if not utilities and (line := all_take_part(loop_of(cli.trainer))):
+            if not utilities and (line := all_take_part(find_loop(cli.trainer))):
                 say(line)
             identity = cli.identity()
             check_data(run, record, identity, cli.datamodule.client_names)
@@ -194,7 +194,7 @@ def _play(
     compare: bool,
     say: Callable[[str], None],
 ) -> tuple[Tensor, Which, bool]:
-    """Utilities of coalitions, which these are, and whether they were trained side by side."""
+    """Return coalitions' utilities, which coalitions these are, and whether they were trained side by side."""
     masks = few_coalitions(utility.num_players, which)
     try:
         if together:
@@ -210,7 +210,7 @@ def _play(
 def _shared_out(
     masks: Tensor, by_score: Mapping[str, Tensor], metric: str, seeds: Sequence[str], rank_only: bool
 ) -> dict[str, list[float]]:
-    """Every client's value, interval and shares by column, of the utilities ``[seeds, K]`` by each score."""
+    """Compute every client's value, interval and shares by column from the utilities ``[seeds, K]`` by each score."""
     utilities = by_score[metric]
     values, half = retrained_shapley(masks, utilities)
     columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
@@ -225,9 +225,10 @@ def _shared_out(
 
 
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
-    """The configuration's, in which these clients take part in every round."""
-    loop = loop_of(cli.trainer)
+    """Return the configuration's trainer, with a loop in which these clients take part in every round."""
+    loop = find_loop(cli.trainer)
     others = [c for c in callbacks_of(cli.trainer) if c is not loop and not isinstance(c, OF_THE_RUN)]
+    # mypy: set by Lightning's connectors
     cli.trainer.callbacks = [*others, coalition_loop(loop, cohort, seed)]  # type: ignore[attr-defined]
     return cli.trainer
 
@@ -281,7 +282,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``retrain`` itself."""
+    """Run ``flsv retrain`` with the arguments that follow its name."""
     options, rest = _parser().parse_known_args(list(args))
     say = printer(quiet or ranks_of_environment().rank > 0)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()
@@ -301,4 +302,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         return
     if not quiet:
         _show(rows, read_record(options.run / RECORD).get("rounds"))
-    print(f"Retrained: {shown(path)}")
+    print(f"Retrained: {display_path(path)}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from pandas import DataFrame
 from torch import Tensor
 
-from flsv.cli.command import shown
+from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.data import FederatedDataModule
@@ -100,6 +100,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     objects = instantiated(parser, args)
     check_writable(objects.out)
     value(objects.data, objects.value, table=not quiet, **{name: objects[name] for name in options})
-    print(f"Results: {shown(objects.out)} (valuation.csv, contributions.png, gradients.png)")
+    print(f"Results: {display_path(objects.out)} (valuation.csv, contributions.png, gradients.png)")
     if not quiet:
-        print(f"Of each client's samples: {shown(objects.out / 'clients')}/<name>/ (flagged.csv, pictures)")
+        print(f"Of each client's samples: {display_path(objects.out / 'clients')}/<name>/ (flagged.csv, pictures)")

@@ -234,7 +234,7 @@ def _anywhere(text: str) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
-# What torchmetrics keeps, and what the federation tells.
+# Attributes that torchmetrics sets, and those that the federation sets.
 _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_names", "client_names", "class_counts"}
 
 

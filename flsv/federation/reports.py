@@ -208,7 +208,7 @@ class RunReports:
             table=frame(self.results.rows(index, values, **of_clients, **state.client_scores)),
             columns={name: "column" if column_names(metrics[name]) else "class" for name in metrics if name in values},
             to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
-            learned={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
+            learning_record={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
             logged={name: value for name, value in logged.items() if name not in self._monitored.names},
             pictures=self.results.pictures(index, values),
         )

@@ -22,7 +22,7 @@ from flsv.results.text import number
 from flsv.utilities.charts import ENDS, MOST_COLOURS, draw_bars, draw_lines, drawing
 from flsv.utilities.plots import draw_steps
 
-#: What is drawn in black or a dark grey has the page's colors.
+#: Colors of the page, for parts that are drawn in black or a dark grey.
 _INK = {"#000000": "var(--ink)", "#333333": "var(--ink)", "#808080": "var(--dim)"}
 _OWN = re.compile(
     r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>"
@@ -31,7 +31,7 @@ _OWN = re.compile(
 )
 #: In inches: so narrow that its letters can be read where it is as wide as a telephone.
 _WIDTH, _LEFT, _RIGHT = 5.2, 0.115, 0.985
-#: Of a letter, on average.
+#: Width of a letter, on average.
 _LETTER = 0.06
 
 

@@ -19,15 +19,15 @@ from flsv.utilities.csv_files import NAN, number_or_nan
 
 #: The pages' sentences.
 SAY: Mapping[str, str] = WORDS["page"]
-#: Of the validation set in one class, from which on accuracy says little of who taught the model what.
+#: Share of the validation set in one class, from which on accuracy says little of who taught the model what.
 _MOSTLY = 0.7
-#: By how much of the difference values may miss it, to add up to it.
+#: Largest part of a difference by which values that add up to it may miss it.
 TOLERANCE = 0.01
 RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
 
 
 def share(part: float, whole: float) -> float:
-    """Divide; a share of nothing is NaN."""
+    """Compute the share of a part in the whole; NaN where that is 0."""
     return part / whole if whole else NAN
 
 

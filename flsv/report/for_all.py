@@ -36,7 +36,7 @@ from flsv.utilities.errors import listed
 MOST = 30
 #: Classes up to which their samples are counted client by client.
 COUNTED = 20
-#: Of the waterfall, besides the clients at both ends when there are more.
+#: Number of the waterfall's steps; of more clients, those at both ends are shown.
 MOST_STEPS = 12
 
 

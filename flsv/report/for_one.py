@@ -130,7 +130,7 @@ def _retrained(run: Run, client: int, shares: bool) -> Markup:
     rows = run.retrained()
     if not rows or not rows[client]:
         return Markup("")
-    # Of how many that is the share, is not told either.
+    # The whole of which that is the share is not told either.
     shown = slice(None if shares and _public(run, [row.get("value", NAN) for row in rows]) else -1)
     cells = facts.retrained_cells(rows[client])[shown]
     return facts.retrained(run, rows[client], table(facts.RETRAINED_HEAD[1:][shown], [cells]))
@@ -152,7 +152,7 @@ def _facts(run: Run, client: int) -> Markup:
     rows.append(["model", record["module"]])
     rows += [[f"metric {name}", run.about(name)["class"]] for name in run.metrics]
     named = [name for name in run.client_names if not name.isdigit()]
-    # What a model logs may be called after a client.
+    # Values that a model logs may be named after a client.
     if _public(run, [0.0] * run.num_clients):
         rows += [[f"last {key}", value] for key, value in facts.logged(run) if not any(name in key for name in named)]
     rows += [[f"package {name}", version] for name, version in record["packages"].items()]

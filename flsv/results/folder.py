@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.declared import checked
-from flsv.utilities.display import shown
+from flsv.utilities.display import display_path
 from flsv.utilities.errors import ConfigurationError
 
 #: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
@@ -80,7 +80,7 @@ def leaves_files(trainer: L.Trainer) -> bool:
         >>> leaves_files(L.Trainer(**quiet)), leaves_files(L.Trainer(default_root_dir="runs", **quiet))
         (False, True)
     """
-    # What is given may be ".", but what Lightning takes in its place is a whole path.
+    # A given folder may be ".", but the one that Lightning takes in its place is a whole path.
     somewhere = bool(trainer.loggers) or trainer.default_root_dir != os.getcwd()
     return somewhere and not trainer.fast_dev_run  # type: ignore[attr-defined]  # set by Lightning's connectors
 
@@ -110,10 +110,10 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 def where_results_are(trainer: L.Trainer) -> list[str]:
     """Say where a fit's results are and what can be done with them, in lines with commands to paste."""
-    folder = shown(run_folder(trainer))
+    folder = display_path(run_folder(trainer))
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
     if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-        lines.append(f"Charts:  tensorboard --logdir {shown(runs_folder(trainer))}")
+        lines.append(f"Charts:  tensorboard --logdir {display_path(runs_folder(trainer))}")
     lines.append(f"Report:  flsv report {folder}")
     if (arguments := arguments_of_fit()) is None:
         return lines
@@ -138,7 +138,7 @@ PATIENCE = 1.0
 
 
 class FolderLock:
-    """Keeps a folder to this run until :meth:`release`, or until the process is gone, however it went.
+    """Lock that keeps a folder to this run until :meth:`release`, or until the process is gone, however it went.
 
     The lock is the system's, on the file ``.lock`` in the folder, which stays.
 

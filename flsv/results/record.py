@@ -31,7 +31,7 @@ from flsv.results.round_result import Event, RoundResult, RunResult, Sink
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
-#: Of the layout of ``run.json``.
+#: Version of the layout of ``run.json``.
 VERSION = 3
 
 
@@ -57,7 +57,7 @@ class Record(Sink):
 
     def finish(self, result: RunResult) -> None:
         end = {"ended": now(), "rounds_done": result.rounds, "logged": result.logged}
-        write_record(self._folder, self._content | end | dict(result.learned))
+        write_record(self._folder, self._content | end | dict(result.learning_record))
 
     def close(self, failed: bool = False) -> None:
         """Write the events, those of a failed round included."""

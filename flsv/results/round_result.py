@@ -114,7 +114,7 @@ class RunResult:
             own models.
         columns: name of a metric to what its columns are called (``"class"``).
         to_pay_by: those of them whose values one may share something out by, the nearest to retraining first.
-        learned: what the model has learned that the metrics share out, as ``run.json`` has it.
+        learning_record: the performances that the metrics share out, as ``run.json`` has it.
         logged: what the module has logged last.
         pictures: name of a metric to what draws its values.
     """
@@ -124,7 +124,7 @@ class RunResult:
     table: pandas.DataFrame
     columns: Mapping[str, str]
     to_pay_by: Sequence[str]
-    learned: Mapping[str, Any]
+    learning_record: Mapping[str, Any]
     logged: Mapping[str, float]
     pictures: Mapping[str, Callable[[], Any]]
 

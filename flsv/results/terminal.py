@@ -69,8 +69,8 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
     lines = [] if result.columns else [f"{WORDS['page']['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
         values, low, high = (last(result.table, name, len(labels), what=what) for what in ("value", "low", "high"))
-        lines += ranking(labels, (values, low, high), name, result.learned)
-    lines += lines_of(result.learned)
+        lines += ranking(labels, (values, low, high), name, result.learning_record)
+    lines += lines_of(result.learning_record)
     if result.logged:
         lines.append(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}")
     return lines

@@ -18,7 +18,7 @@ NONE = "\N{EN DASH}"
 FEW = 3
 #: Classes of metrics, the nearest to retraining in the benchmark first.
 NEAREST = ("ShadowShapley", "BlendedContribution")
-#: What a report says.
+#: The sentences of a report.
 WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml").read_text(encoding="utf-8"))
 
 
@@ -119,7 +119,7 @@ def ranking(
     names: Sequence[str],
     ends: tuple[Sequence[float], Sequence[float], Sequence[float]],
     metric: str,
-    learned: Mapping[str, Any],
+    record: Mapping[str, Any],
 ) -> list[str]:
     """Say who has contributed most and who least, and whose interval overlaps with the next one's.
 
@@ -127,14 +127,14 @@ def ranking(
         names: the clients' names.
         ends: values, and the low and high ends of their intervals. Values that are shown alike are alike.
         metric: the metric that gave the values.
-        learned: what ``run.json`` says of the model. Nobody is ranked by what is not told apart from chance.
+        record: entries of ``run.json`` on the model. Nobody is ranked by values that may be chance.
 
     Example:
         >>> ranking(["Genève", "Zürich", "Bern"], ([0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]), "sv", {})
         ['By sv, Zürich contributed most, Bern least.', 'Zürich and Genève cannot be told apart.']
     """
     values, low, high = ends
-    games = learned.get("paid_in", {})
+    games = record.get("paid_in", {})
     if any(games[name]["told_apart"] is False for name in (metric, "") if name in games):
         return []
     order, shown = [i for i in by_value(values) if values[i] == values[i]], numbers(values)

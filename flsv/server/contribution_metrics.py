@@ -24,7 +24,7 @@ RESERVED = (
     *("data", "how to read"),
 )
 GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
-#: What a round has before any client has uploaded, or that does not depend on what it uploads.
+#: Fields of a round that are there before any client has uploaded, or do not depend on what it uploads.
 APART_FROM_UPDATES = {
     "round_index", "client_ids", "senders", "reached", "num_samples", "global_vector", "losses", "num_steps", "clients",
     "server_data", "generator", "inclusion_probabilities", "uploaded", "downloaded", "uploaded_bytes",

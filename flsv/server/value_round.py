@@ -40,7 +40,7 @@ Model = Tensor | Mapping[str, Any] | Sequence[Any]
 """A ``state_dict``; or its entries as arrays in its order, as Flower sends them; or a vector ``[P]`` of
 :class:`flsv.ParameterSpace`."""
 
-#: Of a round, what only a FederatedLoop has; and the stages of one that come after its aggregation.
+#: Fields of a round that only a FederatedLoop has; and the stages that come after its aggregation.
 _OF_A_LOOP = {"clients", "server_data", "losses", "num_steps"}
 _LATE = ("personalization", "exchange")
 

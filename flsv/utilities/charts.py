@@ -87,7 +87,7 @@ def client_labels(count: int, names: Sequence[str] | None = None) -> list[str]:
 MOST_LABELS = 40
 #: Clients with a color each; of more, the top and the bottom ones have one.
 MOST_COLOURS = 20
-#: So many clients are at the top, and at the bottom.
+#: Number of clients at the top, and at the bottom.
 ENDS = 5
 TOP, BOTTOM, OTHERS = "#0b5fa5", "#c44e00", "0.72"
 #: Columns and rows of a heatmap that have a label.
@@ -214,7 +214,7 @@ def draw_heatmap(
     low, high = limits or ((values[known].min(), values[known].max()) if known.any() else (0.0, 1.0))
     negative = low < 0
     high = max(-low, high) if negative else high or 1.0
-    # What is not known lets the hatching through: white would be 0.
+    # Unknown values let the hatching through: white would be 0.
     ax.set_facecolor("0.9")
     ax.patch.set(hatch="////", edgecolor="0.65")
     cells = np.where(known, values, np.nan)[order]

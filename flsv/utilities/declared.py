@@ -28,7 +28,7 @@ NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Momentum = Annotated[float, Ge(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
-#: What must hold of a call's arguments, and what to say where it does not, with ``{argument}`` for what was given.
+#: Conditions on a call's arguments, and what to say where one fails, with ``{argument}`` for what was given.
 Rules = Sequence[tuple[Callable[[Any], bool], str]]
 
 _T = TypeVar("_T")

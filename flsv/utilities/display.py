@@ -14,11 +14,11 @@ MOST = 20
 CLIENTS = "clients' "
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Write a path as short as it can be said from the working folder, quoted where a shell needs that.
 
     Example:
-        >>> shown(Path("runs/my run"))
+        >>> display_path(Path("runs/my run"))
         "'runs/my run'"
     """
     try:

@@ -44,6 +44,6 @@ class MovedModules(MetaPathFinder, Loader):
 
 
 def find_moved_modules() -> None:
-    """Install the finder, before Python's own ones: below an old package they would load a module a second time."""
+    """Install the finder before Python's own ones: below an old package they would load a module a second time."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedModules())

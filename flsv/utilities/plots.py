@@ -17,7 +17,7 @@ from flsv.utilities.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heat
 
 __all__ = ["beeswarm", "heatmap", "waterfall"]
 
-#: Of the bars at both ends of a waterfall.
+#: Color of the bars at both ends of a waterfall.
 _WHOLE = "#94a4a2"
 _SIZE = (7.0, 3.8)
 #: Where the number of a bar stands.

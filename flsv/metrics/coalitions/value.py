@@ -53,7 +53,7 @@ class MeasuredMetric(ContributionMetric):
         return judged_by(self.judges, "per_class_accuracy" if self.per_class else self.performance)
 
     @property
-    def evaluates(self) -> bool:  # type: ignore[override]  # a property for an attribute
+    def evaluates(self) -> bool:  # type: ignore[override]  # depends on the judges
         """Whether the clients judge."""
         return self.judges == "clients"
 

@@ -76,7 +76,7 @@ def say(word: str, run: str) -> None:
 
 
 def flwr(*words: str | Path) -> dict:
-    """Flower's answer; empty where it has none, which is printed."""
+    """Run a command of Flower and return its answer, empty if there is none; of a failure, print what it says."""
     done = subprocess.run(["flwr", *words, "--format", "json"], capture_output=True, text=True)
     told = json.loads(f"{{{answer}" if (answer := done.stdout.partition("{")[2]) else "{}")
     if not told.get("success"):
@@ -85,7 +85,7 @@ def flwr(*words: str | Path) -> dict:
 
 
 def state(run: str) -> str:
-    """Flower's word for a run, such as running or finished:stopped; of one that its SuperLink does not know, none."""
+    """Return Flower's status of a run, such as running or finished:stopped; "" if its SuperLink does not know it."""
     runs = flwr("list", NAME).get("runs", [])
     return next((each["status"] for each in runs if each["run-id"] == run), "")
 
