@@ -1,11 +1,13 @@
 """How much code there is: lines with a token that is no comment and no docstring, and what is over the house's limits.
 
     python tools/count_code.py [FOLDER] [--check]
+    python tools/count_code.py [FOLDER] --docstrings SEED
 
 Prints the lines and files of ``flsv`` (or FOLDER) and of each folder in it, files of more than 400
 lines of any kind, functions of a higher cyclomatic complexity, the arguments of the loop and of the data module, and
 what surrounds the package: words of pages, lines of tests and of tools, beside the limit and the aim. With ``--check``
 it fails where one of them is over its limit. A limit is what there is: who takes something away lowers it.
+``--docstrings`` prints 60 docstrings, drawn by this seed, for somebody to read who has not written them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import ast
 import inspect
 import io
+import random
 import sys
 import tokenize
 from collections import Counter
@@ -102,8 +105,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parents[1] / "flsv")
     parser.add_argument("--check", action="store_true", help="exit with 1 where something is over a limit")
+    parser.add_argument("--docstrings", type=int, metavar="SEED", help="print 60 docstrings instead")
     options = parser.parse_args()
     sources = {path: path.read_text() for path in sorted(options.folder.rglob("*.py"))}
+    if options.docstrings is not None:
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        every = [
+            f"{path.relative_to(options.folder)}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}\n\n{text}"
+            for path, source in sources.items()
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, documented) and (text := ast.get_docstring(node))
+        ]
+        print("\n\n".join(random.Random(options.docstrings).sample(every, 60)))
+        return 0
     rooms, files = Counter[str](), Counter[str]()
     for path, source in sources.items():
         room = path.relative_to(options.folder).parts[0] if path.parent != options.folder else "."

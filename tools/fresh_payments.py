@@ -29,7 +29,7 @@ import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.benchmark import Federation
 from flsv.benchmark.federation import quiet
-from flsv.benchmark.scores import NAN, mean, share_error, spearman
+from flsv.benchmark.scores import NAN, nanmean, share_error, spearman
 from flsv.benchmark.truth import arcs, sampled_truth
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
@@ -187,8 +187,8 @@ def truth_of(each: Federation, kept: Sequence[Mapping[str, Tensor]]) -> Tensor:
 def score(found: Sequence[tuple[Tensor, Tensor | None]], truth: Tensor) -> tuple[float, float, float]:
     """Percent misallocated, rank correlation, and the share of the truth in the intervals, means over runs."""
     inside = [NAN if half is None else float(((v - truth).abs() <= half).double().mean()) for v, half in found]
-    wrong = mean(100 * share_error(values, truth) for values, _ in found)
-    return wrong, mean(spearman(values, truth) for values, _ in found), sum(inside) / len(inside)
+    wrong = nanmean(100 * share_error(values, truth) for values, _ in found)
+    return wrong, nanmean(spearman(values, truth) for values, _ in found), sum(inside) / len(inside)
 
 
 def table(wanted: Sequence[Fresh], folder: Path) -> str:

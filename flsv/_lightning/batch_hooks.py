@@ -60,6 +60,7 @@ class BatchHooks:
             for name in ("on_train_batch_start", "on_train_batch_end")
             if not isinstance(each, ProgressBar)
         ]
+        # mypy: set by Lightning's connectors
         trainer.callbacks = [self._own[0], *others, self._own[1], *saving]  # type: ignore[attr-defined]
         self._patches = PatchedAttributes(changes)
 

@@ -55,7 +55,7 @@ class PatchedAttributes:
 
 def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
     """Return a trainer's callbacks: the list that it has, of which Lightning tells type checkers nothing."""
-    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]
+    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set by Lightning's connectors
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     """Return the attribute to patch so that a Trainer without a profiler does not make two dozen generators a batch."""
-    profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+    profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # set by Lightning's connectors
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 

@@ -146,7 +146,7 @@ try:
     from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 except ImportError:  # before Lightning 2.6
 
-    class WeightAveraging(L.Callback):  # type: ignore[no-redef]
+    class WeightAveraging(L.Callback):  # type: ignore[no-redef]  # stands in for the missing import
         """None is ever made."""
 
 

@@ -27,7 +27,7 @@ class LoggedValues:
     the reductions that the metric declares for its states, as torchmetrics does between processes.
 
     Args:
-        trainer: of this process.
+        trainer: the trainer of this process.
         place: gives the place in the order of what is logged now.
         exchange: gives everybody's value of a value.
         idle: whether what was logged in this epoch does not count.
@@ -147,11 +147,11 @@ def add(trainer: L.Trainer, others: Counted) -> None:
     these numbers, and where ``trainer.global_step`` stands still, nothing is saved."""
     loop = trainer.fit_loop.epoch_loop
     progress = loop.automatic_optimization.optim_progress.optimizer
-    counts = [(loop.batch_progress, others.batches)]
+    counts: list[tuple[Any, int]] = [(loop.batch_progress, others.batches)]
     if trainer.lightning_module.automatic_optimization:
-        counts += [(progress.step, others.steps), (progress.zero_grad, others.steps)]  # type: ignore[list-item]
+        counts += [(progress.step, others.steps), (progress.zero_grad, others.steps)]
     else:
-        counts += [(loop.manual_optimization.optim_step_progress, others.steps)]  # type: ignore[list-item]
+        counts += [(loop.manual_optimization.optim_step_progress, others.steps)]
     for tracker, count in counts:
         for name in vars(tracker.total):  # `current` tells whether to validate now
             setattr(tracker.total, name, getattr(tracker.total, name) + count)

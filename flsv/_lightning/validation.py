@@ -97,7 +97,7 @@ class ValidationRun:
     """One validation of one module, on batches that are kept.
 
     Args:
-        trainer: of the fit; it is read.
+        trainer: the fit's trainer, which is only read.
         module: a copy of its module, on its device, that nobody else uses.
         loaders: from :func:`keep_batches`.
     """
@@ -178,7 +178,7 @@ def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
     """Make a trainer that a copy of its module takes for its own: without callbacks, and with loggers that log nothing.
 
     Args:
-        trainer: of the fit; it is read.
+        trainer: the fit's trainer, which is only read.
         module: a copy of its module, on its device, that nobody else uses.
     """
     own: Any = copy.copy(trainer)

@@ -60,7 +60,7 @@ class BestCheckpoint(ModelCheckpoint):
             super().load_state_dict({**state_dict, "dirpath": self.dirpath})
             self.current_score = state_dict["current_score"]  # Lightning saves it, and does not load it
         elif best:
-            warnings.warn(f"{best} is gone: the best checkpoint is the best from here on.", stacklevel=2)
+            warnings.warn(f"{best} no longer exists: best.ckpt is the best from here on.", stacklevel=2)
 
 
 def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
@@ -78,8 +78,8 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
 
     Args:
         word: ``"last"`` or ``"best"``.
-        trainer: of the command.
-        weights_only: as of ``torch.load``.
+        trainer: the command's trainer.
+        weights_only: as in ``torch.load``.
 
     Raises:
         ConfigurationError: there is none; the newest cannot be read, which says what was the best.
@@ -165,7 +165,7 @@ class WritePredictions(BasePredictionWriter):
                 torch.save(list(predictions), file)
             self.where = f"{shown(path)} ({len(predictions)} batches, for torch.load)"
             return
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         frame = _predicted(torch.cat([batch.detach().cpu() for batch in predictions]), data)
         sets: list[Any] = [getattr(trainer.predict_dataloaders, "dataset", None), data.test_set]
         names: dict[str, Sequence[str]] = next((each.row_names for each in sets if hasattr(each, "row_names")), {})

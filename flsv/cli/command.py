@@ -113,7 +113,7 @@ class Waiting:
     """A line on the terminal that says what is waited for, and gets a dot every second, until :meth:`end`.
 
     Args:
-        what: is waited for.
+        what: the thing that is waited for.
     """
 
     def __init__(self, what: str) -> None:

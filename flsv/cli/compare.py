@@ -76,7 +76,7 @@ class OwnModels(L.Callback):
     Attributes:
         scores: after the fit, ``"received"`` and ``"trained"`` to measure to ``[n]``, and ``"global"`` to measure to
             ``[1]``, with own tests the mean over the clients; measures are :data:`flsv.models.imbalance.OWN_SCORES`.
-        seconds: that the evaluation took.
+        seconds: duration of the evaluation.
 
     Raises:
         ConfigurationError: before training, ``tests="own"`` and a client without test samples; a module whose
@@ -91,7 +91,7 @@ class OwnModels(L.Callback):
             raise ConfigurationError("OwnModels needs FederatedLoop(evaluation=ClientEvaluation(keep_trained=True)).")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         empty = [client for client in range(data.num_clients) if not len(data.client_indices(client, "test"))]
         if self.tests == "own" and empty:
             raise ConfigurationError(
@@ -100,7 +100,7 @@ class OwnModels(L.Callback):
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         try_forward(trainer, self._batches(data), data.num_classes, f'tests="{self.tests}"')
 
     def _batches(self, data: FederatedDataModule) -> Iterable[Any]:
@@ -109,7 +109,7 @@ class OwnModels(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start = time.perf_counter()
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
         server, received = self.loop.space.read(pl_module), self.loop.received()
         trained = {**received, **self.loop.trained}
         models: Mapping[str, Mapping[int, Tensor]] = {"received": received, "trained": trained, "global": {}}
@@ -144,7 +144,7 @@ class OwnModels(L.Callback):
 class _AUROC(ClassScores):
     """The AUROC alone of the scores of a classifier."""
 
-    def compute(self) -> Tensor:  # type: ignore[override]
+    def compute(self) -> Tensor:  # type: ignore[override]  # one of its scores, not all
         return super().compute()["auroc"]
 
 
@@ -164,12 +164,12 @@ class Outcome:
     """The result of one algorithm.
 
     Args:
-        name: of the algorithm.
+        name: name of the algorithm.
         table: a row per kind of model (as :attr:`OwnModels.scores`) and client, by :data:`COLUMNS`; the global model is
             nobody's. ``seconds`` are of the whole fit, without the evaluation of the models, ``evaluations`` the
             coalitions that were evaluated for the algorithm's metrics; one that two of them asked for is one.
         tests: what the models were tested on, see :class:`OwnModels`.
-        names: of the clients.
+        names: the clients' names.
     """
 
     name: str
@@ -231,7 +231,7 @@ def compare(
         arguments: further arguments of ``flsv fit``, which override the files.
         out: what the runs write goes below, a folder each.
         tests: what models are tested on, see :class:`OwnModels`.
-        say: is told which run begins.
+        say: called with a line that says which run begins.
 
     Raises:
         ConfigurationError: the configurations do not deal out the same data to the same clients; own tests of clients
@@ -251,7 +251,7 @@ def compare(
         if dealt not in (None, identity.samples):
             raise ConfigurationError(
                 f"{config} deals the data out to the clients otherwise than {configs[0]}, so there is nothing to "
-                "compare. Say the data once, in a --base, and only the federation in each --config."
+                "compare. Give the data once, in a --base, and only the federation in each --config."
             )
         dealt = identity.samples
         beside = {"seed_everything": os.environ.get("PL_GLOBAL_SEED"), STANDALONE: alone, "tests": tests}

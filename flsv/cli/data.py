@@ -34,6 +34,7 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
     """Count each client's samples in every split, and the share of them that is of each class: a row per client."""
     frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client"))
     for split, title in (("val", "own validation"), ("test", "own test")):
+        # mypy: both are splits
         counts = [len(data.client_indices(client, split)) for client in range(data.num_clients)]  # type: ignore[arg-type]
         if any(counts):
             frame[title] = counts
@@ -97,10 +98,10 @@ def show(data: FederatedDataModule) -> None:
     """Print all but the summary."""
     frame = samples(data)
     shares = frame.columns.difference(["samples", "own validation", "own test", "classes"])
-    print(f"What each client trains on\n\n{_in_percent(frame, shares).to_string(max_rows=40)}\n")
+    print(f"Training samples of each client\n\n{_in_percent(frame, shares).to_string(max_rows=40)}\n")
     held = data.validation()
     rows = "" if held is None or held["rows"] is None else f", {held['rows']:,} samples"
-    print("The server has nothing to validate on." if held is None else f"The server validates on {held['of']}{rows}.")
+    print("The server has no validation set." if held is None else f"The server validates on {held['of']}{rows}.")
     if data.column_cards:
         lacking = missing(data).set_index(READ_AS, append=True)
         if len(lacking.columns) > _SHOWN:

@@ -80,10 +80,11 @@ class _Suggests:
             package, _, name = given[-1].rpartition(".")
             takes = inspect.signature(getattr(importlib.import_module(package), name)).parameters
             names = ("..." if argument.kind is argument.VAR_KEYWORD else key for key, argument in takes.items())
+            # mypy: the parser it is mixed into
             super().error(f"{message}. {name} takes {', '.join(names)}.", ex)  # type: ignore[misc]
         near = nearest(wrong[1] or wrong[2], set(_options(self))) if wrong else []
         hint = f". Did you mean {' or '.join(f'--{each}' for each in near)}?" if near else ""
-        return super().error(f"{message}{hint}", ex)  # type: ignore[misc]
+        return super().error(f"{message}{hint}", ex)  # type: ignore[misc]  # the parser it is mixed into
 
 
 class Parser(_Suggests, ArgumentParser):
@@ -131,7 +132,7 @@ def _arguments(hint: Any, name: str, depth: int) -> Iterator[str]:
         return
     for kind in {hint, *subclasses(hint)}:
         try:
-            hints = get_type_hints(kind.__init__)  # type: ignore[misc]
+            hints = get_type_hints(kind.__init__)  # type: ignore[misc]  # of a class, not an instance
             arguments = inspect.signature(kind).parameters
         except (NameError, TypeError, ValueError):  # a stranger's
             continue

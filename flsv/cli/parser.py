@@ -83,7 +83,7 @@ class FederatedCLI(LightningCLI):
         self._new_folder: Path | None = None
         super().__init__(*arguments, **options)
 
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
         """Return the subcommand that the first argument names, else all: each has a parser, which is slow to make."""
         every = LightningCLI.subcommands()
         return {self._asked: every[self._asked]} if self._asked in every else every
@@ -100,7 +100,7 @@ class FederatedCLI(LightningCLI):
         # A path given as source is the path of data; jsonargparse would read a text file there for the option's value.
         for action in parser._actions:
             if action.dest == "data.source":
-                action._enable_path = False  # type: ignore[attr-defined]
+                action._enable_path = False  # type: ignore[attr-defined]  # jsonargparse's own attribute
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
@@ -131,6 +131,7 @@ class FederatedCLI(LightningCLI):
             if isinstance(error, ConfigurationError):
                 raise
             raise ConfigurationError(f"trainer: {error}") from error
+        # mypy: set by Lightning's connectors
         if self.subcommand == "predict" and not made.fast_dev_run:  # type: ignore[attr-defined]
             self.written = WritePredictions()
             callbacks_of(made).append(self.written)
@@ -199,6 +200,7 @@ class FederatedCLI(LightningCLI):
     def before_fit(self) -> None:
         """Look ``--ckpt_path last`` and ``best`` up before anything runs, for all four subcommands alike."""
         config = self.config_init[self.subcommand]
+        # mypy: set by Lightning's connectors
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_writable(runs_folder(self.trainer))
             if self.trainer.is_global_zero and not (folder := run_folder(self.trainer)).exists():
@@ -209,7 +211,7 @@ class FederatedCLI(LightningCLI):
             if not self.quiet:
                 print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
         elif config.ckpt_path is None and self.subcommand != "fit":
-            warnings.warn(f"flsv {self.subcommand} without --ckpt_path: the network is as it was built.", stacklevel=2)
+            warnings.warn(f"flsv {self.subcommand} without --ckpt_path: the weights are initial ones.", stacklevel=2)
         elif config.ckpt_path is not None and ":" not in config.ckpt_path and not Path(config.ckpt_path).exists():
             raise ConfigurationError(
                 f"there is no checkpoint {config.ckpt_path}. Name one that is there, or leave ckpt_path out."
@@ -235,6 +237,7 @@ class FederatedCLI(LightningCLI):
             self.say_where()
 
     def after_predict(self) -> None:
+        # mypy: set by Lightning's connectors
         if not self.quiet and self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             print(f"Predictions: {self.written.where}")
 

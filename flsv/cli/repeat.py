@@ -48,11 +48,11 @@ def repeat(
 
     Args:
         runs: how many times, 2 or more.
-        arguments: of ``flsv fit``.
+        arguments: arguments of ``flsv fit``.
         out: what the runs write goes below, a folder each.
         first_seed: the seeds are this one and those after it.
         bars: show the fits' progress bars.
-        say: is told which run begins.
+        say: called with a line that says which run begins.
 
     Returns:
         A row per metric and client, by the names in :data:`flsv.report.reading.HEADER`, and the file that they were

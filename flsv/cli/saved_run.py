@@ -38,7 +38,7 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callab
 
     Args:
         run: its folder.
-        arguments: of ``flsv fit``, which override the run's.
+        arguments: arguments of ``flsv fit``, which override the run's.
 
     Raises:
         ConfigurationError: the folder holds no configuration.

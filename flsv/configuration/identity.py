@@ -118,7 +118,7 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
 
     Args:
         settings: see :func:`settings_of`.
-        data: dealt out.
+        data: the data module, set up.
 
     Returns:
         Its settings are of the federation and its data; its samples are a hash of which samples every client holds, of
@@ -284,7 +284,7 @@ def hyperparameters(
     Args:
         config: the loop's.
         metrics: the live ones, by name.
-        data: dealt out.
+        data: the data module, set up.
         seed: the run's.
     """
     result: dict[str, Any] = {"local_epochs": config.local_epochs, "optimizer_state": config.optimizer_state}
@@ -331,9 +331,9 @@ def hparam_columns(
 
     Args:
         strategies: by their roles.
-        data: dealt out.
+        data: the data module, set up.
         seed: the run's.
-        rounds: that are to be run; None: nobody knows.
+        rounds: number of rounds to be run; None where that is open.
         optimizers: of the module, before the first round.
     """
     partitioner = getattr(data, "partitioner", None)

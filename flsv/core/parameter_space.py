@@ -24,7 +24,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 @dataclass(frozen=True)
 class Head:
-    """Where the classifier head lies in the vector: ``num_classes`` rows of weights, and their biases if it has any."""
+    """Position of the classifier head in the vector: ``num_classes`` rows of weights, and their biases if any."""
 
     name: str
     num_classes: int

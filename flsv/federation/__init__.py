@@ -1,4 +1,4 @@
-"""FederatedLoop: the callback that is the server."""
+"""FederatedLoop: the callback that runs a federation's rounds in a Trainer, and is its server."""
 
 from flsv.federation.loop import FederatedLoop
 

@@ -1,8 +1,8 @@
-"""Tests whether the global model has learned anything beyond a constant answer, and so whether there is something to
-share; and whether the metrics' values tell clients apart.
+"""Tests whether the global model is better than a constant answer, and whether the metrics' values distinguish clients.
 
-Performances of classifiers are tested themselves. Where no metric plays a game, the model's mean recall is, if the
-server has a validation set with classes and ``forward`` gives logits.
+Contributions to a model that has learned nothing are chance. A classifier's performance is tested by the measure of
+each metric that evaluates coalitions; where there is none, by the mean recall, if the server has a validation set with
+classes and ``forward`` returns logits.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from flsv.training.local_steps import limited
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
-#: How often a model that has learnt nothing is taken for one that has, at most (about, for balanced accuracy).
+#: The tests' level: how often a model that has learnt nothing passes, at most (about, for balanced accuracy).
 LEVEL = 0.05
-#: Performances of which a constant answer's is known.
+#: Performances for which that of a constant answer is known.
 TESTED = ("accuracy", "balanced_accuracy", "per_class_accuracy", "negative_loss")
-#: What stands for a metric's name where no metric's performance can be tested.
+#: Stand-in for a metric's name where no metric's performance can be tested.
 NO_METRIC = ""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The test's result for one model.
+class LearningResult:
+    """The test's result for one model and performance.
 
     Args:
-        by: what it is measured by.
-        value: of it; None where it is not finite.
-        apart: whether the model is told apart from a constant answer by it; None: it does not tell.
+        by: the performance.
+        value: the model's performance; None where it is not finite.
+        apart: whether the model is significantly better than a constant answer; None where that cannot be tested.
     """
 
     by: str
@@ -56,17 +56,25 @@ class Verdict:
     apart: bool | None = None
 
 
-def starts(trainer: L.Trainer, fit: FederationRun) -> dict[str, float | None]:
-    """Measure the model before the first round by what each metric's game shares out."""
-    return {name: verdict.value for name, verdict in verdicts(trainer, fit)[0].items()}
+def initial_scores(trainer: L.Trainer, run: FederationRun) -> dict[str, float | None]:
+    """Return the performance of the present model, by metric; called before the first round."""
+    return {name: verdict.value for name, verdict in learning_results(trainer, run)[0].items()}
 
 
-def learned(trainer: L.Trainer, fit: FederationRun) -> dict[str, Any]:
-    """Make the record's entries on what the model has learned: by metric, the performance that its game shares out at
-    the run's start and now, the sum of the values, and whether the model is told apart from a constant answer, or why
-    that is not known; and which metrics' values are undecided."""
-    found, unknown = verdicts(trainer, fit)
-    values, start = fit.metrics.contributions, fit.state.start
+def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
+    """Make the part of the run's record that says what the model has learned.
+
+    Args:
+        trainer: the fit's trainer.
+        run: the run, after its last round.
+
+    Returns:
+        ``"paid_in"``: by metric, the performance at the run's start and end, the sum of the clients' values, and
+        whether the model is better than a constant answer; ``"not_known"``: why that is not known, where it is not;
+        ``"undecided"``: the metrics whose values distinguish no clients, see :func:`inconclusive_metrics`.
+    """
+    found, unknown = learning_results(trainer, run)
+    values, start = run.metrics.contributions, run.state.start
     paid = {
         name: {
             "by": verdict.by,
@@ -81,14 +89,22 @@ def learned(trainer: L.Trainer, fit: FederationRun) -> dict[str, Any]:
         rank_zero_warn(
             f"The model is not told apart from a constant answer by {by}: who contributed what to it is chance."
         )
-    budgets = undecided(fit.metrics.metrics, values)
+    budgets = inconclusive_metrics(run.metrics.metrics, values)
     more = {"not_known": unknown} if unknown is not None else {}
     return {"paid_in": paid, **more, **({"undecided": budgets} if budgets else {})}
 
 
-def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
-    """Find the metrics whose sampled values tell no pair of clients apart: how many evaluations they have had, and how
-    many would tell one apart, see :mod:`flsv.functional.shapley.studentized_range`."""
+def inconclusive_metrics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
+    """Find the metrics whose sampled values distinguish no pair of clients, given the values' standard errors.
+
+    Args:
+        metrics: the metrics by name.
+        values: the metrics' values by name.
+
+    Returns:
+        By metric, the number of ``"evaluations"`` so far and the number ``"needed"`` to distinguish a pair, see
+        :mod:`flsv.functional.shapley.studentized_range`.
+    """
     found = {}
     for name, value in values.items():
         metric = metrics[name]
@@ -96,7 +112,8 @@ def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> di
         if not {"stderr", "evaluations"} <= known.keys() or not bool((known["stderr"] > 0).any()):
             continue
         of, errors = value.cpu(), known["stderr"].cpu()
-        freedom = float(torch.as_tensor(metric.error_freedom()).nan_to_num(nan=math.inf).min())  # type: ignore[operator]
+        sampled: Any = metric
+        freedom = float(torch.as_tensor(sampled.error_freedom()).nan_to_num(nan=math.inf).min())
         some = int((of.isfinite() & errors.isfinite()).sum()) > 1
         if some and not pairs_differ(of, errors, freedom):
             spent, times = int(known["evaluations"]), times_to_tell_apart(of, errors, freedom)
@@ -104,53 +121,55 @@ def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> di
     return found
 
 
-def verdicts(trainer: L.Trainer, fit: FederationRun) -> tuple[dict[str, Verdict], str | None]:
-    """Test the global model by each metric's measure, and under ``NO_METRIC`` where no metric plays a game.
+def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, LearningResult], str | None]:
+    """Test the global model by each metric's performance.
 
     Returns:
-        The verdicts; and why it is not known whether the model has learned anything, None where it is.
+        The results by metric, under ``NO_METRIC`` where no metric evaluates coalitions; and the reason why it is not
+        known whether the model has learned anything, or None.
     """
-    model = fit.state.model()
-    found = _of_games(fit, model)
+    model = run.state.model()
+    found = _of_games(run, model)
     if found:
         known = any(verdict.apart is not None for verdict in found.values())
         measures = sorted({verdict.by for verdict in found.values()})
         return found, None if known else f"no constant answer's {', '.join(measures)} is known"
-    scores = _scores(trainer, fit, model)
+    scores = _scores(trainer, run, model)
     if isinstance(scores, str):
         return {}, scores
     by = "balanced_accuracy"
-    return {NO_METRIC: Verdict(by, _finite(scores.value(by)), told_apart(scores, by))}, None
+    return {NO_METRIC: LearningResult(by, _finite(scores.value(by)), beats_constant(scores, by))}, None
 
 
-def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
-    """Test the model by the measure of each metric's game, where a constant answer's performance is known."""
-    found: dict[str, Verdict] = {}
+def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
+    """Test the model by the performance of each metric that evaluates coalitions."""
+    found: dict[str, LearningResult] = {}
     evaluators: dict[Any, Any] = {}
     scores: dict[Any, Any] = {}
-    for name, measure in fit.metrics.performances.items():
+    for name, measure in run.metrics.performances.items():
         other = measure if isinstance(measure, ModelScore) else None
         key = None if other is None else other.evaluator
         if key not in scores:
-            assert fit.server.games is not None
-            evaluators[key] = fit.server.games.evaluator_of(measure)
+            assert run.server.games is not None
+            evaluators[key] = run.server.games.evaluator_of(measure)
             scores[key] = evaluators[key](model[None])
         value = scores[key].value(measure if other is None else other.name)
         by = other.of if other is not None and other.by_class else measure
-        apart = told_apart(scores[key], by) if isinstance(by, str) and by in TESTED else None
+        apart = beats_constant(scores[key], by) if isinstance(by, str) and by in TESTED else None
         if other is not None and other.called and not other.judged:
             labels = [y.cpu() for _, y in evaluators[key].batches]
-            apart = ranks_apart(other.called, float(value), torch.cat(labels), fit.engine.data.num_classes)
-        found[name] = Verdict(measure if other is None else other.title, _finite(value), apart)
+            apart = score_beats_chance(other.called, float(value), torch.cat(labels), run.engine.data.num_classes)
+        found[name] = LearningResult(measure if other is None else other.title, _finite(value), apart)
     return found
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _scores(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> Scores | str:
-    """Compute a classifier's scores on as many validation batches as the trainer validates on, or say why there are
-    none. One batch at a time is in memory; nothing of the fit changes."""
-    data, space, module = fit.engine.data, fit.engine.space, trainer.lightning_module
+def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | str:
+    """Score a classifier on as many validation batches as the trainer uses; return the reason where that fails.
+
+    One batch at a time is in memory, and the fit is not changed."""
+    data, space, module = run.engine.data, run.engine.space, trainer.lightning_module
     loaders, limit = data.val_dataloader(), trainer.limit_val_batches
     if not loaders:
         return "the server has no validation set"
@@ -175,7 +194,7 @@ def _scores(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> Scores | s
                     support += torch.bincount(y.cpu(), minlength=data.num_classes)
     except ConfigurationError as error:
         return str(error)
-    except Exception as error:  # whatever a forward raises that the run has no need of
+    except Exception as error:  # any error of a `forward` that the run itself does not need
         return f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {error}"
     return Scores({"correct": correct[None]}, support) if support.any() else "there are no validation samples"
 
@@ -185,15 +204,15 @@ def _finite(values: Tensor) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def told_apart(scores: Scores, performance: str) -> bool:
-    r"""Return whether a model's score on the validation set is significantly above a constant answer's.
+def beats_constant(scores: Scores, performance: str) -> bool:
+    r"""Test whether a model's score on the validation set is significantly above that of a constant answer.
 
     Args:
-        scores: of one model, K = 1.
+        scores: the scores of one model, K = 1.
         performance: ``"accuracy"``: against the majority class, by the exact McNemar test on the samples on which the
-            two differ. ``"negative_loss"``: against the classes' shares on the set, the best constant there is. Of
-            predictions that have nothing to do with the labels, the likelihood ratio has a mean of 1 at most, so that
-            it is above :math:`1/\alpha` with probability :math:`\alpha` at most (Markov's inequality).
+            two differ. ``"negative_loss"``: against the classes' shares on the set, the best constant answer. For
+            predictions that are independent of the labels, the likelihood ratio has a mean of 1 at most, so that it is
+            above :math:`1/\alpha` with probability :math:`\alpha` at most (Markov's inequality).
             ``"balanced_accuracy"``, ``"per_class_accuracy"``: against 1 / M over the classes that occur, by the
             normal interval of the mean recall, with one sample right and one wrong added to every class.
 
@@ -201,9 +220,9 @@ def told_apart(scores: Scores, performance: str) -> bool:
         >>> def scores(correct, support, loss):
         ...     return Scores({"correct": torch.tensor([correct]), "loss": torch.tensor([loss])}, torch.tensor(support))
         >>> constant, learned = scores([94, 0], [94, 6], 0.3), scores([92, 5], [94, 6], 0.1)
-        >>> told_apart(constant, "accuracy"), told_apart(constant, "balanced_accuracy")
+        >>> beats_constant(constant, "accuracy"), beats_constant(constant, "balanced_accuracy")
         (False, False)
-        >>> [told_apart(learned, by) for by in ("accuracy", "balanced_accuracy", "negative_loss")]
+        >>> [beats_constant(learned, by) for by in ("accuracy", "balanced_accuracy", "negative_loss")]
         [False, True, True]
     """
     assert scores.support is not None
@@ -223,23 +242,25 @@ def told_apart(scores: Scores, performance: str) -> bool:
     return float((correct / support).mean()) - 1 / len(support) > float(stats.norm.ppf(1 - LEVEL)) * error
 
 
-def ranks_apart(score: str, value: float, labels: Tensor, num_classes: int) -> bool:
-    """Return whether a score of probabilities is significantly above that of predictions that have nothing to do with
-    the labels, a constant one among them. That score follows from the labels' counts alone: the mean over the classes
-    that occur (of two, class 1's), and an error as if all classes' errors went together, so that it is not too small.
+def score_beats_chance(score: str, value: float, labels: Tensor, num_classes: int) -> bool:
+    """Test whether a score of probabilities is significantly above the score of predictions independent of the labels.
+
+    The latter's mean and error follow from the labels' counts alone: the mean over the classes that occur (of two
+    classes, that of class 1), and the error as if all classes' errors were fully correlated, so that it is not too
+    small.
 
     Args:
         score: in :data:`flsv.games.class_scores.CLASS_SCORES`. ``"auroc"``: 1/2, with Mann and Whitney's variance.
             ``"average_precision"``: about a class's share, with the mean and (to the second order) the variance over
-            all orders; they are skewed, so that two errors count. ``"f1"``: whichever share of the predictions is of a
-            class, it is 2p / (1 + p) for the share p of class 1 of two, and 1 / M of M classes, at most.
-        value: of the model.
-        labels: int64 ``[N]``.
+            all orders; the distribution is skewed, so that the margin is two errors. ``"f1"``: at most 2p / (1 + p)
+            for the share p of class 1 of two, and at most 1 / M of M classes, for any shares of the predictions.
+        value: the model's score.
+        labels: int64 ``[N]``, the validation set's labels.
         num_classes: M.
 
     Example:
         >>> labels = torch.tensor([0, 1] * 50)
-        >>> [ranks_apart("auroc", value, labels, 2) for value in (0.55, 0.65)]
+        >>> [score_beats_chance("auroc", value, labels, 2) for value in (0.55, 0.65)]
         [False, True]
     """
     n, counts = len(labels), torch.bincount(labels, minlength=num_classes).double()

@@ -1,4 +1,4 @@
-"""LightningFit: what one ``Trainer.fit`` changes in the trainer, and gives back at its end."""
+"""LightningFit: one ``Trainer.fit`` of a federation, with the changes of the trainer that are undone at its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from flsv.training.local_steps import LocalSteps
 
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
 
-#: What Lightning would say in every round, of its own code and of an epoch that is a round.
+#: Warnings that Lightning would repeat in every round, of its own code and of an epoch that is a round.
 _EVERY_ROUND = (
     r".*isinstance\(treespec, LeafSpec\)",
     r"The number of training batches \(\d+\) is smaller than the logging",
@@ -56,20 +56,20 @@ class LightningFit:
     """One fit, from its setup on: Lightning's side of a :class:`flsv.federation.run.FederationRun`.
 
     Args:
-        trainer: of the fit.
-        data: dealt out.
+        trainer: the fit's trainer.
+        data: the data module, with its samples assigned to clients.
         config: the loop's arguments.
         metrics: the loop's metrics.
-        state: the federation at the beginning of the fit.
-        run_state: what a checkpoint holds beside it.
-        plan: how the coalitions are trained that metrics ask for.
+        state: the federation's state at the beginning of the fit.
+        run_state: the state of clients, optimizers and files, which a checkpoint holds beside ``state``.
+        plan: the training of the coalitions that metrics ask for.
 
     Attributes:
         fitting: whether the fit has not ended.
-        given_seed: the loop's, or ``seed_everything``'s, or None.
-        federation: the run; from ``on_fit_start`` on.
-        reports: likewise, what is shown and written.
-        cohort: the client side; None before training starts.
+        given_seed: the loop's seed, or ``seed_everything``'s, or None.
+        federation: the run; None before ``on_fit_start``.
+        reports: the output of the run; None before ``on_fit_start``.
+        cohort: the training of the cohorts; None before training starts.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class LightningFit:
     # ---- before the first round
 
     def set_up(self, settings: Mapping[str, str]) -> None:
-        """Tell the metrics of the federation, agree on what the run is, and let the trainer ask for batches and steps.
+        """Prepare the trainer, the metrics and the run's seed, before the module is on its device.
 
         Args:
-            settings: of the loop, see :func:`flsv.configuration.identity.settings_of`.
+            settings: the loop's settings, see :func:`flsv.configuration.identity.settings_of`.
         """
         trainer, config, data, state = self.trainer, self.config, self.data, self.state
         self._undo.enter_context(warnings.catch_warnings())
@@ -120,7 +120,7 @@ class LightningFit:
         state.num_clients = data.num_clients
         if len(state.participations) != data.num_clients:
             state.participations, state.updates_received = torch.zeros(2, data.num_clients, dtype=torch.long)
-        # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
+        # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
         limit = trainer.limit_train_batches
         self.steps = LocalSteps(trainer, data, config.sampler, state, config.local_epochs, limit)
         self._change(
@@ -135,7 +135,7 @@ class LightningFit:
         )
 
     def start(self, module: L.LightningModule) -> None:
-        """Make the run, and begin the reports: everything is on its device and set up."""
+        """Make the run and its reports, once the module is on its device and everything is set up."""
         trainer, run_state, config = self.trainer, self.run_state, self.config
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
@@ -156,7 +156,7 @@ class LightningFit:
         self.reports = RunReports(trainer, self.federation, run_state, self.files, told)
 
     def begin_training(self, module: L.LightningModule) -> None:
-        """Begin training: the optimizers are set up."""
+        """Begin training, once the optimizers are set up."""
         trainer, federation, run_state = self.trainer, self.running, self.run_state
         engine = federation.engine
         assert self.reports is not None
@@ -171,7 +171,7 @@ class LightningFit:
         run_state.buffers = None
         self.cohort = cohort = engine.cohort
         batch_idx = (lambda: 0) if engine.idle else (lambda: cohort.batch_idx)
-        # After the engine has looked at whose hooks are whose.
+        # After the engine's checks, which look at the module's own hooks.
         hooks = BatchHooks(trainer, batch_idx, self.begin_batch, partial(self.end_batch, module), engine.idle)
         self._undo.callback(hooks.remove)
         self.reports.look_at_start()
@@ -184,7 +184,7 @@ class LightningFit:
 
     @property
     def running(self) -> FederationRun:
-        """The run.
+        """Return the run.
 
         Raises:
             RuntimeError: the fit has not started.
@@ -195,28 +195,28 @@ class LightningFit:
 
     @property
     def within_round(self) -> bool:
-        """Return whether clients train: the module is one of them."""
+        """Return whether clients train at present, so that the module holds a client's model."""
         return self.cohort is not None and self.cohort.active
 
     @property
     def current_client(self) -> int | None:
-        """The client whose turn it is; None after the cohort's last, and outside of a round."""
+        """Return the client whose turn it is; None after the cohort's last, and outside of a round."""
         return self.cohort.client if self.cohort is not None and self.cohort.active else None
 
     def place(self) -> str:
-        """Say whose turn it is."""
+        """Describe in words which client trains in which round."""
         return where(self.current_client, self.state.round_index, self.data.client_names)
 
     # ---- within a round
 
     def begin_round(self) -> None:
-        """Begin a round: the module holds the global model."""
+        """Begin a round, at which the module holds the global model."""
         self.finetuning.begin_round()
         self.average.begin_round()
         self.running.begin_round()
 
     def begin_batch(self, batch: Any) -> None:
-        """Begin a batch, which a client of the cohort is to train on."""
+        """Begin a client's batch."""
         assert self.cohort is not None
         if self.cohort.begin_batch(batch):
             assert self.reports is not None
@@ -224,12 +224,12 @@ class LightningFit:
             self.reports.terminal.text = {"round": rounds, "client": self.cohort.place}
 
     def begin_step(self, optimizer: Any) -> None:
-        """Begin an optimizer's step of a client."""
+        """Begin a client's optimizer step."""
         assert self.cohort is not None
         self.cohort.turn.begin_step(optimizer)
 
     def end_batch(self, module: L.LightningModule, outputs: Any, batch: Any) -> None:
-        """End a batch that a client has trained on, and with the cohort's last one the round."""
+        """End a client's batch; after the cohort's last one, end the round."""
         assert self.cohort is not None
         self.average.end_batch(self.trainer)
         if self.cohort.end_batch(step_loss(self.trainer, outputs)):
@@ -250,10 +250,10 @@ class LightningFit:
     # ---- between rounds
 
     def end_epoch(self) -> None:
-        """End Lightning's epoch, and with it a round, if nothing has stopped it.
+        """End Lightning's epoch; discard a round that was stopped before its last batch.
 
         Raises:
-            RuntimeError: something has, and the fit is to go on.
+            RuntimeError: the round was stopped although the fit goes on.
         """
         early = "the epoch ended before the round's last batch"
         if self.within_round:
@@ -267,7 +267,7 @@ class LightningFit:
             self.boundary.remember()
 
     def begin_validation(self) -> None:
-        """Discard an unfinished round: Lightning validates before it stops, and the module may be a client."""
+        """Discard an unfinished round before validation, so that the module is no half-trained client."""
         if self.fitting and self.within_round:
             self.discard("the epoch ended before the round's last batch")
 
@@ -277,7 +277,7 @@ class LightningFit:
             warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
     def saved(self) -> dict[str, Any]:
-        """Return what the next round needs of clients, optimizers and files."""
+        """Return the state of clients, optimizers and files that the next round needs."""
         engine = None if self.federation is None else self.federation.engine
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
@@ -297,7 +297,7 @@ class LightningFit:
     # ---- the end
 
     def finish(self) -> None:
-        """Train the coalitions that were put off, and report the end of training."""
+        """Finish a run whose training has ended normally: train waiting coalitions, and write the final reports."""
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
@@ -309,12 +309,12 @@ class LightningFit:
         self.reports.finish()
 
     def end(self) -> None:
-        """Finish the fit of a resumed run that had no round left: its coalitions may be still to be trained."""
+        """Finish a resumed run that had no round left, if its coalitions are still to be trained."""
         if not self._finished and self.plan.left:
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
-        """Name the client with which the fit has failed, forget its round, and leave everything as it was found."""
+        """Handle an error of the fit: name the client, forget the round, and restore the trainer and the module."""
         try:
             if self.federation is not None:
                 self.federation.engine.failed(exception, self.place())
@@ -327,10 +327,10 @@ class LightningFit:
         if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
             self.reports.stopped()
         if isinstance(exception, SIGTERMException):
-            exception.code = 128 + signal.SIGTERM  # Lightning would end a script that is not done with status 0
+            exception.code = 128 + signal.SIGTERM  # Lightning would exit with status 0
 
     def close(self, failed: bool = False) -> None:
-        """Leave the trainer and the module as they were found."""
+        """Restore the trainer and the module as they were before the fit."""
         self.fitting = False
         self._undo.close()
         if self.reports is not None:
@@ -344,6 +344,6 @@ class LightningFit:
         self._undo.callback(PatchedAttributes(list(changes)).restore)
 
     def _round_loader(self) -> Any:
-        """Return the train dataloader of the coming round, or before the first one what has its length."""
+        """Return the coming round's train dataloader, or a stand-in of its length before the run exists."""
         length = counted_length(self.trainer, self.steps)
         return self.running.loader() if length is None else length

@@ -1,8 +1,8 @@
-"""FederatedLoop: the callback that is the server.
+"""FederatedLoop: the callback that runs a federation's rounds in a Trainer, and is its server.
 
-One ``Trainer.fit`` is the whole federation and one epoch is one round; the LightningModule is, in turn, every client
-and, between the rounds, the global model. A round is in :class:`flsv.federation.run.FederationRun`; here are
-Lightning's hooks.
+One ``Trainer.fit`` is the whole federation and one epoch is one round; the LightningModule holds each client's model in
+turn and, between rounds, the global model. :class:`flsv.federation.run.FederationRun` has the steps of a round; this
+module has Lightning's hooks.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ _ARGUMENTS = tuple(field.name for field in fields(FederationConfig))
 
 
 class FederatedLoop(ReadOnlyArguments, L.Callback):
-    """Trains a LightningModule federated, and measures what every client contributes while it happens.
+    """Callback that trains a LightningModule federated, and measures every client's contribution during training.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
-    the number of rounds; ``limit_train_batches`` applies to each client and local epoch; gradient accumulation starts
-    anew with each client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming
-    from it goes on bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming with
-    other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names them.
-    ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a scheduler, batch sizes, the
-    privacy budget and what is only logged or drawn may change.
+    the number of rounds; ``limit_train_batches`` applies to each client and local epoch; gradient accumulation is reset
+    between clients. Validation uses the global model. A checkpoint always holds the state between two rounds, and a
+    resumed run continues bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming with
+    other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names the
+    difference. You may change ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a
+    scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn; the new values take effect.
 
-    A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, also where ``training_step``
-    steps it itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps of one client
-    in all rounds that it is drawn in; ``trainer.is_last_batch`` is the client's.
+    A scheduler with ``interval="epoch"`` steps once a round; a scheduler with ``interval="step"`` belongs to the
+    client, also where ``training_step`` steps it itself. ``trainer.estimated_stepping_batches`` is the number of steps
+    of one client in all rounds that it is drawn in, and ``trainer.is_last_batch`` is true at each client's last batch.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
     contributions, the round's weights and the last scores of the clients' own models (``<metric>/client_<i>``,
@@ -76,32 +76,33 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
         metrics: name to contribution metric, or a ``MetricCollection``; ``loop.metrics[name]`` is the live metric. In
-            Python any torchmetrics ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
-        personalizer: gives clients start points of their own. Default: everyone starts from the global model.
-        sampler: draws each round's cohort. Default: every client.
-        client_algorithm: what clients do differently when they train, such as ``flsv.training.algorithms.FedProx``.
-        uploads: what clients do to their updates before these leave, in this order: attacks, which the server does not
-            know of; ``flsv.privacy.GaussianPrivacy``, with the budget at which the fit stops, which adds the metric
-            ``"epsilon"``; compression, such as ``flsv.uploads.TopK``.
-        filters: what the server does to a cohort's updates before it measures and averages them, in this order, such as
-            ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an ``OutlierFilter()``,
-            which warns. Whatever the list, what is not finite, or so large that a sum keeps nothing of the others, is
-            left out.
+            Python, any torchmetrics ``Metric`` whose ``update`` arguments are named after attributes of ``flsv.Round``.
+        personalizer: gives clients start points of their own. Default: all clients start from the global model.
+        sampler: draws each round's cohort. Default: every client takes part.
+        client_algorithm: changes the clients' training, such as ``flsv.training.algorithms.FedProx``.
+        uploads: changes that clients make to their updates before sending them, in this order: attacks, which the
+            server does not know of; ``flsv.privacy.GaussianPrivacy``, with the budget at which the fit stops, which
+            adds the metric ``"epsilon"``; compression, such as ``flsv.uploads.TopK``.
+        filters: filters that the server applies to a cohort's updates before it measures and averages them, in this
+            order, such as ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an
+            ``OutlierFilter()``, which warns. Non-finite updates, and updates so large that they swamp the sum
+            numerically, are always dropped.
         local_epochs: passes over a client's data per round.
-        optimizer_state: of a client when it starts: ``"reset"`` empties it; ``"persist"``: the one that it left.
-        share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
-            fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]`` (FedBN) or
-            ``["!head"]`` (FedPer), see :func:`flsv.core.sharing.sharing`; or a function of an entry's name and
-            tensor. The rest stays at its client, which goes on and is evaluated with it; the global model has its
-            initial values.
+        optimizer_state: ``"reset"`` starts each round with a fresh optimizer; ``"persist"`` restores the client's state
+            from its last round.
+        share: the entries of the module that are shared: ``"all"``; ``"trainable"``, the parameters that require a
+            gradient when the fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]``
+            (FedBN) or ``["!head"]`` (FedPer), see :func:`flsv.core.sharing.sharing`; or a function of an entry's name
+            and tensor. Everything else stays local: each client keeps its own copy for training and evaluation, and the
+            global model keeps the initial values.
         evaluation: when the clients' own models are evaluated on their own test splits. Default: never.
         reporting: what the run shows and writes, see :class:`flsv.results.folder.Reporting`.
-        seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
+        seed: the seed from which every random choice derives. Default: that of ``seed_everything``, else random.
         engine: how clients run in this process. ``"sequential"``: one after the other; ``"vmap"``: many small ones at
-            once, see :class:`flsv.engines.vmap.VmapProcess`; in Python, also what makes another engine.
+            once, see :class:`flsv.engines.vmap.VmapProcess`; or, in Python, a factory returning an engine.
 
     Raises:
-        ConfigurationError: a wrong argument or combination, before training starts.
+        ConfigurationError: an argument or combination is wrong, before training starts.
         RuntimeError: every client of a round returned a model that is not finite.
 
     Example:
@@ -152,7 +153,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @cached_property
     def _described(self) -> dict[str, str]:
-        """The settings as the first fit finds them: later the objects may hold what they have learned."""
+        """Return the settings as of the first fit: objects may change during a fit."""
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
@@ -161,9 +162,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._plan.reset()
 
     def replace(self, **changes: Any) -> FederatedLoop:
-        """Return a new loop of the same arguments but for these; those of a loop that is there cannot be set.
+        """Make a new loop with some arguments changed; the arguments of an existing loop cannot be set.
 
-        Metrics, strategies, uploads and filters are copied: what one loop learns is not the other's.
+        Metrics, strategies, uploads and filters are copied, so that the loops share no state.
+
+        Args:
+            **changes: new values of arguments, by name.
 
         Example:
             >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
@@ -231,7 +235,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- what is saved
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next round needs beyond the global model."""
+        """Return the state that the next round needs, beside the global model."""
         return {
             **self.state.state_dict(),
             **(self.run_state.state_dict() if self._lightning_fit is None else self._lightning_fit.saved()),
@@ -252,18 +256,22 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._plan.load_state_dict(state_dict["coalitions"])
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
-        """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
+        """Check that this fit can resume from a ``state_dict``.
+
+        Raises:
+            ConfigurationError: it cannot; the message names the difference.
+        """
         seed = self._lightning_fit and self._lightning_fit.given_seed
         check_state(state_dict, __version__, self.run_state.identity, seed, max_epochs)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        # Those of a wrapped data module are no arguments of FederatedDataModule, nor always safe to load.
+        # A wrapped data module's hyper-parameters are no arguments of FederatedDataModule, nor always safe to load.
         checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
         if self._lightning_fit is not None:
             self._lightning_fit.rewind(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the federation between two rounds, without trainer and data of its fit: a copy can be fitted anew."""
+        """Return the loop's state between two rounds, without trainer and data, so that a copy can be fitted anew."""
         run = None if self._lightning_fit is None else self._lightning_fit.federation
         given = {"log": None, "log_dict": None}  # by Lightning, of the module
         return {
@@ -280,54 +288,56 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def at_sites(self) -> FederationConfig:
-        """Return what a site is to do: the configuration, with what metrics ask of the clients."""
+        """Return the configuration for remote sites, with the training that metrics ask of clients."""
         return self._plan.as_rows(self.config)
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """The live metrics by name."""
+        """Return the live metrics by name."""
         return MappingProxyType(self.contribution_metrics.metrics)
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """The aggregator, personalizer, sampler and client algorithm, where there is one, by role."""
+        """Return the aggregator, personalizer, sampler and client algorithm by role, where there is one."""
         return MappingProxyType(self.config.strategies)
 
     @property
     def contributions(self) -> dict[str, Contribution]:
-        """The metrics' current values by name: each ``[n]``, the numbers of the table, with ``by_class`` ``[n, M]`` and
-        ``interval``, the low and high ends, where the metric has them."""
+        """Return the metrics' current values ``[n]`` by name, as in the table.
+
+        Each is a tensor with the attributes ``by_class``, ``[n, M]``, and ``interval``, the low and high ends ``[n]``,
+        where the metric has them."""
         values = self.contribution_metrics.contributions
         return {name: contribution(self.metrics[name], value) for name, value in values.items()}
 
     @property
     def round_index(self) -> int:
-        """The number of completed rounds, so the index of the current or next one."""
+        """Return the number of completed rounds, which is the index of the current or next one."""
         return self.state.round_index
 
     @property
     def weights(self) -> Tensor | None:
-        """``[n]`` weights of the last aggregation, NaN outside its cohort."""
+        """Return the weights of the last aggregation ``[n]``, NaN for clients outside its cohort; None before it."""
         return self.state.weights
 
     @property
     def participations(self) -> Tensor:
-        """int64 ``[n]``, the number of rounds that each client's update was part of."""
+        """Return the number of rounds that each client's update was part of, int64 ``[n]``."""
         return self.state.participations
 
     @property
     def client_scores(self) -> dict[str, Tensor]:
-        """Of clients' own models: ``accuracy``, ``balanced_accuracy``, ``auroc`` to ``[n]``, where evaluated."""
+        """Return the last scores ``[n]`` of the clients' own models: ``accuracy``, ``balanced_accuracy``, ``auroc``."""
         return self.state.client_scores
 
     @property
     def client_accuracy(self) -> Tensor | None:
-        """``[n]`` of the last evaluation; None before the first."""
+        """Return the accuracies ``[n]`` of the last evaluation of the clients' own models; None before the first."""
         return self.state.client_scores.get("accuracy")
 
     @property
     def run(self) -> FederationRun:
-        """The run, from the start of a fit on: its ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
+        """Return the run, with ``clients``, ``channel``, ``space``, ``state`` and ``server``, from a fit's start on."""
         return self._fit.running
 
     board = property(attrgetter("contribution_metrics"), doc="Alias of ``contribution_metrics``, its name before 1.1.")
@@ -336,27 +346,28 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def events(self) -> list[Event]:
-        """All that has happened to clients and their updates in this run: who was found at fault, and how often."""
+        """Return all faults of clients and their updates in this run, with the number of times."""
         return events_of(self.filters, self.state)
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Client id to in how many of its rounds its update was at fault, and not measured; without those in order."""
+        """Return for each client with faults in how many of its rounds its update was at fault, and not measured."""
         return faults_in(self.events)
 
     @property
     def copies(self) -> list[list[int]]:
-        """Groups of clients who send one another's updates; of one: who sent the server's last step back."""
+        """Return groups of clients that send copies of one another's updates; a single client sent the server's last
+        step back."""
         return copies_in(self.events)
 
     @property
     def coalitions(self) -> int:
-        """Coalitions whose models were evaluated in this fit so far, each once."""
+        """Return how many coalitions' models were evaluated in this fit so far, each counted once."""
         return 0 if self._lightning_fit is None or self._lightning_fit.federation is None else self.run.coalitions
 
     @property
     def current_client(self) -> int | None:
-        """The client whose turn it is; None after the cohort's last, and outside of a round."""
+        """Return the client whose turn it is; None after the cohort's last, and outside of a round."""
         return None if self._lightning_fit is None else self._lightning_fit.current_client
 
     def received(self) -> dict[int, Tensor]:
@@ -364,16 +375,18 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return the metrics' current values, the last weights and accuracies as a tidy DataFrame with the columns of
-        :func:`flsv.read_run`. :meth:`history` has all rounds."""
-        return current_table(
-            self.contribution_metrics,
-            self.state,
-            None if self._lightning_fit is None else self._lightning_fit.data.client_names,
-        )
+        """Return the metrics' current values and the last weights and accuracies as a tidy DataFrame.
+
+        It has the columns of :func:`flsv.read_run`; :meth:`history` has all rounds."""
+        names = None if self._lightning_fit is None else self._lightning_fit.data.client_names
+        return current_table(self.contribution_metrics, self.state, names)
 
     def history(self) -> pandas.DataFrame:
-        """Return all rounds as :func:`flsv.read_run` reads them from the run's folder. Without one it raises."""
+        """Return the values of all rounds, as :func:`flsv.read_run` reads them from the run's folder.
+
+        Raises:
+            ConfigurationError: the fit has written no files.
+        """
         if self.run_state.csv is None:
             raise ConfigurationError(
                 "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "

@@ -1,4 +1,4 @@
-"""Reports a fit: what is known between two rounds, each round's result made once, and handed to the sinks."""
+"""RunReports: makes each round's result once, for the sinks that write it; Contribution: a metric's value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flsv.configuration.identity import hparam_columns, hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
-from flsv.federation.learned import learned, starts
+from flsv.federation.learned import initial_scores, learning_record
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 
 
 class RunReports:
-    """Reports a fit, from its start on.
+    """Output of a fit, from its start on.
 
     Args:
-        trainer: of the fit.
-        federation: whose rounds are reported.
-        run_state: knows the file that the run goes on writing, and what the run is.
+        trainer: the fit's trainer.
+        federation: the run whose rounds are reported.
+        run_state: holds the path of the file that the run continues, and the run's identity.
         files: whether files are written.
-        told: what else is to be told at the end, a line each.
+        told: returns further lines for the end of the run.
 
     Attributes:
-        sinks: whatever writes results: ``contributions.csv``, ``run.json``, the clients' pictures, TensorBoard, other
-            loggers, the terminal, what callbacks may monitor.
-        terminal: the one of them that shows whose turn it is.
+        sinks: the objects that write results: ``contributions.csv``, ``run.json``, the clients' pictures, TensorBoard,
+            other loggers, the terminal, and values that callbacks may monitor.
+        terminal: the sink that shows the progress.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class RunReports:
         files: bool,
         told: Callable[[], list[str]],
     ) -> None:
-        self._trainer, self._federation, self._told = trainer, federation, told
+        self._trainer: Any = trainer  # Any: Lightning declares not all attributes
+        self._federation, self._told = federation, told
         self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
         metrics, reporting = federation.metrics.metrics, self._config.reporting
         names = self._data.client_names, self._data.class_names
@@ -90,17 +91,17 @@ class RunReports:
 
     @property
     def _prints(self) -> bool:
-        return self._trainer.is_global_zero and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
+        return self._trainer.is_global_zero and not self._trainer.fast_dev_run
 
     def _draws(self, index: int) -> bool:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _csv(self, path: Path, before: str | None) -> CSV:
-        """Open the file of contributions, anew or to go on with it.
+        """Begin the file of contributions, or continue an earlier one.
 
         Args:
-            path: of the file.
-            before: the file that the run has written so far.
+            path: path of the file.
+            before: path of the file that the run has written so far; None: ``path``.
         """
         csv, first = CSV(path, self._data.client_names), self._state.round_index
         earlier = path.resolve() if before is None else Path(before)
@@ -117,7 +118,7 @@ class RunReports:
         return content | ({"run": state.run} if state.run else {})
 
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
-        """Make the sinks of the trainer's loggers, which are told the settings."""
+        """Make the sinks of the trainer's loggers, and log the settings."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
         metrics, reporting = self._federation.metrics.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
@@ -129,10 +130,10 @@ class RunReports:
         sinks: list[Sink] = []
         others = []
         for logger in trainer.loggers:
-            # Of a run that goes on, other loggers have the settings already, and may not take others.
+            # In a resumed run, other loggers have the settings already, and may refuse others.
             if first == 0 or isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(merged)
-            # In a fast_dev_run a logger's experiment is no writer.
+            # In a fast_dev_run a logger's experiment is a dummy.
             if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
                 board = TensorBoard(logger, trainer, metrics, *names, per_class, self._config.evaluation.every > 0)
                 board.begin(first, merged, cells, draw)
@@ -160,39 +161,38 @@ class RunReports:
             sink.write(result)
 
     def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Hand values of earlier rounds, which are known now, to the sinks.
+        """Write values of earlier rounds that were computed after the run.
 
         Args:
             found: round to the metrics' values after it, by name.
         """
-        board = self._federation.metrics
         for index, values in sorted(found.items()):
             result = self.results.late(index, values, self._draws(index))
             for sink in self.sinks:
                 sink.write_late(result)
-            board.contributions.update(values)
+            self._federation.metrics.contributions.update(values)
 
     @property
     def _learning_is_told(self) -> bool:
-        """Whether anybody is told what becomes of the model."""
+        """Return whether the test of what the model has learned is written or shown anywhere."""
         reporting, metrics = self._config.reporting, self._federation.metrics.metrics
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
-        return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
+        return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run
 
     def look_at_start(self) -> None:
-        """Measure the model before the first round by what the metrics' games share out."""
+        """Record the performance of the model before the first round, by metric."""
         if self._state.round_index == 0 and self._learning_is_told:
-            self._state.start = starts(self._trainer, self._federation)
+            self._state.start = initial_scores(self._trainer, self._federation)
 
     def finish(self) -> None:
         """Hand the result of the whole run to the sinks."""
-        result = self._result(learned(self._trainer, self._federation) if self._learning_is_told else {})
+        result = self._result(learning_record(self._trainer, self._federation) if self._learning_is_told else {})
         for sink in self.sinks:
             sink.finish(result)
 
     def stopped(self) -> None:
-        """Print the table so far: somebody has stopped the fit."""
+        """Show the table so far, after somebody has stopped the fit."""
         if self._state.round_index and self._prints:
             self.terminal.show_table(self._result({}))
 
@@ -219,17 +219,19 @@ class RunReports:
             sink.flush()
 
     def close(self, failed: bool) -> None:
-        """Close the sinks: the fit is over, or has failed."""
+        """Close the sinks after the fit is over or has failed."""
         for sink in self.sinks:
             sink.close(failed)
 
 
 class ClientPictures(Sink):
-    """Lets the clients of a round write their pictures, each into its own folder.
+    """Sink that lets the clients of a round write their pictures, each into its own folder.
 
     Args:
-        engine: where the clients are.
-        folder: of the clients' folders.
+        engine: the engine that runs the clients.
+        rounds: the run's number of rounds.
+        every: rounds between two pictures, see :class:`flsv.results.folder.Reporting`.
+        folder: the parent of the clients' folders.
     """
 
     def __init__(self, engine: OneProcess, folder: Path) -> None:
@@ -245,13 +247,13 @@ class ClientPictures(Sink):
 
 
 class Contribution(Tensor):
-    """A metric's value ``[n]`` as tables show it: a tensor, with what else the metric says.
+    """A metric's value ``[n]`` as tables show it: a tensor with further attributes.
 
     Attributes:
-        by_class: ``[n, M]`` per class, or per whatever the metric's columns are; None where it has none.
-        interval: low and high ends, ``[n]`` each, see :meth:`flsv.metrics.ContributionMetric.intervals`; None where
-            none is known.
-        pending: why there are no values yet, in words; None: nothing is awaited.
+        by_class: ``[n, M]``, the values per class or other column; None where the metric has no columns.
+        interval: low and high ends of the values' intervals, ``[n]`` each, see
+            :meth:`flsv.metrics.ContributionMetric.intervals`; None where they are not known.
+        pending: why there are no values yet, in words; None where there are.
 
     Example:
         >>> import torch
@@ -261,13 +263,13 @@ class Contribution(Tensor):
         (tensor([0.7500, 0.2500]), tensor([0.5000, 1.0000]))
     """
 
-    # What is computed from it is a plain tensor.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    # Results of operations are plain tensors.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # not a classmethod
     by_class: Tensor | None = None
     interval: tuple[Tensor, Tensor] | None = None
     pending: str | None = None
 
-    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]  # torch names the option
         text = str(self.as_subclass(Tensor).__repr__(**options))
         return text if self.pending is None else f"{text} ({self.pending})"
 
@@ -279,7 +281,7 @@ class Contribution(Tensor):
 
 
 def contribution(metric: Metric, value: Tensor) -> Contribution:
-    """Return a metric's value ``[n]`` or ``[n, M]`` as it is shown."""
+    """Make a Contribution from a metric's value ``[n]`` or ``[n, M]``."""
     whole = overall(metric, value)
     found = whole.as_subclass(Contribution)
     found.by_class = value if value.ndim == 2 else None
@@ -295,8 +297,8 @@ def current_table(
 
     Args:
         metrics: the loop's metrics.
-        state: of the federation.
-        client_names: of the fit; None: what the metrics were told.
+        state: the federation's state.
+        client_names: the clients' names; None: those that the metrics were given.
     """
     last = {"weight": state.weights, **state.client_scores}
     results = RoundResults(board.metrics, client_names or _names(board, state))
@@ -310,8 +312,9 @@ def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """List all that has happened to clients and their updates in the run so far. What the filters have found up to this
-    round becomes a part of the state's incidents."""
+    """Return all faults of clients and their updates in the run so far.
+
+    Faults that the filters have found up to this round are added to the state's incidents."""
     known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
     for each in filters:
         for fault, clients in each.notices.state_dict().items():

@@ -1,4 +1,4 @@
-"""FederationRun: one run of a federation, and the way of a round; RunState: what a loop goes on from beside it."""
+"""FederationRun: one run of a federation, round by round; RunState: the state of clients, optimizers and files."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from flsv.utilities.seeding import generator_for, seed_global_rngs
 class FederationRun:
     """One run: its configuration, its metrics, its state, its server and, in an engine, its clients.
 
-    A round begins with :meth:`begin_round`; one client after the other trains, in Lightning's epoch; and
-    :meth:`end_round` does the rest. It is independent of Lightning's hooks.
+    A round begins with :meth:`begin_round`; then the clients train one after the other, in Lightning's epoch; then
+    :meth:`end_round` measures and aggregates. The class is independent of Lightning's hooks.
 
     Args:
-        config: what the federation is put together from.
-        metrics: the metrics.
-        state: what stands between two rounds; it is updated.
-        engine: where the clients train.
-        rounds: how many there are to be; None: nobody knows.
+        config: the federation's parts.
+        metrics: the loop's metrics.
+        state: the federation's state between rounds, which the run updates.
+        engine: the engine that runs the clients.
+        rounds: the number of rounds; None: not known.
 
     Attributes:
-        server: what the server does with a round.
-        instructions: of this round, by client id.
+        server: the server's steps of a round.
+        instructions: this round's instructions, by client id.
         evaluated: whether the last round ended with an evaluation of the clients' own models.
     """
 
@@ -71,31 +71,31 @@ class FederationRun:
 
     @property
     def clients(self) -> list[Client]:
-        """The clients as the server sees them, by number."""
+        """Return the clients as the server sees them, by number."""
         return self.engine.manager.clients
 
     @property
     def channel(self) -> Channel:
-        """The channel, with what has crossed in this round."""
+        """Return the channel, with the messages of this round."""
         return self.engine.manager.channel
 
     @property
     def space(self) -> ParameterSpace:
-        """The map between the module and vectors."""
+        """Return the map between the module and vectors."""
         return self.engine.space
 
     @property
     def coalitions(self) -> int:
-        """Coalitions whose models were evaluated in this fit so far, each once."""
+        """Return how many coalitions' models were evaluated in this fit so far, each counted once."""
         return 0 if self.server.games is None else self.server.games.total_evaluations
 
     # ---- before the first round
 
     def begin(self, resumed: bool) -> None:
-        """Tell the strategies of the federation, and draw the first cohort.
+        """Give the strategies the facts about the federation, and draw the first cohort.
 
         Args:
-            resumed: whether the strategies have loaded what they know.
+            resumed: whether the strategies have loaded their state from a checkpoint.
         """
         state, engine = self.state, self.engine
         optimizers = engine.trainer.optimizers
@@ -108,27 +108,27 @@ class FederationRun:
             else:
                 part.begin(info)
         self._priors = self.metrics.with_priors()
-        # A checkpoint holds the one that was drawn; clients are asked when everything is ready.
+        # A checkpoint holds its next cohort; a sampler that asks clients draws when everything is ready.
         if not self.state.cohort and not self.config.sampler.asks:
             self.draw_cohort()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Begin training: the optimizers are set up, see :meth:`OneProcess.begin_training`."""
+        """Begin training, once the optimizers are set up, see :meth:`OneProcess.begin_training`."""
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
         self.engine.begin_training(buffers)
 
     def draw_cohort(self) -> None:
-        """Draw who takes part in the next round, before its batches are made."""
+        """Draw the clients of the next round, before its batches are made."""
         state, sampler, manager = self.state, self.config.sampler, self.engine.manager
-        # As they are now: the metrics are updated before an aggregator asks how likely this cohort was.
+        # Kept, since the metrics are updated before an aggregator asks how likely this cohort was.
         self._priors = self.metrics.with_priors()
         draw = generator_for(state.seed, "cohort", state.round_index)
         before = len(manager.channel.messages)
         state.cohort = cohort_of(
             sampler, state.num_clients, self._priors, draw, state.round_index, manager.clients, state.model()
         )
-        # What has crossed for it is the coming round's, and lies in the checkpoint before it.
+        # Messages of the draw count to the coming round, and lie in the checkpoint before it.
         state.pending_traffic = manager.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
@@ -140,13 +140,13 @@ class FederationRun:
     # ---- a round
 
     def begin_round(self) -> None:
-        """Instruct the cohort. The module holds the global model.
+        """Begin a round, at which the module holds the global model, and instruct the cohort.
 
         Raises:
             ConfigurationError: the privacy budget is spent.
         """
         state = self.state
-        # What hooks and validation draw must not depend on how the run got here.
+        # Random numbers of hooks and validation must be the same in a resumed run.
         seed_global_rngs(state.seed, "round", state.round_index)
         if why := self.spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
@@ -157,12 +157,12 @@ class FederationRun:
         self.engine.instruct(self.instructions, self._sent)
 
     def end_round(self) -> Round:
-        """Measure and aggregate what the cohort has trained, and make the module the next global model."""
+        """Measure and aggregate the cohort's updates, and make the module the next global model."""
         state, server, engine = self.state, self.server, self.engine
         training = engine.end_training()
         with warnings.catch_warnings():
             if engine.ranks.rank:
-                warnings.simplefilter("ignore")  # rank 0 says it
+                warnings.simplefilter("ignore")  # rank 0 warns
             round = server.receive(
                 training.updates,
                 training.matrix,
@@ -182,16 +182,16 @@ class FederationRun:
             self.evaluated = self._evaluates()
             if self.evaluated:
                 state.client_scores = engine.own_scores(self._instruct)
-        self.instructions = {}  # they hold the model of the round before
+        self.instructions = {}  # they hold the previous global model
         training.end_round(state.model())
         engine.agree(round, self.metrics.contributions)
         return round
 
     def advance(self, last: bool) -> None:
-        """Complete the round: commit what its clients keep, and move on to the next.
+        """Complete the round: commit the clients' states, and draw the next round's cohort.
 
         Args:
-            last: whether there is no next one: then nobody is drawn.
+            last: whether this was the last round: then no cohort is drawn.
         """
         index = self.state.round_index
         self.engine.commit()
@@ -203,7 +203,7 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "server", index)
 
     def spent(self) -> str | None:
-        """Say why the privacy budget does not last for another round; None: it does."""
+        """Say why the privacy budget does not suffice for another round; None where it does."""
         loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
@@ -215,7 +215,7 @@ class FederationRun:
         return self.server.instruct(clients, self.state)
 
     def _chances(self) -> Callable[[], Tensor]:
-        """Return what gives everybody's probability ``[n]`` to be in this cohort, as it was when this was drawn."""
+        """Return a function that computes each client's probability ``[n]`` to be in this cohort, as it was drawn."""
         state, sampler = self.state, self.config.sampler
         return partial(chances_of, sampler, state.num_clients, self._priors, state.round_index, state.cohort)
 
@@ -225,7 +225,7 @@ class FederationRun:
         return bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
 
     def _send_global_model(self) -> None:
-        """Send the global model beside another start point, where uploads refer to it."""
+        """Add the global model, to which uploads refer, to the instructions of clients with another start point."""
         model = self.state.model()
         for client, instruction in self.instructions.items():
             if instruction.start is not model:
@@ -233,24 +233,25 @@ class FederationRun:
                 self.instructions[client] = replace(instruction, tensors=tensors)
 
     def _sent(self, instructions: Mapping[int, Instruction]) -> None:
-        """Count these instructions as sent, after what was asked to draw the cohort."""
+        """Count instructions that have been sent, after the messages of the cohort's draw."""
         self.server.send(instructions)
         self.engine.manager.channel.prepend(self.state.pending_traffic)
 
 
 @dataclass
 class RunState:
-    """What the next round needs of clients, optimizers and files.
+    """State of clients, optimizers and files that the next round needs, beside the federation's state.
 
     Args:
-        store: what the clients keep between rounds.
-        buffers: what no vector holds of the module, until training has begun with it.
-        configured_options: what ``configure_optimizers`` gave when the run began, until it is used again.
-        shared: which part of the module traveled.
-        finetuned: which layers a finetuning callback had unfrozen.
-        csv: the file of contributions that the run goes on writing.
-        identity: what the run is.
-        resumed: whether this is of a checkpoint.
+        store: the state that the clients keep between rounds.
+        buffers: counters and masks of the module from a checkpoint, until training begins.
+        configured_options: the options that ``configure_optimizers`` set when the run began, from a checkpoint, until
+            training begins.
+        shared: a description of the entries of the module that are shared.
+        finetuned: the layers that a finetuning callback has unfrozen.
+        csv: path of the ``contributions.csv`` that the run continues.
+        identity: the run's data and settings.
+        resumed: whether the state was loaded from a checkpoint.
     """
 
     store: ClientStore = field(default_factory=ClientStore)
@@ -263,10 +264,10 @@ class RunState:
     resumed: bool = False
 
     def state_dict(self, engine: OneProcess | None = None) -> dict[str, Any]:
-        """Return all of it as it stands, with the engine of a fit.
+        """Return the state for a checkpoint.
 
         Args:
-            engine: which has taken up what is here; None: there is none yet.
+            engine: the fit's engine, which holds the clients' present states; None: there is none yet.
         """
         clients, buffers = self.store.state_dict(), self.buffers
         if engine is not None and engine.begun:
@@ -290,7 +291,7 @@ class RunState:
         self.resumed = True
 
     def copy(self, engine: OneProcess | None) -> RunState:
-        """Return a copy as it stands, without the engine."""
+        """Copy the state, with the clients' present states from the engine, which is not copied."""
         copied = RunState()
         copied.load_state_dict(self.state_dict(engine))
         copied.identity, copied.resumed = self.identity, self.resumed

@@ -42,13 +42,9 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
         memo |= {id(value): value for value in vars(layer).values() if isinstance(value, partial) and _makes(value)}
     memo.update(instead or {})
     parts = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
-    twins: dict[FunctionType, FunctionType] = {}
-    for layer in module.modules():
-        _find_closures(vars(layer).values(), parts, twins)
-    memo |= {id(function): twin for function, twin in twins.items()}
     try:
         with _OutputsDetached():
-            own = copy.deepcopy(module, memo)
+            own = deepcopy_with_closures(module, module.modules(), parts, memo)
     except Exception as error:
         attributes = [(prefix, *item) for prefix, layer in module.named_modules() for item in vars(layer).items()]
         kinds = [(".".join(filter(None, (prefix, name))), type(value).__name__) for prefix, name, value in attributes]
@@ -58,12 +54,29 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
             f"{', '.join(blamed) or 'something that it keeps'} is to blame. Keep generators, locks and open files out "
             "of its attributes, or make them where they are used."
         ) from error
+    for layer in module.modules():
+        _uncompile(layer, memo[id(layer)], memo)
+    return own
+
+
+def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]) -> Any:
+    """Copy a value; functions that hold parts of it hold what these become.
+
+    Args:
+        value: what to copy.
+        holders: whose attributes such functions may be.
+        parts: by their ``id``.
+        memo: of ``copy.deepcopy``.
+    """
+    twins: dict[FunctionType, FunctionType] = {}
+    for holder in holders:
+        _find_closures(vars(holder).values(), parts, twins)
+    memo |= {id(function): twin for function, twin in twins.items()}
+    own = copy.deepcopy(value, memo)
     for function, twin in twins.items():
         for old, new in zip(function.__closure__ or (), twin.__closure__ or ()):
             with suppress(ValueError):  # a cell may be empty
                 new.cell_contents = memo.get(id(old.cell_contents), old.cell_contents)
-    for layer in module.modules():
-        _uncompile(layer, memo[id(layer)], memo)
     return own
 
 

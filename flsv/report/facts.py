@@ -105,9 +105,9 @@ def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Ma
     """Show each metric's values of these clients over the rounds, from the first known one.
 
     Args:
-        run: of which.
+        run: the run.
         clients: their numbers.
-        names: what they are called.
+        names: the clients' names.
         titles: metric to what stands above its history.
     """
     charts = []

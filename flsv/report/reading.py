@@ -32,7 +32,7 @@ class Run:
     Args:
         folder: where.
         record: ``run.json``.
-        table: of ``contributions.csv``, in its order.
+        table: the rows of ``contributions.csv``, in their order.
     """
 
     folder: Path
@@ -261,7 +261,7 @@ class RepeatedRun(Run):
     """One of several runs with other seeds: values, intervals and performances are the means over all; the values of
     its rounds are its own."""
 
-    runs: Sequence[Run] = ()  # type: ignore[assignment]
+    runs: Sequence[Run] = ()  # type: ignore[assignment]  # a field in place of the property
 
     def final(self, metric: str, column: str = "") -> list[float]:
         return [known_mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]

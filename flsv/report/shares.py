@@ -43,7 +43,7 @@ class Budget:
     """A budget, and how it is shared out.
 
     Args:
-        amount: what there is.
+        amount: the amount to be shared out.
         by: a metric of the run, or ``"retrained"``. None: values by retraining where there are some, else the run's
             metric, if there is one alone that may be paid by.
         rule: what becomes of values below 0, see :func:`flsv.allocate`.
@@ -185,7 +185,7 @@ def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
     """Say what values by retraining come from: coalitions, seeds, rounds, and what was changed.
 
     Args:
-        row: of ``retrained.csv``.
+        row: a row of ``retrained.csv``.
         planned: rounds that the run was given.
     """
     coalitions = WORDS["trainings"].get(row.get("trainings"))
@@ -219,8 +219,8 @@ class Shares:
     """The part of a budget that each client has.
 
     Args:
-        budget: which.
-        basis: by which values.
+        budget: the budget.
+        basis: the values by which it is shared out.
         table: a row per client, by the names in :data:`HEADER`: ``share``, of all; ``share_low`` and ``share_high``,
             what it would be were the client's own value at the end of its interval, and the others' as they are;
             ``amount`` in whole units, and its ends; ``found``, what the run has found of its updates, in words. NaN

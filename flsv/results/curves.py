@@ -30,7 +30,7 @@ class Monitored(Sink):
     the numbers of no single client. NaN is left out.
 
     Args:
-        trainer: of the callbacks.
+        trainer: the trainer whose callbacks monitor.
         metrics: names of the metrics.
 
     Attributes:
@@ -75,7 +75,7 @@ def points_of(
         result: the round's.
         per_class: metrics whose values per class are curves.
         clients: n.
-        class_names: of the classes, or None.
+        class_names: names of the classes, or None.
     """
     curves = set(per_class)
     columns = {(row.metric, row.column) for row in result.changes if row.column and row.metric in curves}

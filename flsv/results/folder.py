@@ -55,7 +55,7 @@ class Reporting:
 
         Args:
             round_index: from 0.
-            rounds: of the run; None or -1: nobody knows.
+            rounds: number of rounds of the run; None or -1 where that is open.
 
         Example:
             >>> [index for index in range(25) if Reporting().draws(index, 25)]
@@ -82,7 +82,7 @@ def leaves_files(trainer: L.Trainer) -> bool:
     """
     # What is given may be ".", but what Lightning takes in its place is a whole path.
     somewhere = bool(trainer.loggers) or trainer.default_root_dir != os.getcwd()
-    return somewhere and not trainer.fast_dev_run  # type: ignore[attr-defined]
+    return somewhere and not trainer.fast_dev_run  # type: ignore[attr-defined]  # set by Lightning's connectors
 
 
 def run_folder(trainer: L.Trainer) -> Path:

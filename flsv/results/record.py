@@ -39,12 +39,12 @@ class Record(Sink):
     """The sink that writes ``run.json``: when the fit begins, when something has happened to a client, and at its end.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         content: see :func:`record_of`.
         events: gives all that has happened so far.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]) -> None:
@@ -86,15 +86,15 @@ def record_of(
     """Make the content of ``run.json`` for a fit that begins.
 
     Args:
-        trainer: of the fit.
-        data: dealt out.
-        metrics: of the loop, bound.
+        trainer: the fit's trainer.
+        data: the data module, set up.
+        metrics: the loop's metrics, bound.
         algorithm: role (such as ``"aggregator"``) to the object that has it.
         settings: as the loggers are given them.
         identity: what must be the same in a run that resumes this one: its ``"settings"`` and ``"samples"``.
         first_round: 0, or where a resumed run goes on.
-        version: of flsv.
-        events: of the rounds before.
+        version: the version of flsv.
+        events: the events of the rounds before.
     """
     counts = data.known_class_counts
     names = (data.class_names or range(data.num_classes)) if data.no_classes is None else None
@@ -174,7 +174,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write ``run.json`` anew: whole, or as it was.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / RECORD) as file:
@@ -185,7 +185,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read ``run.json``.
 
     Raises:
-        ConfigurationError: there is none, it is no JSON, or of another version.
+        ConfigurationError: the file is missing, is no JSON, or is of another version.
     """
     try:
         record = json.loads(path.read_bytes())

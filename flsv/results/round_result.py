@@ -85,10 +85,10 @@ class RoundResult:
     Args:
         round_index: from 0.
         table: all rows that are known. The clients' ``train_loss`` stands here alone, as no round's change.
-        changes: those that are other than in the round before.
+        changes: the rows that differ from the round before.
         shared: the numbers of no single client that are known, by name.
         shared_changes: those of them that were measured in this round.
-        events: of the run so far.
+        events: the run's events so far.
         pictures: name of a metric to what draws its values.
         drawn: whether pictures are wanted of this round.
     """
@@ -108,7 +108,7 @@ class RunResult:
     """The result of a run that has come to its end.
 
     Args:
-        round_index: of the last round.
+        round_index: the last round's number, from 0.
         rounds: how many there have been.
         table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and the scores of clients'
             own models.

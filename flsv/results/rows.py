@@ -38,9 +38,9 @@ def numbers_of(
     the columns are), and diagnostics that have a number for each client.
 
     Args:
-        metrics: by name.
+        metrics: the metrics, by name.
         values: name to ``[n]`` or ``[n, M]``.
-        class_names: of the classes, or None.
+        class_names: names of the classes, or None.
     """
     for name, value in values.items():
         metric = metrics[name]
@@ -106,9 +106,9 @@ class RoundResults:
     """Maker of each round's result, once for all sinks.
 
     Args:
-        metrics: by name.
-        client_names: of the clients.
-        class_names: of the classes, or None.
+        metrics: the metrics, by name.
+        client_names: names of the clients.
+        class_names: names of the classes, or None.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class RoundResults:
         """Make the rows of all that is known between two rounds.
 
         Args:
-            index: of the last round.
-            values: of the metrics, by name.
+            index: the last round's number, from 0.
+            values: the metrics' values, by name.
             of_round: what else there is of every client ``[n]``, such as the weights, by name.
         """
         others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
@@ -149,14 +149,14 @@ class RoundResults:
         """Make the result of a round.
 
         Args:
-            index: of the round.
+            index: the round's number, from 0.
             values: the metrics' values by name, ``[n]`` or ``[n, M]``.
             weights: ``[n]`` of the aggregation, NaN outside the cohort.
             losses: client id to its training loss.
             norms: client id to the norm of its update.
             scores: ``[n]`` of the clients' own models by name, as they were last evaluated.
             evaluated: whether that was in this round.
-            events: of the run so far.
+            events: the run's events so far.
             drawn: whether pictures are wanted.
         """
         measured = self.rows(index, values)
@@ -186,7 +186,7 @@ class RoundResults:
         """Make the rows of an earlier round from what is known by now; see :meth:`round_result`.
 
         Args:
-            index: of the round.
+            index: the round's number, from 0.
             values: the metrics' values after it, by name; rounds are told in their order.
             drawn: whether pictures are wanted.
         """
@@ -202,7 +202,7 @@ def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> F
     Args:
         metric: draws itself.
         name: its name in the run.
-        value: what it gave.
+        value: the metric's value.
         round_index: from 0; the title counts from 1.
     """
     error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None

@@ -171,7 +171,7 @@ class CSV(Sink):
 
     Args:
         path: the file.
-        client_names: of the clients.
+        client_names: names of the clients.
     """
 
     def __init__(self, path: Path, client_names: Sequence[str]) -> None:
@@ -197,7 +197,7 @@ class CSV(Sink):
         if first_round > 0 and source.is_file():
             rows = [Row(*row) for row in read_contributions(source).itertuples(index=False, name=None)]
         elif first_round > 0:
-            warnings.warn(f"{source} is gone: {self.path} starts at round {first_round + 1}.", stacklevel=2)
+            warnings.warn(f"{source} no longer exists: {self.path} starts at round {first_round + 1}.", stacklevel=2)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if first_round == 0 or source != self.path:
             lost = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)

@@ -53,9 +53,9 @@ class TensorBoard(Sink):
     Args:
         logger: whose experiment is a ``SummaryWriter``: the run's own file.
         trainer: says how many rounds there are, and what the module has logged.
-        metrics: by name.
-        client_names: of the clients.
-        class_names: of the classes, or None.
+        metrics: the metrics, by name.
+        client_names: names of the clients.
+        class_names: names of the classes, or None.
         per_class: metrics whose values per class are curves.
         evaluated: whether the clients' own models are evaluated.
     """
@@ -99,7 +99,7 @@ class TensorBoard(Sink):
             first_round: the next round. Where it is not 0, whatever an earlier process wrote of this and later rounds
                 is declared void, as TensorBoard does it itself (``purge_step``): no round is there twice.
             settings: all that the run is made of.
-            chosen: those that tell runs apart.
+            chosen: the settings that distinguish runs.
             partition: draws who has which data.
         """
         self._first_round, self._chosen = first_round, chosen
@@ -234,8 +234,8 @@ class Trackers(Sink):
     Args:
         loggers: of the trainer, without TensorBoard's.
         per_class: metrics whose values per class are curves.
-        client_names: of the clients.
-        class_names: of the classes, or None.
+        client_names: names of the clients.
+        class_names: names of the classes, or None.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
     Everything else that was measured stands in TensorBoard and in the report.
 
     Args:
-        result: of the run.
+        result: the run's result.
         client_names: n names.
         where: lines that say where the results are.
     """
@@ -82,7 +82,7 @@ def value_table(
     """Return each client's samples, values and shares: column to its cells, without the clients' own.
 
     Args:
-        table: of the last round.
+        table: the rows of the last round.
         metrics: their names; intervals stand in brackets behind the values. Without any, rounds stand there.
         clients: n.
         to_pay_by: metrics whose values may be shared out.
@@ -99,7 +99,7 @@ def client_columns(
     """Return all that is known of each client: what :func:`value_table` has, rounds, weight and its model's scores.
 
     Args:
-        table: of the last round.
+        table: the rows of the last round.
         metrics: their names.
         clients: n.
         to_pay_by: metrics whose values may be shared out.
@@ -148,8 +148,8 @@ def print_table(
     """Print a table, in as many parts as the terminal's width makes it.
 
     Args:
-        title: of the first part.
-        names: of the rows.
+        title: title of the first part.
+        names: names of the rows.
         columns: header to cells, of all rows.
         rows: those that are shown, of more than those the first ten above a line of dots; None: all.
         corner: header of the names.
@@ -236,7 +236,7 @@ class Terminal(Sink):
 
     Args:
         trainer: with its progress bar, if any.
-        client_names: of the clients.
+        client_names: names of the clients.
         table: whether the table is printed.
         files: whether there are files of the run to be named below it.
     """
@@ -258,7 +258,7 @@ class Terminal(Sink):
             text = {k: v for k, v in self.text.items() if k != "round" or not self._has_round}
             return {**(text if trainer.training else {}), **self._counts, **shown}
 
-        self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]
+        self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]  # replaced on this bar alone
         self._has_round = self._count_rounds()
 
     def _count_rounds(self) -> bool:
@@ -333,7 +333,7 @@ class Terminal(Sink):
             stop(*hook, **named)
             show()
 
-        bar.teardown = teardown  # type: ignore[method-assign]
+        bar.teardown = teardown  # type: ignore[method-assign]  # replaced on this bar alone
 
     def close(self, failed: bool = False) -> None:
         """Give the bar its own text back; after an error nothing is printed."""

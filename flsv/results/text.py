@@ -79,7 +79,7 @@ def value_columns(
     Args:
         known: metric to its values and to the low and the high ends of its intervals, ``[n]`` each.
         to_pay_by: those by whose values something may be shared out.
-        clients: whose rows are shown.
+        clients: the clients whose rows are shown.
     """
     columns = {}
     for name, ends in known.items():
@@ -124,9 +124,9 @@ def ranking(
     """Say who has contributed most and who least, and whose interval overlaps with the next one's.
 
     Args:
-        names: of the clients.
+        names: the clients' names.
         ends: values, and the low and high ends of their intervals. Values that are shown alike are alike.
-        metric: whose values they are.
+        metric: the metric that gave the values.
         learned: what ``run.json`` says of the model. Nobody is ranked by what is not told apart from chance.
 
     Example:

@@ -1,8 +1,8 @@
-"""CoalitionPlan: how the models of the coalitions are trained that metrics ask for.
+"""CoalitionPlan: decides how to train the models of the coalitions that metrics ask for.
 
-Beside the federation, as rows of one batched model (:mod:`flsv.retraining.shadow`), where these come to the same as a
-run of each coalition; else after it, each by a fit of its own (:mod:`flsv.retraining.whole_fits`). It is decided before
-the first round, and said.
+Where rows of one batched model give the same models as a run of each coalition, the coalitions are trained beside the
+federation (:mod:`flsv.retraining.shadow`); else after it, each by a fit of its own (:mod:`flsv.retraining.whole_fits`).
+The decision is made, and shown, before the first round.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
-#: Of a base of the command line that has the metric.
+#: Advice for runs whose base configuration on the command line has the metric.
 WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 class CoalitionPlan:
-    """Trains the coalitions that a loop's metrics ask for, in one of two ways.
+    """The training of the coalitions that a loop's metrics ask for, in one of two ways.
 
     Args:
-        metrics: those that ask, by name, see :attr:`flsv.metrics.ShadowShapley.trains`.
+        metrics: the metrics that ask for coalitions, by name, see :attr:`flsv.metrics.ShadowShapley.trains`.
 
     Attributes:
-        why: why coalitions are trained after the run; None: beside it, or it is not decided yet.
+        why: why coalitions are trained after the run; None: they are trained beside it, or that is not decided yet.
 
     Raises:
         ConfigurationError: the metrics ask for different coalitions.
@@ -68,10 +68,11 @@ class CoalitionPlan:
 
     @classmethod
     def of(cls, config: FederationConfig) -> CoalitionPlan:
-        """The plan for a loop's metrics; nothing is to be done where none of them asks for coalitions.
+        """Make the plan for a loop's metrics; it does nothing where none of them asks for coalitions.
 
         Raises:
-            ConfigurationError: they ask for different ones; a part that no coalition can have, in neither way.
+            ConfigurationError: the metrics ask for different coalitions; a part of the federation does not allow
+                coalitions, in neither way.
         """
         asking: Any = {
             name: metric for name, metric in config.metrics.items() if attribute_of(metric, "trains") is not None
@@ -83,7 +84,7 @@ class CoalitionPlan:
         return cls(asking)
 
     def reset(self) -> None:
-        """Forget what has been decided."""
+        """Forget the decision and the rows of an earlier fit."""
         self.why: str | None = None
         self._decided = False
         self._spare: Spare | None = None
@@ -96,12 +97,12 @@ class CoalitionPlan:
         return {**vars(self), "_spare": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs: the way that was taken, and the initial weights."""
+        """Return the state that a resumed run needs: the decision, the initial weights and the rows."""
         rows = self._loaded if self._rows is None else self._rows.state_dict()
         return {"why": self.why, "initial": self._initial, "rows": rows if self.why is None else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` returned."""
         self.why, self._initial, self._loaded, self._decided = state["why"], state["initial"], state["rows"], True
 
     # ---- before the first round
@@ -112,17 +113,22 @@ class CoalitionPlan:
             return
         try:
             self._spare = Spare(trainer, module)
-        except Exception as error:  # of a callback's or the module's own: said where it is needed
+        except Exception as error:  # of a callback or the module: reported if the copy is needed
             self._no_copy = f"{type(error).__name__}: {error}"
 
     def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
-        """Choose the way and say it.
+        """Decide how coalitions are trained, and show it.
+
+        Args:
+            trainer: the trainer, with its module on its device.
+            data: the data module, with its samples assigned to clients.
+            config: the federation's parts.
 
         Returns:
             The configuration to train with.
 
         Raises:
-            ConfigurationError: what no coalition can be trained with, in neither way.
+            ConfigurationError: the federation does not allow coalitions, in neither way.
         """
         if not self._metrics:
             return config
@@ -182,7 +188,7 @@ class CoalitionPlan:
         return replace(config, client_algorithm=self._rows)
 
     def masks(self, num_clients: int) -> Tensor:
-        """The coalitions, bool ``[K, n]``, nobody and everybody first."""
+        """Return the coalitions, bool ``[K, n]``, the empty and the full coalition first."""
         which = self._coalitions
         if self.why is not None and which == "auto":
             which = design_within(self._max_fits, num_clients)
@@ -203,7 +209,7 @@ class CoalitionPlan:
         )
 
     def told(self, num_clients: int) -> list[str]:
-        """For the closing lines: what has been trained for which metrics, or that it is still to be."""
+        """Return the closing lines of a run: what has been trained for which metrics, or is still to be."""
         if not self._metrics:
             return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
@@ -219,7 +225,8 @@ class CoalitionPlan:
     # ---- in a round
 
     def ends(self, space: ParameterSpace, module: L.LightningModule, num_clients: int) -> list[Strategy]:
-        """Make what tells metrics of the models of nobody and of everybody, where others come after the run."""
+        """Make the strategy that provides the models of the empty and the full coalition, where the others are trained
+        after the run."""
         if self.why is None or self._initial is None:
             return []
         start = copy_module(module)
@@ -230,7 +237,7 @@ class CoalitionPlan:
 
     @property
     def left(self) -> bool:
-        """Return whether coalitions are still to be trained for rounds that have been."""
+        """Return whether coalitions are still to be trained for past rounds."""
         return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
 
     def train(
@@ -242,15 +249,15 @@ class CoalitionPlan:
         settings: Mapping[str, str],
         resumed: bool,
     ) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions, where that has been put off.
+        """Train the coalitions after the run, where that was decided.
 
         Args:
-            trainer: of the fit, whose last round is over.
-            data: dealt out.
-            seed: of the run.
-            folder: of the run, where trainings are kept; None: nowhere.
-            settings: what they hang on.
-            resumed: whether those that are kept are this run's.
+            trainer: the fit's trainer, whose last round is over.
+            data: the data module, with its samples assigned to clients.
+            seed: the run's seed.
+            folder: the run's folder, where results of trainings are kept; None: they are not kept.
+            settings: the settings that these results depend on.
+            resumed: whether results in the folder are of this run.
 
         Returns:
             Round to the metrics' values after it, by name.
@@ -281,15 +288,15 @@ class CoalitionPlan:
 
 
 def _measures(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
-    """Return what metrics measure models by; of a classifier all that its outputs say, since ``flsv retrain`` shows
-    the shares by each."""
+    """Return the metrics' performances by name; for a classifier all performances of its outputs, since
+    ``flsv retrain`` shows the shares by each."""
     measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
     classes = {} if measures.keys().isdisjoint(CLASSIFICATION) else {name: name for name in CLASSIFICATION}
     return measures | classes
 
 
 class _Ends(Strategy):
-    """Tells of the models of nobody, ``[P]``, and of everybody."""
+    """Strategy that provides the models of the empty coalition, ``nobody [P]``, and of the full one."""
 
     def __init__(self, nobody: Tensor, num_clients: int) -> None:
         self._nobody, self._num_clients = nobody, num_clients

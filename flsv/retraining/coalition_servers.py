@@ -1,8 +1,8 @@
-"""The servers of many coalitions of clients, each of which is a federation of its own.
+"""Servers of many coalitions of clients, each of which is a federation of its own.
 
-Whether coalitions are trained after a run (:mod:`flsv.retraining.side_by_side`) or beside it
-(:mod:`flsv.retraining.shadow`), these make their next models. Where the aggregator is FedAvg it is a weighted sum, to
-which every client's models are added. Any other aggregator, and the metric that it reads, is there once per coalition.
+They aggregate the models of coalitions that are trained after a run (:mod:`flsv.retraining.side_by_side`) or beside it
+(:mod:`flsv.retraining.shadow`). For FedAvg each next model is a weighted sum, to which the clients' models are added
+one by one. For any other aggregator each coalition has a copy of it, and of the metric that it reads.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from flsv.server.round_server import NoModel
 def servers_of(
     federation: FederationInfo, masks: Tensor, models: Tensor, saved: Mapping[int, Any] | None = None
 ) -> Averages | Servers:
-    """The servers of coalitions.
+    """Make the servers of coalitions.
 
     Args:
-        federation: what they are coalitions of.
-        masks: bool ``[K, n]``, who is in each.
-        models: ``[K, P]``, that they start from.
-        saved: what ``state_dict`` has given, if they go on; None: they begin.
+        federation: the facts about the whole federation.
+        masks: bool ``[K, n]``, the members of each coalition.
+        models: ``[K, P]``, the models that the coalitions start from.
+        saved: the servers' ``state_dict`` of an earlier fit; None: they begin.
     """
-    # Whom an outlier filter leaves out, whatever its threshold, sends what an upload changed, or what is not finite,
-    # which averages refuse.
+    # Without uploads, an outlier filter that excludes nobody drops only updates that are not finite, which `Averages`
+    # refuses, too.
     whole = not any(each.excludes or each.bounds for each in federation.filters)
     if type(federation.strategies["aggregator"]) is FedAvg and whole and not federation.uploads:
         return Averages(federation)
@@ -47,18 +47,17 @@ def servers_of(
 
 
 def read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
-    """The metric that the aggregator reads, if any, by its name."""
+    """Return the metric that the aggregator reads, by its name; empty where it reads none."""
     read = federation.strategies["aggregator"].metric
     return {name: metric for name, metric in federation.metrics.items() if name == read}
 
 
 def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str | None:
-    """Why coalitions of a federation cannot be trained as rows of one batched model; None: as far as the federation can
-    say, they can.
+    """Say why coalitions of a federation cannot be trained as rows of one batched model; None: its parts allow it.
 
     Args:
-        config: the federation's.
-        algorithm: what its clients do differently; None: nothing.
+        config: the federation's parts.
+        algorithm: the client algorithm; None: there is none.
         losses: whether the clients' losses in each coalition are known.
     """
     aggregator = config.aggregator
@@ -79,10 +78,10 @@ def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str 
 
 
 class Averages:
-    """FedAvg's part of many coalitions at once: weighted sums, to which every client's models are added.
+    """FedAvg's server for many coalitions at once: weighted sums, to which every client's models are added.
 
     Args:
-        federation: whose clients.
+        federation: the facts about the whole federation.
     """
 
     def __init__(self, federation: FederationInfo) -> None:
@@ -91,7 +90,7 @@ class Averages:
         self._cut = federation.space.num_parameters
 
     def begin_round(self, members: Tensor, models: Tensor, round_index: int) -> None:
-        """See :meth:`Servers.begin_round`."""
+        """Begin a round, see :meth:`Servers.begin_round`."""
         samples = self._samples if self._aggregator.weighting == "samples" else torch.ones_like(self._samples)
         weights = members.double() * samples.to(members.device)
         self._weights = (weights / weights.sum(1, keepdim=True).clamp(min=1)).to(models)
@@ -99,13 +98,13 @@ class Averages:
         self._next = torch.zeros_like(models)
 
     def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
-        """See :meth:`Servers.receive`."""
+        """Add a client's models to the sums, see :meth:`Servers.receive`."""
         self._next.index_add_(0, rows, sent * self._weights[rows, client, None])
 
     def end_round(
         self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
     ) -> Tensor:
-        """See :meth:`Servers.end_round`."""
+        """Return the next models, see :meth:`Servers.end_round`."""
         after, rate, cut = self._next, self._aggregator.server_lr, self._cut
         if rate != 1:
             after[:, :cut] = torch.lerp(models[:, :cut], after[:, :cut], rate)
@@ -113,7 +112,7 @@ class Averages:
         return after
 
     def state_dict(self) -> dict[int, Any]:
-        """Nothing: the models are all that the next round needs."""
+        """Return nothing: the models are all that the next round needs."""
         return {}
 
 
@@ -124,25 +123,25 @@ class Servers:
         self._servers = servers
 
     def begin_round(self, members: Tensor, models: Tensor, round_index: int) -> None:
-        """A round begins.
+        """Begin a round.
 
         Args:
-            members: bool ``[K, n]``, who of each coalition takes part in it.
-            models: ``[K, P]``, that they start from.
-            round_index: its number.
+            members: bool ``[K, n]``, the members of each coalition that take part.
+            models: ``[K, P]``, the models that the coalitions start from.
+            round_index: the round.
         """
         for row, server in self._servers.items():
             server.begin_round(members[row].nonzero().flatten().tolist(), models[row], round_index)
 
     def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
-        """What a client has made of the models of its coalitions.
+        """Receive a client's models of its coalitions.
 
         Args:
-            client: its number.
-            rows: int64 ``[R]``, its coalitions.
-            sent: ``[R, P]``, as they leave the client.
-            steps: that it took in each.
-            losses: ``[R]``, its mean training losses; None: not known.
+            client: the client's number.
+            rows: int64 ``[R]``, the client's coalitions.
+            sent: ``[R, P]``, the models as the client sends them.
+            steps: the number of optimizer steps of each model.
+            losses: ``[R]``, the client's mean training losses; None: not known.
         """
         known = sent.new_full((len(rows),), float("nan")) if losses is None else losses
         for row, vector, loss in zip(rows.tolist(), sent, known.tolist()):
@@ -151,16 +150,16 @@ class Servers:
     def end_round(
         self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
     ) -> Tensor:
-        """The next models ``[K, P]`` after these.
+        """End the round and return the coalitions' next models ``[K, P]``.
 
         Args:
-            models: ``[K, P]``, of :meth:`begin_round`.
-            clients: all n, for metrics that ask them.
+            models: ``[K, P]``, the models of :meth:`begin_round`.
+            clients: all n clients, for metrics that ask them.
             server_data: the server's validation set.
-            lenient: a coalition of whose updates nothing is left, or nothing finite comes, keeps its model.
+            lenient: whether a coalition without any finite update, or without a finite result, keeps its model.
 
         Raises:
-            NoModel: there is one, and not ``lenient``.
+            NoModel: there is such a coalition, and ``lenient`` is False.
         """
         models = models.clone()
         for row, server in self._servers.items():
@@ -172,17 +171,17 @@ class Servers:
         return models
 
     def state_dict(self) -> dict[int, Any]:
-        """What the servers need to know in the next round, beside the models."""
+        """Return the servers' states that the next round needs, beside the models."""
         return {row: server.state_dict() for row, server in self._servers.items()}
 
 
 class OneServer:
-    """One coalition's, with an aggregator, filters and metrics of its own.
+    """One coalition's server, with an aggregator, filters and metrics of its own.
 
     Args:
-        federation: what all coalitions are of.
-        start: ``[P]``, the model that it starts from.
-        saved: what ``state_dict`` has given, if it goes on.
+        federation: the facts about the whole federation.
+        start: ``[P]``, the model that the coalition starts from.
+        saved: the server's ``state_dict`` of an earlier fit; None: it begins.
     """
 
     def __init__(self, federation: FederationInfo, start: Tensor, saved: Mapping[str, Any] | None) -> None:
@@ -199,27 +198,27 @@ class OneServer:
         unseen = torch.zeros(clients, dtype=torch.long)
         self._state = FederationState(clients, federation.seed, participations=unseen, updates_received=unseen.clone())
         self._parts = [aggregator, *self._server.filters]
-        everybody = {**federation.strategies, **own}
-        facts = replace(federation, global_vector=start.clone(), strategies=everybody, metrics=metrics)
+        strategies = {**federation.strategies, **own}
+        info = replace(federation, global_vector=start.clone(), strategies=strategies, metrics=metrics)
         if saved is None:
             for part in self._parts:
-                part.begin(facts)
+                part.begin(info)
             return
         self._metrics.load_state_dict(saved["metrics"])
         self._state.load_state_dict(saved["state"])
         for part, state in zip(self._parts, saved["parts"]):
             part.load_state_dict(state)
-            part.resume(facts)
+            part.resume(info)
 
     def begin_round(self, cohort: list[int], model: Tensor, round_index: int) -> None:
-        """These clients take part in it, and start from this model ``[P]``."""
+        """Begin a round, in which these clients take part and start from this model ``[P]``."""
         state = self._state
         state.cohort, state.round_index, state.global_vector = cohort, round_index, model.clone()
         self._updates: list[ClientUpdate] = []
         self._broken: list[int] = []
 
     def receive(self, client: int, vector: Tensor, loss: float, steps: int) -> None:
-        """What a client sends, ``[P]``; it counts where it takes part."""
+        """Receive a client's model ``[P]``, which counts if the client takes part."""
         if client not in self._state.cohort:
             return
         if not vector.isfinite().all():
@@ -229,7 +228,7 @@ class OneServer:
         self._updates.append(ClientUpdate(client, int(self._samples[client]), vector, loss, steps, norm))
 
     def end_round(self, clients: Sequence[Client], server_data: LocalData | None) -> Tensor:
-        """The next model ``[P]``."""
+        """End the round and return the next model ``[P]``."""
         server, state, updates = self._server, self._state, self._updates
         if not state.cohort:
             return state.model()
@@ -242,6 +241,6 @@ class OneServer:
         return state.model()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next round needs."""
+        """Return the state that the next round needs."""
         parts = [part.state_dict() for part in self._parts]
         return {"parts": parts, "metrics": self._metrics.state_dict(), "state": self._state.state_dict()}

@@ -1,7 +1,7 @@
-"""WholeFits: trains coalitions as federations of their own, each by a copy of the fit's Trainer, when it has ended.
+"""WholeFits: trains coalitions as federations of their own after a fit, each by a copy of the fit's Trainer.
 
-Whatever a module, its optimizers and the Trainer's callbacks do happens in such a fit as in the federation's own: so
-the coalition of all comes to the federation's model to the bit.
+A module, its optimizers and the Trainer's callbacks do the same in such a fit as in the federation's own, so that the
+model of the full coalition equals the federation's model to the bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import utility_of
-from flsv.games.copy_module import copy_module
+from flsv.games.copy_module import copy_module, deepcopy_with_closures
 from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
@@ -45,18 +45,18 @@ from flsv.utilities.csv_files import Cell, parse_int, read_rows
 from flsv.utilities.result_file import ResultFile, members_text, read_members
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
-#: In a run's folder, what its coalitions' fits came to.
+#: File in a run's folder with the utilities of its coalitions' fits.
 COALITIONS = "coalitions.csv"
-#: Seconds between two lines that say how far the trainings are.
+#: Seconds between two lines about the trainings' progress.
 PAUSE = 10.0
 
 
 class CoalitionFailed(RuntimeError):
-    """A coalition's training has raised an error."""
+    """Error: a coalition's training has failed."""
 
 
 class _Nowhere(DummyLogger):
-    """Takes whatever is logged, and a folder for whatever is written beside it."""
+    """Logger that drops everything, with a folder for files that callbacks write beside it."""
 
     folder: str | None = None
 
@@ -70,12 +70,12 @@ def _numbers(cell: str) -> list[float]:
 
 
 COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": parse_int, "by": str, "utility": _numbers}
-#: By measure, round after round: ``[R]``, or ``[R, M]``.
+#: Utilities round after round by measure: ``[R]``, or ``[R, M]`` per class.
 Curves = Mapping[str, Tensor]
 
 
 def called(measure: str | ModelScore) -> str:
-    """Name a performance in a file of trainings.
+    """Return the name of a performance in a file of trainings.
 
     Example:
         >>> called("accuracy"), called(ModelScore("val_loss", "min"))
@@ -87,12 +87,12 @@ def called(measure: str | ModelScore) -> str:
 
 
 def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
-    """The federation of a coalition: its clients take part in every round, and nothing is shown or written.
+    """Make a coalition's loop: its clients take part in every round, and nothing is shown or written.
 
     Args:
         loop: a :class:`flsv.FederatedLoop`, the whole federation's.
-        cohort: the coalition.
-        seed: of every random choice.
+        cohort: the sampler that always draws the coalition.
+        seed: the seed of every random choice.
     """
     read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
@@ -113,13 +113,16 @@ def all_take_part(loop: Any) -> str | None:
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
-    """Read what a run's coalitions came to that were trained when it had ended, by members: a number by each measure.
+    """Read the final utilities of coalitions that were trained after a run.
 
     Args:
-        folder: the run's.
-        by: the measures, see :func:`called`.
-        seed: of the trainings.
-        rounds: that they had.
+        folder: the run's folder.
+        by: the names of the measures, see :func:`called`.
+        seed: the seed of the trainings.
+        rounds: the number of rounds of the trainings.
+
+    Returns:
+        The utilities in the order of ``by``, by the coalition's members; empty where the seed is another.
     """
     path = folder / COALITIONS
     lines = whole_lines(path) if path.is_file() else []
@@ -133,11 +136,11 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
 
 class Spare:
-    """A Trainer and its module as they were before a fit, without what only watches it: loggers, checkpoints, bars.
+    """Copies of a Trainer and its module before a fit, without loggers, checkpoints, progress bars and the like.
 
     Args:
-        trainer: in its ``setup``, before its fit has changed it.
-        module: before the first round.
+        trainer: the trainer in its ``setup``, before the fit has changed it.
+        module: the module before the first round.
 
     Raises:
         ConfigurationError: the module cannot be copied.
@@ -154,20 +157,22 @@ class Spare:
         if isinstance(strategy, FederatedStrategy):  # each rank trains its coalitions by itself
             parts = copy.deepcopy((strategy.accelerator, strategy.precision_plugin))
             instead[id(strategy)] = SingleDeviceStrategy(strategy.root_device, parts[0], precision_plugin=parts[1])
-        self._trainer = copy.deepcopy(trainer, instead | _counterparts(module, self._module))
+        pairs = _counterparts(module, self._module)
+        self._trainer = deepcopy_with_closures(trainer, callbacks_of(trainer), {*pairs}, instead | pairs)
         callbacks: list[L.Callback] = callbacks_of(self._trainer)
         callbacks[:] = [each for each in callbacks if each is not left_out]
 
     def made(self) -> tuple[L.Trainer, L.LightningModule]:
-        """Another of both, to be fitted."""
+        """Return another copy of both, to be fitted."""
         module = copy_module(self._module)
-        data: Any = self._trainer.datamodule  # type: ignore[attr-defined]
+        data: Any = self._trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
         same = {id(each): each for each in (data, *self._trainer.loggers)}
-        return copy.deepcopy(self._trainer, same | _counterparts(self._module, module)), module
+        pairs, callbacks = _counterparts(self._module, module), callbacks_of(self._trainer)
+        return deepcopy_with_closures(self._trainer, callbacks, {*pairs}, same | pairs), module
 
 
 def _counterparts(module: L.LightningModule, copy_of_it: L.LightningModule) -> dict[int, Any]:
-    """Map a module's parts, which callbacks may hold, by their ``id`` to those of its copy."""
+    """Map the ``id`` of a module's layers, parameters and buffers, which callbacks may hold, to those of its copy."""
     pairs = [*zip(module.modules(), copy_of_it.modules()), *zip(module.parameters(), copy_of_it.parameters())]
     return {id(mine): theirs for mine, theirs in (*pairs, *zip(module.buffers(), copy_of_it.buffers()))}
 
@@ -176,16 +181,16 @@ class WholeFits:
     """Utilities of coalitions, round after round, each trained by a Trainer of its own.
 
     Args:
-        spare: the Trainer and the module before the fit.
-        data: of the federation.
-        seed: of the run.
+        spare: the copies of the Trainer and the module before the fit.
+        data: the federation's data module.
+        seed: the run's seed.
         initial: the module's ``state_dict`` before the first round.
-        measures: by name, what models are measured by.
-        rounds: after which they are, from 0, ascending; a coalition trains until the last.
-        ranks: processes that share the coalitions out; all have all utilities.
-        path: of a file in which trainings are kept; None: they are not.
-        settings: what they hang on.
-        resumed: whether the run goes on with those that are there.
+        measures: the performances of models, by name.
+        rounds: the rounds after which models are measured, from 0, ascending; a coalition trains until the last.
+        ranks: processes among which the coalitions are divided; all get all utilities.
+        path: file in which the utilities are kept; None: they are not kept.
+        settings: the settings that the utilities depend on.
+        resumed: whether utilities in the file are of this run.
     """
 
     def __init__(
@@ -210,7 +215,7 @@ class WholeFits:
             self._kept = ResultFile(path, COLUMNS, settings or {}, key=1, anew=True)
 
     def __call__(self, masks: Tensor) -> list[Curves]:
-        """The curves of each coalition of bool ``[K, n]``."""
+        """Train the coalitions bool ``[K, n]`` that are not in the file, and return the utilities of each."""
         coalitions = members_of(masks)
         known = self._ranks.broadcast(0, self._known(), "the trainings that are kept")
         missing = [members for members in coalitions if members not in known]
@@ -244,17 +249,17 @@ class WholeFits:
         callbacks: list[Any] = callbacks_of(trainer)
         cohort = FixedCohort(members)
         callbacks[:] = [coalition_loop(c, cohort, self._seed) if hasattr(c, "without_files") else c for c in callbacks]
-        # A classifier's outputs are scored once, by all that they say.
+        # A classifier's outputs are scored once for all performances.
         scored = {
             name: measure if isinstance(measure, ModelScore) else None for name, measure in self._measures.items()
         }
         once = list(dict.fromkeys(scored.values()))
         measured = GlobalModelScoring(self._data, [each or "accuracy" for each in once], self._initial, self._rounds)
         with _as_it_was(self._data), tempfile.TemporaryDirectory() as folder:
-            trainer._default_root_dir = folder  # type: ignore[attr-defined] # of whatever a callback writes
+            trainer._default_root_dir = folder  # type: ignore[attr-defined]  # for files of callbacks
             for logger in trainer.loggers:
-                logger.folder = folder  # type: ignore[attr-defined]
-            with suppress(NoModel):  # it stays what it was before nothing finite came
+                logger.folder = folder  # type: ignore[attr-defined]  # all are _Nowhere
+            with suppress(NoModel):  # the last finite model counts
                 train_alone(trainer, module, self._data, measured)
         scores = measured.before
         rounds = [scores := measured.after.get(index, scores) for index in self._rounds]
@@ -264,7 +269,7 @@ class WholeFits:
         }
 
     def _known(self) -> dict[Members, dict[str, Tensor]]:
-        """Read the coalitions of which all is in the file."""
+        """Return the utilities of the coalitions that the file has for all measures and rounds."""
         rows = [] if self._kept is None else self._kept.rows
         found: dict[Members, dict[tuple[str, int], list[float]]] = {}
         for row in rows:
@@ -289,13 +294,13 @@ class WholeFits:
 
 @contextmanager
 def _as_it_was(data: FederatedDataModule) -> Iterator[None]:
-    """Within it another Trainer fits on the data of a fit, and says nothing; then random numbers go on as before."""
+    """Let another Trainer fit on a fit's data within this context, silently; then restore trainer and random state."""
     logger, trainer, drawn = logging.getLogger("lightning.pytorch"), data.trainer, global_rngs()
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the run itself has said it
+            warnings.simplefilter("ignore")  # the run itself has shown them
             yield
     finally:
         logger.setLevel(level)

@@ -53,7 +53,7 @@ def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
                     )
                 if direction == "reports" and name in VOCABULARY:
                     raise ConfigurationError(
-                        f"{role} {strategy!r} declares reports = {name!r}, which is a round's own word. Rename it."
+                        f"{role} {strategy!r} declares reports = {name!r}, which is a name in every round. Rename it."
                     )
                 taken[name] = f"{role} {strategy!r}"
     for role, strategy in strategies.items():
@@ -135,6 +135,7 @@ def _check_trainer(trainer: L.Trainer) -> None:
             f"val_check_interval={trainer.val_check_interval}: in the middle of a round there is no global model to "
             "validate. Leave it at 1.0; check_val_every_n_epoch=k validates every k rounds."
         )
+    # mypy: set by Lightning's connectors
     if trainer.max_steps not in (None, -1) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         raise ConfigurationError(
             f"max_steps={trainer.max_steps} would stop in the middle of a round. Say max_epochs, the number of rounds."
@@ -146,6 +147,7 @@ def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: Contr
     for metric in metrics.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
+            # mypy: set by Lightning's connectors
             if trainer.max_epochs is not None and trainer.max_epochs > 0 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
                 metric.check_rounds(trainer.max_epochs)
 
@@ -230,7 +232,8 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
             f"Define it{instead}. {other}"
         )
     if called and not calls:
-        instead = ", or name what validation_step logs as performance, with a mode" if validates else ""
+        define = "" if validates else "define validation_step, and "
+        instead = f", or {define}name what validation_step logs as performance, with a mode"
         raise ConfigurationError(
             f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
             f"[B, M]{instead}. {other}"
@@ -388,4 +391,5 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
     if changing:
         rest = [c for c in callbacks if c not in changing]
         place = rest.index(loop) + 1
+        # mypy: set by Lightning's connectors
         trainer.callbacks = [*rest[:place], *changing, *rest[place:]]  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def check_checkpoint(
         trainer: that is to use it.
         key: under which the federation's state is among the callbacks'.
         check: checks that state against the present fit and its ``max_epochs``.
-        checkpoint: what was read.
+        checkpoint: the checkpoint that was read.
         path: from where.
 
     Raises:
@@ -52,8 +52,10 @@ def check_checkpoint(
                 "another, or start a new run without ckpt_path."
             )
         check(checkpoint["callbacks"][key], trainer.max_epochs)
+    # mypy: set by Lightning's connectors
     elif trainer.state.fn == "validate" and isinstance(trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]
         state = checkpoint.get("callbacks", {}).get(key, {})
+        # mypy: set by Lightning's connectors
         if "identity" in state and state["identity"]["samples"] != sample_hashes(trainer.datamodule):  # type: ignore[attr-defined]
             warnings.warn(
                 f"the data are dealt out otherwise than when {path} was trained: it may have been trained on some of "
@@ -69,11 +71,11 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
     """Check the loop's saved state against what it is now.
 
     Args:
-        state: of :meth:`FederatedLoop.state_dict`.
-        version: of flsv.
-        identity: of this fit.
+        state: a result of :meth:`FederatedLoop.state_dict`.
+        version: the version of flsv.
+        identity: the identity of this fit.
         seed: given for this fit, or None.
-        max_epochs: of the trainer; -1 or None for no end.
+        max_epochs: the trainer's number of rounds; -1 or None for no end.
 
     Raises:
         ConfigurationError: another version of flsv, federation or seed, or fewer rounds than there have been.
@@ -99,7 +101,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
         )
     if max_epochs not in (None, -1) and rounds > max_epochs:
         raise ConfigurationError(
-            f"the checkpoint has {rounds} rounds behind it, and max_epochs={max_epochs}. max_epochs counts them too: "
+            f"the checkpoint is of round {rounds}, and max_epochs={max_epochs} counts these rounds, too: "
             f"say more than {rounds}."
         )
     if rounds == max_epochs:

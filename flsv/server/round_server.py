@@ -109,9 +109,9 @@ class RoundServer:
         """Return the round as the server sees it: without the updates that the filters drop.
 
         Args:
-            updates: what the clients sent.
+            updates: the updates that the clients sent.
             matrix: ``[k, P]``, their vectors.
-            instructions: what everybody was told.
+            instructions: the instruction that each client was sent.
             state: the federation at the start of the round.
             clients: all n.
             server_data: the server's validation set.

@@ -54,7 +54,7 @@ class RoundValues:
         per_class: of the metrics that have them, values per class ``[n, M]``, or of whatever their columns are.
         diagnostics: metric to what else it says, by name.
         evaluations: models that were evaluated in this round's games.
-        names: of the clients.
+        names: the clients' names.
         table: the same as rows of a run's table.
     """
 
@@ -186,7 +186,7 @@ def _own_module(module: nn.Module) -> nn.Module:
     if L.LightningModule not in kinds and any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
         raise ConfigurationError(
             f"value_round(module={type(module).__name__}(...)) is a LightningModule of the package pytorch_lightning, "
-            "whose classes are others. Write `import lightning as L` in the place of `import pytorch_lightning as pl`."
+            "not of lightning. Write `import lightning as L` instead of `import pytorch_lightning as pl`."
         )
     return module
 

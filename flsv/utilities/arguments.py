@@ -24,11 +24,11 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
 
     Args:
         given: what a user says.
-        names: of the run's clients.
+        names: the names of the run's clients.
         option: what it was said to, for the message.
 
     Raises:
-        ConfigurationError: there is none, or more than one.
+        ConfigurationError: no client, or more than one, has this name or number.
 
     Example:
         >>> client_number("Lyon", ["Boston", "Lyon"], "client"), client_number(0, ["Boston", "Lyon"], "client")
@@ -37,7 +37,7 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
     text = str(given)
     named = [number for number, name in enumerate(names) if name == text]
     if len(named) > 1:
-        raise ConfigurationError(f"{option}={given!r}: clients {named} have this name. Say the number.")
+        raise ConfigurationError(f"{option}={given!r}: clients {named} have this name. Give the number.")
     if named or (text.isdigit() and int(text) < len(names)):
         return named[0] if named else int(text)
     raise ConfigurationError(f"{option}={given!r}: the run has no such client. It has {listed(names, 10)}.")
@@ -81,8 +81,8 @@ def check_number(
     """Raise unless ``value`` is a finite number between its bounds.
 
     Args:
-        owner: whose argument it is, for the message: an object, or its name.
-        name: of the argument.
+        owner: the object whose argument it is, or its name, for the message.
+        name: the argument's name.
         value: what was given.
         above: the number must be larger than this.
         least: the number must be at least this.
@@ -124,8 +124,8 @@ def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...],
     """Raise unless ``value`` is an instance of ``kind``.
 
     Args:
-        owner: whose argument it is, for the message: an object, or its name.
-        name: of the argument.
+        owner: the object whose argument it is, or its name, for the message.
+        name: the argument's name.
         value: what was given.
         kind: a class, or several.
         expected: this in words.
@@ -148,11 +148,11 @@ def plain_name(name: str, what: str = "name") -> str:
     """Return the name if it is a file's and no path: up to 100 characters on a line, none of ``/ \\ :``, no dot first.
 
     Args:
-        name: to be checked.
-        what: it names, for the message.
+        name: the name to be checked.
+        what: the thing that it names, for the message.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: the name is not plain.
 
     Example:
         >>> plain_name("most_harmful")

@@ -17,8 +17,8 @@ def check_writable(folder: Path) -> None:
     """Raise unless a folder, which need not be there yet, can be written into; nothing is left behind.
 
     Raises:
-        ConfigurationError: it cannot.
-        OSError: for want of space.
+        ConfigurationError: nothing can be written there.
+        OSError: the disk is full.
 
     Example:
         >>> with tempfile.NamedTemporaryFile() as file:

@@ -115,8 +115,8 @@ def draw_bars(
     Args:
         ax: a matplotlib axis.
         values: ``[n]``.
-        names: of the clients.
-        unit: of a value.
+        names: the clients' names.
+        unit: unit of the values.
         limits: lowest and highest value of the scale.
         errors: what the whiskers reach below and above the values ``[2, n]``; NaN where there are none.
         of_seeds: whether they are from runs with several seeds; those of one run are pale.
@@ -156,8 +156,8 @@ def draw_lines(
     Args:
         ax: a matplotlib axis.
         rows: ``[r, n]``.
-        names: of the clients.
-        unit: of a value.
+        names: the clients' names.
+        unit: unit of the values.
         limits: lowest and highest value of the scale.
         rounds: numbers of the rounds; None: from 1.
     """
@@ -199,10 +199,10 @@ def draw_heatmap(
     Args:
         ax: a matplotlib axis.
         values: ``[n, M]``.
-        titles: of the columns.
-        names: of the clients.
+        titles: titles of the columns.
+        names: the clients' names.
         columns: what the columns are.
-        unit: of a value.
+        unit: unit of the values.
         limits: lowest and highest value of the scale.
         sort: largest mean first.
     """

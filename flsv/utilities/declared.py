@@ -63,6 +63,7 @@ def checked(thing: _T) -> _T:
         flsv.utilities.errors.ConfigurationError: draw(least=0): expected a whole number of at least 1.
     """
     if isinstance(thing, type):
+        # mypy: a class's constructor
         thing.__init__ = _checking(thing.__init__, vars(thing).get("rules", ()))  # type: ignore[misc]
         return thing
     return _checking(thing, ())

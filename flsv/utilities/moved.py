@@ -40,7 +40,7 @@ class MovedModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         # Python has put the spec of the old name on the module, which keeps its own.
-        module.__spec__ = module.__spec__.loader_state  # type: ignore[union-attr]
+        module.__spec__ = module.__spec__.loader_state  # type: ignore[union-attr]  # an imported module has one
 
 
 def find_moved_modules() -> None:

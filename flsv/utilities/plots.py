@@ -75,11 +75,11 @@ def waterfall(
 
     Args:
         values: ``[n]``; clients without one (NaN) have no step.
-        names: of the clients.
+        names: the clients' names.
         start: what the first step begins at, such as the model's performance before training.
         end: what the last step is to come to; by default ``start`` and all values.
-        unit: of a value.
-        title: of the picture.
+        unit: unit of the values.
+        title: the picture's title.
         ax: a matplotlib axis; by default a new figure that belongs to nobody.
 
     Returns:
@@ -118,10 +118,10 @@ def draw_steps(
     Args:
         ax: a matplotlib axis.
         values: ``[n]``, what each adds.
-        names: of the steps, n of them.
+        names: names of the n steps.
         start: height of the first bar.
-        end: of the last one.
-        unit: of a height.
+        end: height of the last bar.
+        unit: unit of the heights.
         less_is_better: what lowers is a gain, and has its color.
     """
     levels = [start, *(start + math.fsum(values[: place + 1]) for place in range(len(values)))]
@@ -161,9 +161,9 @@ def beeswarm(
 
     Args:
         values: ``[r, n]`` of r runs or rounds; NaN is no point.
-        names: of the clients.
-        unit: of a value.
-        title: of the picture.
+        names: the clients' names.
+        unit: unit of the values.
+        title: the picture's title.
         ax: a matplotlib axis; by default a new figure that belongs to nobody.
 
     Returns:
@@ -222,10 +222,10 @@ def heatmap(
 
     Args:
         values: ``[n, M]``.
-        names: of the clients.
+        names: the clients' names.
         classes: names of the M columns.
-        unit: of a value.
-        title: of the picture.
+        unit: unit of the values.
+        title: the picture's title.
         sort: the client with the largest mean first.
         ax: a matplotlib axis; by default a new figure that belongs to nobody.
 

@@ -17,8 +17,8 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
     package that a run does not need cannot stop it.
 
     Args:
-        group: such as ``"flsv.metrics"``.
-        base: what they have to be.
+        group: the group's name, such as ``"flsv.metrics"``.
+        base: the class that they have to be subclasses of.
 
     Example:
         >>> installed("flsv.nobody_has_such")

@@ -20,15 +20,15 @@ class ResultFile:
     """A CSV file of results to which rows are added.
 
     Args:
-        path: of the file; its folder is made with the first row.
+        path: the file; its folder is made with the first row.
         columns: their names, and how cells are read.
-        settings: what all of its rows hang on, by name. None: nothing is said of that.
-        key: so many columns, the first ones, name a result of several rows: of one that a kill cut short no row is
-            left. 0: a row is a result.
-        anew: begin anew where the file is of other settings.
+        settings: the settings, by name, that all rows are of; None: the file does not name any.
+        key: number of leading columns that name a result of several rows; a result that a kill cut short is dropped
+            as a whole. 0: every row is a result.
+        anew: whether to begin anew where the file is of other settings.
 
     Attributes:
-        rows: those that are there, by column.
+        rows: the rows that are there, as mappings by column.
 
     Raises:
         ConfigurationError: the file is one of other settings, which are named, or none of this kind.
@@ -43,7 +43,7 @@ class ResultFile:
         >>> ResultFile(path, columns, {"rounds": 6})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: .../values.csv holds results of others: rounds is 6 and was 5. ...
+        flsv.utilities.errors.ConfigurationError: ...holds results of other settings: rounds is 6 and was 5. ...
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class ResultFile:
             return
         if differ:
             raise ConfigurationError(
-                f"{path} holds results of others: {listed(differ)}. Go on with those, move the file away, or name "
-                "another folder."
+                f"{path} holds results of other settings: {listed(differ)}. Go on with those, move the file away, or "
+                "name another folder."
             )
         if len(lines) < heads:
             return

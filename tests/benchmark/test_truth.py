@@ -41,7 +41,7 @@ def test_truth_made_in_parts_equals_truth_made_at_once(tmp_path: Path) -> None:
     elsewhere = replace(mine, title="another", root="/somewhere")
     assert truth_settings(other, FOLDER) != truth_settings(mine, FOLDER) == truth_settings(elsewhere, FOLDER)
     for function in (truth_table, make_truth):
-        with pytest.raises(ConfigurationError, match="small.csv holds results of others: settings is"):
+        with pytest.raises(ConfigurationError, match="small.csv holds results of other settings: settings is"):
             function(other, tmp_path)
 
 

@@ -48,7 +48,7 @@ def test_means_of_runs_of_other_seeds(
     assert capsys.readouterr().out == f"Summary: {out}/repeat.csv\n"
     assert rows(out / "repeat.csv") == found
     assert main([*command, "--trainer.max_epochs=2"]) == 2
-    assert "holds results of others: trainer.max_epochs is 2 and was 1. Go" in capsys.readouterr().err
+    assert "holds results of other settings: trainer.max_epochs is 2 and was 1. Go" in capsys.readouterr().err
 
 
 def test_other_data_under_the_same_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

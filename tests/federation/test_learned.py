@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from flsv.federation import FederatedLoop
-from flsv.federation.learned import LEVEL, ranks_apart, told_apart
+from flsv.federation.learned import LEVEL, beats_constant, score_beats_chance
 from flsv.games.class_scores import ClassScore
 from flsv.games.scores import Scores, score_batch
 from flsv.metrics import ContributionMetric, CosineGradientShapley, PartialFederatedShapley
@@ -39,7 +39,7 @@ def test_predictions_that_have_nothing_to_do_with_the_labels_are_hardly_ever_tol
     for _ in range(400):
         y = (torch.rand(200, generator=generator) < share).long()
         logits = torch.stack([torch.zeros(200), share - 0.5 + torch.randn(200, generator=generator)], 1)
-        found += told_apart(scores_of(logits, y), by)
+        found += beats_constant(scores_of(logits, y), by)
     assert found <= 400 * LEVEL + 3 * (400 * LEVEL * (1 - LEVEL)) ** 0.5
 
 
@@ -55,18 +55,18 @@ def test_of_class_scores_what_is_above_chance_follows_from_the_labels(by: str, c
         for noise, told in ((1.0, False), (0.5, True)):
             score = ClassScore(by)
             score.update((1 - noise) * torch.nn.functional.one_hot(y, classes) + noise * drawn, y)
-            apart = ranks_apart(by, float(score.compute()), y, classes)
+            apart = score_beats_chance(by, float(score.compute()), y, classes)
             found, learned = found + (apart and not told), learned + (apart and told)
     assert found <= 200 * LEVEL + 3 * (200 * LEVEL * (1 - LEVEL)) ** 0.5
     assert learned > 190
-    assert not ranks_apart("auroc", 0.5, y, classes)
+    assert not score_beats_chance("auroc", 0.5, y, classes)
 
 
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (4, 0), (5, 0), (9, 1), (9, 4)])
 def test_accuracy_is_compared_with_the_majoritys_as_by_scipy(won: int, lost: int) -> None:
     scores = Scores({"correct": torch.tensor([[94 - lost, won]])}, torch.tensor([94, 9]))
     expected = won + lost > 0 and bool(binomtest(won, won + lost, alternative="greater").pvalue < LEVEL)
-    assert told_apart(scores, "accuracy") == expected
+    assert beats_constant(scores, "accuracy") == expected
 
 
 class Stuck(Plain):

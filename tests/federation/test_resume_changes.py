@@ -87,7 +87,7 @@ def test_another_federation_is_refused(saved: Path, tmp_path: Path, changes: dic
 
 
 def test_fewer_rounds_than_there_have_been_are_refused(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="has 2 rounds behind it, and max_epochs=1"):
+    with pytest.raises(ConfigurationError, match="is of round 2, and max_epochs=1"):
         resume(saved, tmp_path, rounds=1)
     with pytest.warns(UserWarning, match="all 2 rounds are run already: raise max_epochs"):
         resume(saved, tmp_path, rounds=2)

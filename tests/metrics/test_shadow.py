@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import (
@@ -371,6 +372,25 @@ def test_functions_that_hold_the_module_train_the_coalitions(tmp_path: Path, rea
     federation = shadow_loop(ShadowShapley(performance="negative_loss"))
     fit(federation, tmp_path, Calls(net, reads), data(), rounds=2)
     torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_callbacks_that_hold_the_module_act_on_the_coalitions(tmp_path: Path) -> None:
+    def clamps(module: L.LightningModule) -> L.Callback:
+        def clamp(*_: Any) -> None:
+            for parameter in module.parameters():
+                parameter.data.clamp_(-0.2, 0.2)
+
+        return LambdaCallback(on_train_batch_end=clamp)
+
+    module, other = (Plain(network(batch_norm=False)) for _ in range(2))
+    other.load_state_dict(module.state_dict())
+    other.on_train_batch_end = clamps(other).on_train_batch_end  # type: ignore[method-assign]
+    found = []
+    for each, callbacks in ((module, [clamps(module)]), (other, [])):
+        federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+        trainer_for(federation, tmp_path, 2, callbacks=callbacks).fit(each, data())
+        found.append(federation.contributions["shadow"])
+    assert torch.equal(*found)
 
 
 def test_what_is_given_up_resumes_to_the_bit(tmp_path: Path) -> None:

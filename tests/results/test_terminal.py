@@ -19,7 +19,7 @@ from flsv.metrics import ClassSpecificShapley, CumulativeShapley, PartialFederat
 from flsv.results import terminal
 from flsv.results.round_result import RunResult
 from flsv.results.run_table import Numbers, frame, round_rows
-from flsv.results.terminal import chosen, client_columns, print_contributions, print_table
+from flsv.results.terminal import client_columns, print_contributions, print_table, shown_clients
 from flsv.utilities import progress
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -175,15 +175,15 @@ def test_the_last_table_has_what_a_stranger_reads(
 def test_of_many_clients_the_highest_and_the_lowest_ten() -> None:
     values = torch.arange(100.0).roll(13)
     values[40] = float("nan")
-    rows = chosen(values, 100)
+    rows = shown_clients(values, 100)
     highest = values.nan_to_num(-1).argsort(descending=True)
     assert rows[:10] == highest[:10].tolist()
     assert rows[10:] == [i for i in values.nan_to_num(1e9).argsort().tolist() if values[i] == values[i]][:10][::-1]
     text = printed(80, [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows=rows)
     assert len(re.findall(r"v\d+", text)) == 20
     assert len([line for line in text.splitlines() if "\N{HORIZONTAL ELLIPSIS}" in line]) == 1
-    assert chosen(values[:20], 20) == list(range(20))
-    assert chosen(None, 50) == [*range(10), *range(40, 50)]
+    assert shown_clients(values[:20], 20) == list(range(20))
+    assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
 
 
 class LogsByGroup(Plain):

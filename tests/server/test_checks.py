@@ -282,7 +282,7 @@ class Another(Height):
     ("options", "said"),
     [
         ({"aggregator": Height(), "sampler": AlsoHeight()}, r"sampler AlsoHeight.* and .* reports = 'height'"),
-        ({"aggregator": Losses()}, "a round's own word"),
+        ({"aggregator": Losses()}, "a name in every round"),
         ({"aggregator": Silent()}, "without declaring its names"),
         ({"metrics": {"heights": Heights()}, "personalizer": Standalone()}, r"asks for \['height'\]"),
     ],

@@ -84,8 +84,7 @@ class MoreauSGD(torch.optim.Optimizer):
         check_number(self, "outer_lr", group["outer_lr"], above=0, most=1 / lamda, hint=f"It is 1 / {lamda=}.")
 
     @torch.no_grad()
-    # torch declares overloads.
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
         """Take the steps of a batch.
 
         Args:

@@ -157,7 +157,7 @@ def test_an_answer_and_an_accuracy_are_ones_or_there_is_none(folder: Path, packe
         said = str(why)
     assert not said or said.startswith("site 'Lyon' (client 1) ")
     assert said.isprintable()
-    found = here.test({1: ROUND[1]})
+    found = here.score_own_models({1: ROUND[1]})
     assert not any(value < 0 or value > 1 for scores in found.values() for value in scores.values())
 
 
