@@ -1,11 +1,11 @@
-"""Four hospitals with measurements of tumours, one of which has got its diagnoses wrong.
+"""Four hospitals train on measurements of tumours, and one of them has wrong diagnoses.
 
     python examples/hospitals.py --rounds 15
 
 The table is scikit-learn's breast cancer data (569 tumours, 30 measurements, no download). In Quito a third of the
 diagnoses are wrong. All 16 coalitions of hospitals are trained alongside the federation, and a hospital's Shapley value
-is by how much it lowers the validation loss. Then a budget is shared out by it. A few seconds. This is one seed: to
-pay, retrain with several (``flsv retrain``).
+is how much it lowers the validation loss. A budget is shared by these values. The script takes a few seconds. It uses
+one seed: before you pay, retrain with several (``flsv retrain``).
 """
 
 from __future__ import annotations

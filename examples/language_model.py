@@ -7,8 +7,8 @@ The data are Reuters news (``text/reuters_r8_train.csv``, column ``text``) and t
 trained on news, once, and kept in ``runs/language_model/news``. Then each group of tales is a client that fine-tunes
 adapters on its own text; the characters of one of them are shuffled. ``value`` is how much a client reduces the loss on
 pieces of tales that nobody has: its Shapley value over coalitions that train alongside the federation, each client
-alone and all but one. The metrics of a round beside it are there to find the bad client, not to pay by. Nothing is
-downloaded, and nothing but adapters crosses. Some minutes on one core, most of it the news.
+alone and all but one. The per-round metrics help to find the bad client; do not pay by them. Nothing is
+downloaded, and only adapters cross. The script takes some minutes on one core, most of them for the news.
 """
 
 from __future__ import annotations

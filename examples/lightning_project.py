@@ -5,7 +5,7 @@
 
 ``Autoencoder`` and ``Digits`` are what a project has before it has heard of flsv, and stay as they are. Without labels,
 classes or accuracy, contributions are measured by what the module logs when it validates: Shapley values over all
-coalitions of clients, each trained alongside the federation. A few seconds.
+coalitions of clients, each trained alongside the federation. The script takes a few seconds.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
     python examples/text.py --rounds 3
 
 The texts are the chapters of Python's own manual that every installation has (``help("if")`` shows one), so nothing is
-downloaded. Each client has the chapters on one subject; those of "formats" are written backwards. What a client is
-worth is by how much it lowers the loss that the module logs when it validates, in nats per character: its Shapley value
-over all coalitions. A recurrent network cannot be rows of one batched model, so that each coalition is trained when the
-run has ended, by a fit of its own: 7 more fits in all. The server validates on a tenth of everybody's text, so backward
+downloaded. Each client has the chapters on one subject; those of "formats" are written backwards. A client's
+value is how much it lowers the loss that the module logs in validation, in nats per character: its Shapley value over
+all coalitions. A recurrent network cannot train in one batched model, so each coalition is trained after the run, by a
+fit of its own: 7 more fits in all. The server validates on a tenth of everybody's text, so backward
 text counts as much as any other, and the only author of it is worth as much as the others: a value says what a client
-adds *for this validation set*. This is one seed: to pay, retrain with several (``flsv retrain``). About half a minute.
+adds *for this validation set*. This is one seed: before you pay,
+retrain with several (``flsv retrain``). The script takes about half a minute.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Five photographers of digits, a network of timm, and who contributes which digit.
+"""Five photographers train a network of timm on digits: who contributes which digit?
 
     python examples/vision_timm.py --rounds 5
 
 The images are scikit-learn's digits (no download), made 32 x 32; the network is one of timm's by name, trained from
-scratch. Class-specific Shapley values (ShapFed) say, per client and digit, how far its update pulls where the
-federation goes; the next model weighs clients by them. About half a minute on two cores.
+scratch. Class-specific Shapley values (ShapFed) measure, per client and digit, how far its update points the same way
+as the joint update; the next model weighs clients by them. The script takes about half a minute on two cores.
 """
 
 from __future__ import annotations
