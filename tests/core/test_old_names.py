@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from flsv import FederatedLoop
-from flsv.core import Channel, LocalData
+from flsv import FederatedLoop, participants
+from flsv.core import Channel, LocalData, map_clients, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Federation, FederationInfo
 
@@ -15,6 +15,7 @@ def test_functions_and_classes_have_both_names() -> None:
     assert Federation is FederationInfo
     assert (Channel.taken_out, Channel.put_first) == (Channel.pop_since, Channel.prepend)
     assert LocalData.visit is LocalData.set_models
+    assert (participants.run_protocol, participants.at) == (map_clients, opened)
 
 
 @pytest.mark.parametrize(("old", "new"), [("apart_head", "unshared_head"), ("left_names", "non_finite_names")])
