@@ -170,7 +170,7 @@ HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
 @pytest.mark.parametrize(
     ("before", "words"),
     [
-        (b'# {"a": "2"}\nseed,coalition,utility\n0,-,1\n', "of others: a is 1 and was 2"),
+        (b'# {"a": "2"}\nseed,coalition,utility\n0,-,1\n', "of other settings: a is 1 and was 2"),
         (b"client,value\n", "its first line does not say of which"),
         (HEAD + b"0,2+0,0.5\n", "line 3: coalition is '2.0', expected"),
     ],
