@@ -34,18 +34,19 @@ def banzhaf(
     distinct, and the first two are complements, so that every player has a coalition on either side.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
         num_players: n; at most 22 without a budget or target.
         budget: largest number of distinct evaluations, at least 2.
-        generator: source of the coalitions.
-        target_stderr: sample, and stop as soon as every standard error is at most this, in the utility's unit.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: sample, and stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
         ``values`` and ``stderr`` ``[n]`` or ``[n, M]``.
 
     Raises:
         ConfigurationError: a budget below 2, or more than 22 players and no budget.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()

@@ -29,7 +29,7 @@ def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
         q_s = binom(n - 1, s) p_s,    p_s = B(s + beta, n - 1 - s + alpha) / B(alpha, beta),    B the Beta function
 
     Args:
-        num_players: n.
+        num_players: the number n of players.
         alpha: the Beta distribution's parameter, above 0.
         beta: the other one, above 0.
 
@@ -77,22 +77,23 @@ def beta_shapley(
     all sizes.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
         alpha: above 0. 16, with beta 1, is the paper's choice for data with label noise; 1 and 1 are Shapley's; 1 and 4
             are robust to duplicates.
         beta: above 0.
         budget: largest number of distinct evaluations, default 50 n. The minimum lets every player be in and out of a
             coalition of every size: 48 for 10 players, about 2 n (1 + log n) in general.
-        generator: source of the coalitions.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
         ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; unbiased.
 
     Raises:
         ConfigurationError: alpha or beta not above 0; a budget below the minimum, which is named.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).double()

@@ -24,7 +24,7 @@ def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) ->
     """List the membership masks of coalitions number ``start``..``stop - 1``; bit i is player i.
 
     Args:
-        num_players: n.
+        num_players: the number n of players.
         start: the first number.
         stop: behind the last number; None: 2^n.
 

@@ -30,16 +30,17 @@ def exact_shapley(
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``; called with up to 65,536 masks at once.
         num_players: n, at most 22.
         budget: largest number of evaluations allowed; fewer than 2^n raises.
-        generator: not used; every estimator takes it.
-        target_stderr: not used, the standard error is 0.
-        size_weights: n numbers for another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: Shapley's.
+        generator: not used; it is here because every estimator takes it.
+        target_stderr: not used, since the standard error is 0.
+        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
+            the Shapley value.
 
     Returns:
         ``values [n]`` or ``[n, M]``, ``stderr`` 0, ``evaluations`` 2^n.
 
     Raises:
         ConfigurationError: more than 22 players, or a budget below 2^n.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         The glove game: player 0 owns a left glove, players 1 and 2 a right one; a pair is worth 1.

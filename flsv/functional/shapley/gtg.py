@@ -48,20 +48,20 @@ def gtg_shapley(
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``. With M columns all must be close to truncate.
-        num_players: n.
+        num_players: the number n of players.
         truncation: epsilon_i, as a fraction of the utility's size; None: no truncation within a round.
         round_truncation: epsilon_b, as a fraction of the utility's size; None: no truncation between rounds.
         convergence: largest relative change of the running mean that counts as converged; None: no such rule.
         budget: largest number of distinct evaluations, default 50 n; the minimum is one order, n + 1.
         generator: source of the orders.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
         ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. In a truncated round: values 0, stderr NaN, 2 evaluations.
 
     Raises:
         ConfigurationError: a budget below the minimum, or a negative threshold.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> flat = lambda masks: 0.5 + 0.001 * masks.float().mean(dim=1)

@@ -69,7 +69,7 @@ class LayeredSample:
     """A sample of distinct coalitions, layer by layer; see the module's docstring.
 
     Args:
-        num_players: n.
+        num_players: the number n of players.
         paired: draw coalitions with their complements.
         cover: every player is in and out of a coalition of each size.
         share: a function from a layer to a number proportional to its draws; None: the module's rule.
@@ -194,7 +194,8 @@ def estimate_in_stages(
 
     Args:
         name: the estimator, for messages.
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
         sample: the sample that grows; its minimum and the two coalitions at the ends are the budget's minimum.
         budget: the caller's, see :class:`flsv.functional.shapley.budget.Sampling`.
         target_stderr: the caller's target, or None.

@@ -24,18 +24,19 @@ def leave_one_out(
     r"""Compute U(N) - U(N \ {i}) for every player.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
         budget: at least n + 1.
-        generator: not used; every estimator takes it.
-        target_stderr: not used, the standard error is 0.
+        generator: not used; it is here because every estimator takes it.
+        target_stderr: not used, since the standard error is 0.
 
     Returns:
         ``values`` ``[n]`` or ``[n, M]``, ``stderr`` 0 and n + 1 evaluations.
 
     Raises:
         ConfigurationError: a budget below n + 1.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).float()

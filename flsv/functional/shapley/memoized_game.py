@@ -28,8 +28,9 @@ class MemoizedGame:
     """A game that evaluates each distinct coalition once.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
 
     Attributes:
         evaluations: distinct coalitions evaluated so far.

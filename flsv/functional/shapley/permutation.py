@@ -94,8 +94,9 @@ def permutation_shapley(
     """Estimate the Shapley value by mean marginal contributions over random orders of the players.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
         antithetic: draw each order together with its reverse.
         truncation: stop an order once every column of the utility is within this of the grand coalition's, in the
             utility's unit (TMC). None never stops.
@@ -103,8 +104,9 @@ def permutation_shapley(
         budget: largest number of distinct evaluations. The minimum is what one pair may cost, 2 n (n + 1 if not
             antithetic). Default 50 n, or no limit if ``num_permutations`` is given.
         generator: source of the orders.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
-        size_weights: n numbers for another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: Shapley's.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
+            the Shapley value.
 
     Returns:
         ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. The exact value, stderr 0, where the budget buys all coalitions
@@ -112,7 +114,7 @@ def permutation_shapley(
 
     Raises:
         ConfigurationError: a budget below the minimum, or an argument out of range.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> airport = lambda masks: -(masks * torch.tensor([1.0, 2.0, 4.0])).amax(dim=1)

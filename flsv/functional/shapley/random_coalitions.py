@@ -20,7 +20,7 @@ def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | No
 
     Args:
         sizes: int ``[K]``, from 0 to n.
-        num_players: n.
+        num_players: the number n of players.
         generator: source of the draws.
 
     Returns:

@@ -68,7 +68,7 @@ def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[f
 
     Args:
         value: which semivalue.
-        num_players: n.
+        num_players: the number n of players.
         of_beta: ``alpha`` and ``beta`` of the Beta value.
 
     Example:
@@ -95,7 +95,7 @@ def estimator_of(
         estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``: ``"surrogate"`` for the
             Shapley value, for the others the estimator with the value's name. Unless ``arguments`` have another budget,
             it buys the exact value for up to 10 players, and 20 evaluations per player for more.
-        num_players: n.
+        num_players: the number n of players.
         arguments: keywords for the estimator, with ``alpha`` and ``beta`` of the Beta value.
 
     Returns:
