@@ -18,9 +18,9 @@ Departures:
   number of evaluations this is no better than plain Monte Carlo if coalitions average their updates and the utility is
   accuracy. Here one random order of the other players serves all i at once: S is the order's first j players, and
   U(S + k) is compared with U(S + i) for every later player i; for a player i among the first j, S is the order's last j
-  players (if j is more than half, the order's first j + 1 or last j + 1 players without i). A sample of all differences
-  takes n + 1 evaluations instead of 2 (n - 1), players are compared on the same coalitions, and S is still uniform for
-  each difference. ``shared=False`` is algorithm 3.
+  players (if j is more than half, S is the order's first j + 1 players without i, or the last j + 1 without i). A
+  sample of all differences takes n + 1 evaluations instead of 2 (n - 1), players are compared on the same coalitions,
+  and S is still uniform for each difference. ``shared=False`` is algorithm 3.
 - *Small budgets.* A budget too small for one sample of every size is spent on sizes drawn at random, which leaves the
   mean over sizes unbiased.
 - *Values* follow from the differences and sum_i SV_i = U(N) - U(empty), at two more evaluations. The normalized values
@@ -120,7 +120,7 @@ class _Strata:
         run: the game, the budget and the target.
         base: the base player k.
         shared: whether all players are compared on the same coalitions.
-        generator: source of the draws.
+        generator: the random generator of the draws; None: torch's default.
     """
 
     def __init__(self, run: Sampling, base: int, shared: bool, generator: Generator | None) -> None:
@@ -254,7 +254,7 @@ def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
 def _wrap(
     game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf
 ) -> DifferenceEstimate:
-    """Make the estimate from values and standard errors, both float64 ``[n, M]``, and their degrees of freedom."""
+    """Make the estimate, with differences from player ``base``, of values and standard errors float64 ``[n, M]``."""
     plain = game.estimate(values, stderr, freedom)
     differences = game.estimate(values[base] - values, stderr).values
     return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, differences, base, freedom=plain.freedom)

@@ -21,7 +21,7 @@ def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | No
     Args:
         sizes: int ``[K]``, from 0 to n.
         num_players: the number n of players.
-        generator: source of the draws.
+        generator: the random generator of the draws; None: torch's default.
 
     Returns:
         bool ``[K, n]``.
