@@ -66,8 +66,8 @@ def gtg_shapley(
         target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
-        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. In a truncated round the values are 0, ``stderr``
-        is NaN, and there are 2 evaluations.
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. In a truncated round the values are 0,
+        ``stderr`` is NaN, and there are 2 evaluations.
 
     Raises:
         ConfigurationError: the budget is below the minimum, a threshold is negative, ``target_stderr`` is not above 0,
