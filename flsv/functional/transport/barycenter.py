@@ -79,8 +79,8 @@ def wasserstein_barycenter(
         The support points and the clients' distances, see :class:`FederatedBarycenter`.
 
     Raises:
-        ConfigurationError: the clients have different dimensions, or so few samples that an answer would reveal them;
-            a weight is negative; or an option is out of range.
+        ConfigurationError: there are no clients, or clients of different dimensions; a client has so few samples that
+            its answer would reveal them; a weight is negative, or all are 0; or an option is out of range.
 
     Example:
         >>> from flsv.functional import TransportClient

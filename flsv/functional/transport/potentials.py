@@ -35,7 +35,7 @@ FARTHEST = 200.0  # largest logarithm of a scaling, so that its exponential stay
 SMALLEST_EPS = 1e-5  # relative to the largest cost; with a smaller eps, float32 potentials are rounding errors
 TINY = 1e-300
 NO_MASS = 1e-200  # smaller masses count as 0: products with them would be denormal numbers, which are slow
-#: A stage's result: the logarithms of the scalings of rows and of columns, the iterations used, and the remaining error.
+#: A stage's result: the logarithms of the rows' and the columns' scalings, the iterations used, the remaining error.
 Finished = tuple[Tensor, Tensor, int, float]
 Finish = Callable[[Tensor, int], Finished]
 
