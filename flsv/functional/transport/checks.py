@@ -59,7 +59,7 @@ def check_labeled(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> None:
 
 
 def safe_support(samples: int) -> int:
-    """Compute how many points a client with ``samples`` samples may answer: the largest whole number below half of them.
+    """Compute how many points a client with ``samples`` samples may answer: the largest number below half of them.
 
     It is 0 for fewer than 3 samples, which no number of points protects.
 

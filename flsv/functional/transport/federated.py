@@ -29,9 +29,9 @@ from flsv.functional.transport.interpolation import interpolate_along, interpola
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
-# The composition of two optimal plans need not be optimal: if the first gamma is widely spread, the protocol ends in some
-# pairing of P and Q that no iteration improves. If gamma starts as nearly a single point, eta_P and eta_Q are small
-# copies of P and Q, so that their optimal plan is that of P and Q, in all iterations. The spread only breaks ties.
+# The composition of two optimal plans need not be optimal: if the first gamma is widely spread, the protocol ends in
+# some pairing of P and Q that no iteration improves. If gamma starts as nearly a single point, eta_P and eta_Q are
+# small copies of P and Q, so that their optimal plan is that of P and Q, in all iterations. The spread breaks ties.
 SPREAD = 1e-4
 
 
