@@ -31,7 +31,7 @@ def lower_bound(
         count: the numbers c of values, ``[...]``; if a number is 0 the bound is NaN.
         mean: the means of the values, ``[...]``.
         squares: the sums of the squared deviations from the means, ``[...]``.
-        stderr: the standard errors of single values, ``[...]``, read only where ``count`` is 1; NaN and None count as 0.
+        stderr: the standard errors of single values, ``[...]``, used if ``count`` is 1; NaN and None count as 0.
         confidence: the probability that the mean is above the bound, in [0.5, 1).
 
     Returns:

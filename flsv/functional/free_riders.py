@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 ECHO = 0.9
-"""The similarity of :func:`last_step_similarity` from which on an update counts as the server's last step. It was chosen
-on the benchmark's tuning set, where honest clients' means stay below 0.6 and free riders' means are 1."""
+"""The similarity of :func:`last_step_similarity` from which on an update counts as the server's last step. It was
+chosen on the benchmark's tuning set, where honest clients' means stay below 0.6 and free riders' means are 1."""
 
 
 def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:

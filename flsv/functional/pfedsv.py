@@ -24,9 +24,9 @@ def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weigh
 
     .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
 
-    with v_j the Shapley value of model j and d_j its distance from the client's own model. If no other model has a value
-    above 0, the client keeps its own model. For a model at distance 0 w is infinite; in the limit all weight goes to
-    the models at distance 0 with a value above 0, in proportion to their values. These models equal the client's own
+    with v_j the Shapley value of model j and d_j its distance from the client's own model. If no other model has a
+    value above 0, the client keeps its own model. For a model at distance 0 w is infinite; in the limit all weight goes
+    to the models at distance 0 with a value above 0, in proportion to their values. These models equal the client's own
     model, so that the client keeps its model in this case, too.
 
     Args:
@@ -101,7 +101,7 @@ def top_k_download(
         available: bool ``[n]``, True if the server has the client's model.
         own: the index of the client that downloads; it never downloads its own model.
         k: how many models to download while there is an unvisited client, at least 1.
-        explore: ``"score"``: the rule above. ``"unvisited"``: unvisited clients come first. All clients are then visited
+        explore: ``"score"``: the rule above. ``"unvisited"``: unvisited clients come first, and all are visited
             within the paper's bound of ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds, with m relevant clients.
         generator: the random generator that breaks ties; None: torch's default.
 

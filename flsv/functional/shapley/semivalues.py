@@ -116,7 +116,7 @@ def estimator_of(
     if value == "shapley":
         if estimator != "auto":
             return partial(ESTIMATORS[estimator], **arguments)
-        # The surrogate is exact, too, if the budget buys all coalitions.
+        # The surrogate is exact, too, if the budget suffices for all coalitions.
         return partial(surrogate_shapley, **{**usual, **arguments}) if arguments or not few else exact_shapley
     if estimator in OF_ANY_VALUE:
         of_beta = {name: arguments[name] for name in ("alpha", "beta") if name in arguments}
