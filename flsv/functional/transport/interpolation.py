@@ -51,8 +51,8 @@ def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Compute the optimal transport between two sets of equally heavy points.
 
     Args:
-        x: ``[m, d]``.
-        x2: ``[m2, d]``.
+        x: the points of the first set, ``[m, d]``.
+        x2: the points of the second set, ``[m2, d]``.
         p: the exponent of the distance, at least 1.
 
     Returns:
@@ -66,8 +66,8 @@ def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: floa
     """Interpolate between two sets of points along a plan (eq. 6).
 
     Args:
-        x: ``[m, d]``.
-        x2: ``[m2, d]``.
+        x: the points of the first set, ``[m, d]``.
+        x2: the points of the second set, ``[m2, d]``.
         plan: the plan between the two sets, ``[m, m2]``.
         support: m or m2, the number of points of the result: the points of this side are moved.
         t: the part of the way from ``x`` (0) to ``x2`` (1).
