@@ -1,7 +1,7 @@
-"""Allocation of a budget in proportion to contributions.
+"""Allocation of a budget to clients in proportion to their contributions.
 
-Contributions are in a metric's own unit, may be negative, and are NaN for clients never seen. Payment needs a rule for
-negative and missing values. Such a rule is a choice and does not follow from the values, so the caller names it.
+Contributions are in a metric's own unit, may be negative, and are NaN for clients that took part in no round. Payment
+needs a rule for negative values. Such a rule is a choice and does not follow from the values, so the caller names it.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ def allocate(
     """Share a budget out in proportion to contributions.
 
     Args:
-        values: ``[n]`` contributions, larger is better; NaN for clients never seen, which get nothing.
+        values: the clients' contributions, ``[n]``, larger is better; NaN for clients without a value, which get
+            nothing.
         budget: the amount to share out, such as 10000.0 euros; at least 0.
-        negatives: the rule for negative values. ``"zero"``: its client gets nothing, the others share as if it were not
-            there. ``"shift"``: all values are counted from the lowest, if that is below 0; its client gets
-            nothing, and the others' shares come closer to each other. ``"softmax"``: shares are
-            ``exp(v_i / s) / sum``, with s the values' standard deviation, so that every client gets
-            something (the form of ShapleyFL's weights, Sun et al., KDD 2023). ``"refuse"``: an error.
-        unit: the smallest amount, such as 0.01 for cents: amounts are whole multiples of it, and what rounding leaves
-            goes to the largest remainders (Hamilton's method; among equal ones, to the first client). None: not
-            rounded.
+        negatives: the rule for negative values. ``"zero"``: a client with a negative value gets nothing, and the others
+            share as if it did not exist. ``"shift"``: if the lowest value is negative, it is subtracted from all
+            values; its client gets nothing, and the others' shares become more equal. ``"softmax"``: client i has the
+            share ``exp(v_i / s)``, divided by the sum of these numbers, with v the values and s their standard
+            deviation, so that every client gets something (the form of ShapleyFL's weights, Sun et al., KDD 2023).
+            ``"refuse"``: a negative value is an error.
+        unit: the smallest amount, such as 0.01 for cents: amounts are whole multiples of it, and the units that
+            rounding leaves go to the largest remainders (Hamilton's method; among equal remainders, to the first
+            client). None: amounts are not rounded.
 
     Returns:
-        float64 ``[n]``, each at least 0. In whole units they sum to the budget exactly; without, as closely as
-        float64 can (``math.fsum`` differs from the budget by rounding of the last place only).
+        The amounts, float64 ``[n]``, each at least 0. With a unit they sum to the budget exactly; without, as closely
+        as float64 can (``math.fsum`` differs from the budget by rounding of the last place only).
 
     Raises:
-        ConfigurationError: an unknown rule; a budget below 0, or not a multiple of the unit; values that are infinite
-            or not a vector; no client with a positive claim; a value below 0 under ``"refuse"``.
+        ConfigurationError: the rule is unknown; the budget is below 0 or not a multiple of the unit; ``values`` is
+            infinite, empty or not a vector; no client has a positive claim; or a value is below 0 with ``"refuse"``.
 
     Example:
         >>> allocate(torch.tensor([3.0, 1.0, -1.0, float("nan")]), 100.0)
@@ -76,7 +78,7 @@ def allocate(
 
 
 def _times(count: int, unit: float) -> float:
-    """Multiply a unit in decimal: in float64, 7 * 0.01 is slightly more than 0.07."""
+    """Multiply ``unit`` by ``count`` in decimal numbers: in float64, 7 * 0.01 is slightly more than 0.07."""
     return float(count * Decimal(str(unit)))
 
 
@@ -84,8 +86,11 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
     """Round shares to whole numbers that sum to ``units`` (Hamilton's method).
 
     Args:
-        shares: at least 0, whatever their sum.
+        shares: numbers of at least 0; their sum does not matter.
         units: the sum of the result.
+
+    Returns:
+        Whole numbers in proportion to the shares.
 
     Example:
         >>> largest_remainder([0.5, 0.3, 0.2], 4)
@@ -104,7 +109,10 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
 
 
 def _claims(values: Tensor, negatives: Negatives) -> Tensor:
-    """Turn values into claims of at least 0, by the rule for negative values."""
+    """Compute clients' claims from their values: numbers of at least 0, by the rule for negative values.
+
+    The rules are those of :func:`allocate`.
+    """
     if negatives == "shift":
         return values - values.min().clamp(max=0) if len(values) else values
     if negatives == "softmax":
@@ -116,7 +124,7 @@ def _claims(values: Tensor, negatives: Negatives) -> Tensor:
 
 
 def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
-    """Add what rounding leaves of the budget to the largest amount."""
+    """Change the largest amount so that the amounts sum to the budget, and return the amounts."""
     largest = max(range(len(amounts)), key=amounts.__getitem__)
     rest = math.fsum(amount for i, amount in enumerate(amounts) if i != largest)
     amounts[largest] = max(0.0, budget - rest)
@@ -124,7 +132,7 @@ def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
 
 
 def _checked(values: Tensor, negatives: Negatives) -> Tensor:
-    """Convert values to float64 on the CPU, and raise unless they can be shared by."""
+    """Convert values to float64 on the CPU, and raise unless the rule for negative values can be applied to them."""
     values = torch.as_tensor(values).detach().cpu().double()
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Cosine gradient Shapley values (CGSV): reputations by how far each participant's update points with the aggregate.
+"""Cosine gradient Shapley values (CGSV): reputations from the cosines of participants' updates with the aggregate.
 
 Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021, Algorithm 1:
 
@@ -20,13 +20,13 @@ def normalized(reputation: Tensor) -> Tensor:
     """Normalize reputations to sum to 1.
 
     Args:
-        reputation: ``[k]``.
+        reputation: the participants' reputations, ``[k]``.
 
     Returns:
         float64 ``[k]``.
 
     Raises:
-        ValueError: a negative reputation, or none above 0.
+        ValueError: a reputation is negative, or all are 0.
     """
     reputation = reputation.double()
     if not (reputation >= 0).all() or reputation.sum() == 0:
@@ -38,9 +38,9 @@ def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
     """Compute the cosines phi of the updates with the aggregate.
 
     Args:
-        products: ``[k]``, d_i . u_N.
-        norms: ``[k]``, |d_i|.
-        norm: a scalar, |u_N|.
+        products: the updates' scalar products with the aggregate, ``[k]``.
+        norms: the updates' lengths, ``[k]``.
+        norm: the aggregate's length, a scalar.
 
     Returns:
         ``[k]`` in [-1, 1]; 0 where a length is 0.
@@ -58,14 +58,14 @@ def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float =
 
     .. math:: r_i \leftarrow \max(\alpha r_i + (1 - \alpha) \phi_i, \text{floor})
 
-    and r is made to sum to 1. The floor keeps every participant from being shut out for good. As in the authors' code,
-    there is nothing to remember before the first round: its reputations are phi / sum(phi), whatever weights the
-    updates have in u_N (in the authors' code, the data shares).
+    with the reputations r_i, which are then divided by their sum, and the cosines phi_i. With the floor no participant
+    is excluded for good. As in the authors' code, r is 0 before the first round, after which the reputations are
+    phi / sum(phi) (up to the floor), whatever weights the updates have in the aggregate.
 
     Args:
-        reputation: ``[k]`` before the round; None before the first round, where r is 0.
-        phi: ``[k]`` cosines of the round, see :func:`cosines`.
-        alpha: how much of the former reputation is kept.
+        reputation: the reputations before the round, ``[k]``; None before the first round.
+        phi: the cosines of the round, ``[k]``, see :func:`cosines`.
+        alpha: the factor of the former reputation.
         floor: the least reputation before the normalization.
 
     Returns:
@@ -89,9 +89,10 @@ def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples
     the mean of the known reputations; the paper assumes full participation and does not cover this case.
 
     Args:
-        reputation: ``[n]`` of all participants, NaN where there is none yet; None before the first round.
-        client_ids: ``[k]``, the cohort.
-        num_samples: ``[k]`` training samples.
+        reputation: the reputations of all n participants, ``[n]``, NaN for participants without one; None before the
+            first round.
+        client_ids: the indices of the cohort's participants, ``[k]``.
+        num_samples: the cohort's numbers of training samples, ``[k]``.
 
     Returns:
         float64 ``[k]``.

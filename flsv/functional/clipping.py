@@ -1,9 +1,10 @@
 """Clipping of a client's claims: the length of its update and its number of samples.
 
-Nobody can check either from outside, and both can be made larger at will: Bagdasaryan et al., "How To Backdoor
-Federated Learning", AISTATS 2020, multiply an update, and a client that repeats each sample three times has three times
-as many samples. Metrics that are linear in either reward this. Sun et al., "Can You Really Backdoor Federated
-Learning?", arXiv:1911.07963, 2019, bound norms at a constant. Here the bound on a claim c_i is relative to the cohort,
+Nobody else can check these two claims, and a client can exaggerate both: Bagdasaryan et al., "How To Backdoor Federated
+Learning", AISTATS 2020, multiply an update, and a client that repeats each sample three times has three times as many
+samples. Metrics that are linear in one of the claims reward this. Sun et al., "Can You Really Backdoor Federated
+Learning?", arXiv:1911.07963, 2019, bound norms by a constant. Here the claim c_i of client i is bounded relative to the
+claims of its cohort,
 
     min(c_i, cap median_j c_j),
 
@@ -18,11 +19,11 @@ from torch import Tensor
 
 
 def length_factors(norms: Tensor, cap: float) -> Tensor:
-    """Compute the factors that shorten updates to the bound.
+    """Compute the factors that shorten updates to a bound on their lengths.
 
     Args:
-        norms: ``[k]`` lengths of the updates, not negative. The median is taken over the finite norms above 0.
-        cap: the bound, in medians.
+        norms: the updates' lengths, ``[k]``, not negative.
+        cap: the bound, as a multiple of the median of the finite lengths above 0.
 
     Returns:
         float64 ``[k]`` in (0, 1], on the CPU: min(1, cap median / norm).
@@ -43,11 +44,11 @@ def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
     """Cap the numbers of samples that clients report.
 
     Args:
-        num_samples: integers ``[k]``.
-        cap: the bound, in medians of the cohort, rounded up to a whole number; None: no bound.
+        num_samples: the reported numbers, integers ``[k]``.
+        cap: the bound, as a multiple of the reported numbers' median, rounded up to a whole number; None: no bound.
 
     Returns:
-        ``[k]``, of the same type.
+        The capped numbers, ``[k]``, in the dtype of ``num_samples``.
 
     Example:
         >>> capped_samples(torch.tensor([10, 20, 90]), cap=1.5)
@@ -63,13 +64,14 @@ def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Ten
     """Multiply the updates of models by factors.
 
     Args:
-        rows: ``[k, P]``, the trained models; not changed.
-        start: ``[P]``, the model from which all of them started, or ``[k, P]``, one per row.
-        factors: ``[k]``, what each update (row minus start) is multiplied by.
+        rows: the k trained models, ``[k, P]``; not changed.
+        start: the model from which all of them started, ``[P]``, or ``[k, P]`` with one per model.
+        factors: the factor of each model's update (model minus start), ``[k]``.
         end: how many leading entries are parameters; the entries behind them, buffers, stay as they are.
 
     Returns:
-        ``[k, P]``; ``rows`` itself where all factors are 1. A row with a factor of 1 stays equal to the bit.
+        The models with scaled updates, ``[k, P]``; ``rows`` itself if all factors are 1. A model with a factor of 1
+        stays equal to the bit.
 
     Example:
         >>> scale_updates(torch.tensor([[3.0, 7.0], [2.0, 7.0]]), torch.ones(2), torch.tensor([0.5, 1.0]), end=1)

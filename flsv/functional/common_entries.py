@@ -2,7 +2,7 @@
 
 A weighted average of k equal numbers is that number in mathematics; with rounded weights it may be the next
 floating-point number. Weights that no client trains, and constant buffers, would then drift from round to round. The
-functions here find such columns, so that their values can be put back.
+functions here find the columns in which all models agree, and put their values back into an average.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: Columns that fit a core's cache; on other devices a block is a launch of kernels.
+#: Columns per block on a CPU, whose cache they fit, and on other devices, where every block costs a kernel launch.
 _BLOCK = 2**16
 _DEVICE_BLOCK = 2**22
 
 
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Find where all rows are equal, block by block of columns; blocks without such a column are left out.
+    """Find the columns in which all rows are equal, block by block; blocks without such a column are left out.
 
-    Where models differ everywhere, as after training, only two rows are compared.
+    If models differ everywhere, as after training, only two rows are compared.
 
     Args:
-        rows: ``[k, P]``, k at least 1.
+        rows: one model per row, ``[k, P]``, at least one.
 
     Yields:
-        A slice of columns, and bool ``[width]``: True where all rows are equal.
+        A block's slice of columns, and bool ``[width]``: True for columns in which all rows are equal.
 
     Example:
         >>> [(block, same.tolist()) for block, same in common_entries(torch.tensor([[1.0, 2.0], [1.0, 3.0]]))]
@@ -49,14 +49,14 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
-    """Put back the common entries of the rows into their averages.
+    """Set the entries of averages in which all averaged rows agree to the rows' common values.
 
     Args:
-        average: ``[..., P]``, changed in place.
-        rows: ``[k, P]``, the averaged rows.
+        average: the averages of the rows, ``[..., P]``, changed in place.
+        rows: the averaged rows, ``[k, P]``.
 
     Returns:
-        ``average``; where all rows agree it equals them to the bit.
+        ``average``; its entries equal those of the rows to the bit if all rows agree.
 
     Example:
         >>> rows = torch.tensor([[0.1], [0.1]])

@@ -24,21 +24,21 @@ def lower_bound(
 
     .. math:: \bar x - t_{c-1}(\text{confidence})\, s / \sqrt c, \qquad s^2 = \frac1{c-1} \sum (x - \bar x)^2
 
-    with Student's t quantile for c values. A single value has no spread: its bound is the value minus its own standard
-    error times the normal quantile.
+    with the quantile t of Student's t distribution, the number c of values x, and their mean. A single value has no
+    spread: its bound is the value minus its own standard error times the normal quantile.
 
     Args:
-        count: ``[...]`` whole numbers c of values; where it is 0 the bound is NaN.
-        mean: ``[...]``, the means of the values.
-        squares: ``[...]``, the sum of the squared deviations from the mean.
-        stderr: ``[...]``, the standard errors of single values; NaN and None count as 0.
-        confidence: in [0.5, 1).
+        count: the numbers c of values, ``[...]``; if a number is 0 the bound is NaN.
+        mean: the means of the values, ``[...]``.
+        squares: the sums of the squared deviations from the means, ``[...]``.
+        stderr: the standard errors of single values, ``[...]``, used if ``count`` is 1; NaN and None count as 0.
+        confidence: the probability that the mean is above the bound, in [0.5, 1).
 
     Returns:
-        float64 ``[...]``.
+        The bounds, float64 ``[...]``.
 
     Raises:
-        ConfigurationError: confidence outside [0.5, 1).
+        ConfigurationError: ``confidence`` is outside [0.5, 1).
 
     Example:
         >>> two_rounds = torch.tensor([2]), torch.tensor([0.5]), torch.tensor([0.02])

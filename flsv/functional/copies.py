@@ -1,19 +1,20 @@
 """Copies: clients that send copies of each other's updates, as one client under two names does.
 
-All updates of a round share a component: the way to a better model. Clients differ in what is left of their directions
-without the mean direction of the cohort,
+All updates d_i of a round share a component, the direction to a better model. The similarity s_ij of two of the k
+clients of a cohort is therefore computed from their directions without the mean direction of the cohort,
 
     e_i = d_i / |d_i| - mean_j d_j / |d_j|,    s_ij = mean_t e_i . e_j / (|e_i| |e_j|),
 
-over the rounds t in which both took part. For clients with unrelated samples s_ij is near -1 / (k - 1), however well
-their updates agree; for two clients that train on the same samples it is near 1. To look for clients that are too
-similar over rounds is the idea of Fung, Yoon, Beschastnikh, "The Limitations of Federated Learning in Sybil Settings",
-RAID 2020 (FoolsGold), who take cosines of summed updates. Without the mean, clients that merely learn the same well are
-not suspected. A single coincidence is no evidence: no pair is judged before three rounds, each of which has to speak
-for the pair with a similarity of 0.4 or more, and all rounds have equal weight.
+with the mean over the rounds t in which both clients took part. For clients with unrelated samples s_ij is near
+-1 / (k - 1), however well their updates agree; for two clients that train on the same samples it is near 1. To look for
+clients that are too similar over rounds is the idea of Fung, Yoon, Beschastnikh, "The Limitations of Federated Learning
+in Sybil Settings", RAID 2020 (FoolsGold), who take cosines of summed updates. The subtraction of the mean is added
+here, so that clients whose updates agree because they learn the same are not suspected. A single coincidence is not
+evidence: a pair is judged only after three rounds with a similarity of 0.4 or more in each, and all rounds have equal
+weight.
 
-The mean is taken over the whole cohort. Where a third of a cohort or more sends something that no other client sends,
-the mean does not remove what those clients have in common, and their similarities rise.
+The mean is taken over the whole cohort. If a third of a cohort or more sends updates with a component that the other
+clients' updates do not have, the mean does not remove this component, and the similarities of these clients rise.
 """
 
 from __future__ import annotations
@@ -23,23 +24,25 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 ALIKE = 0.7
-"""Chosen on digits_sizes, digits_dirichlet and digits_label_noise, of the benchmark's tuning set: honest clients stay
-below 0.62 there, and eight of nine copies reach 0.7 within ten rounds, most of them in the first."""
+"""Mean similarity from which on two clients count as copies. It was chosen on the federations digits_sizes,
+digits_dirichlet and digits_label_noise of the benchmark's tuning set: honest clients stay below 0.62 there, and eight
+of nine copies reach 0.7 within ten rounds, most of them in the first."""
 ROUNDS = 3
-"""How many rounds have to speak for a pair, and in how many first rounds of a pair a gap is looked for."""
+"""In how many rounds two clients must be similar to count as copies, and how many of their first common rounds
+:mod:`flsv.functional.isolated_groups` reads."""
 SPEAKING = 0.4
-"""Similarity from which on a round speaks for a pair; chosen on digits_sizes, digits_dirichlet and digits_label_noise.
-``docs/results/cheating.md`` has how often honest, copying and framed clients are named on others."""
+"""Similarity from which on two clients count as similar in a round; chosen on the same federations as ``ALIKE``.
+``docs/results/cheating.md`` has how often honest, copying and framed clients are named on other federations."""
 
 
 def products_without_mean(gram: Tensor) -> Tensor:
-    """Compute e_i . e_j, the products of the updates' directions without their mean.
+    """Compute the scalar products of the updates' directions, after the mean direction is subtracted from each.
 
     Args:
-        gram: ``[k, k]``, the updates' products with each other.
+        gram: the scalar products of the k updates with each other, ``[k, k]``.
 
     Returns:
-        float64 ``[k, k]``; 0 for updates that are zero or not finite, which are not part of the mean.
+        float64 ``[k, k]``; 0 for updates that are zero or not finite, which do not enter the mean.
 
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [-2.0, 0.0]])
@@ -57,13 +60,13 @@ def products_without_mean(gram: Tensor) -> Tensor:
 
 
 def similarities(gram: Tensor) -> Tensor:
-    """Compute the similarities of one round, e_i . e_j / (|e_i| |e_j|).
+    """Compute the clients' similarities in one round: cosines of their updates' directions minus the mean direction.
 
     Args:
-        gram: ``[k, k]``, the updates' products with each other.
+        gram: the scalar products of the k updates with each other, ``[k, k]``.
 
     Returns:
-        float64 ``[k, k]`` in [-1, 1]; 0 for updates of zero and those in the mean direction.
+        float64 ``[k, k]`` in [-1, 1]; 0 for updates that are zero or have the mean direction.
 
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
@@ -79,17 +82,17 @@ def similarities(gram: Tensor) -> Tensor:
 
 
 def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
-    """Find the pairs within groups that are similar throughout, and similar to no one else.
+    """Find groups of clients that are all similar to each other and not similar to any other client.
 
-    Two clients belong together only if all clients similar to one of them are similar to the other: the sum of two
-    updates is similar to both, although they are not similar to each other, and is a copy of neither.
+    Two clients are in a group only if all clients that are similar to one of them are also similar to the other: the
+    sum of two different updates is similar to both of them, but is not a copy.
 
     Args:
-        similar: ``[k, k]``, see :func:`similarities`, or their mean over rounds.
-        threshold: the least similarity of a pair.
+        similar: the similarities of k clients, ``[k, k]``, see :func:`similarities`, or their mean over rounds.
+        threshold: the least similarity of two similar clients.
 
     Returns:
-        bool ``[k, k]``, symmetric: pairs within such a group.
+        bool ``[k, k]``, symmetric, True for two clients of the same group.
 
     Example:
         >>> near = torch.eye(5)
@@ -108,13 +111,13 @@ def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
 
 
 def groups_of(pairs: Tensor) -> list[list[int]]:
-    """Find the connected components of pairs, without single clients.
+    """Find the groups of clients that are connected by pairs.
 
     Args:
-        pairs: bool ``[n, n]``, symmetric.
+        pairs: bool ``[n, n]``, symmetric, True for two connected clients.
 
     Returns:
-        The members of each component, ascending; components by their first member.
+        The members of each group of two or more clients, ascending; the groups are ordered by their first member.
 
     Example:
         >>> pairs = torch.zeros(4, 4, dtype=torch.bool)

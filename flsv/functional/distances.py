@@ -9,16 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Numbers that are converted to float64 at a time: on a CPU as many as stay in its cache.
+#: How many numbers are converted to float64 at a time: on an accelerator, and on a CPU, in whose cache they stay.
 BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
 
 
 def distances(points: Tensor, origin: Tensor) -> Tensor:
-    """Compute Euclidean distances in float64.
+    """Compute the Euclidean distances of points from an origin in float64.
 
     Args:
-        points: ``[k, P]``.
-        origin: ``[P]``, the point from which all distances are measured, or ``[k, P]``, one per row.
+        points: k points, ``[k, P]``.
+        origin: the point from which all distances are measured, ``[P]``, or ``[k, P]`` with one per point.
 
     Returns:
         float64 ``[k]``; NaN for rows that hold NaN.
@@ -28,8 +28,8 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
         tensor([5.0000e+30, 0.0000e+00], dtype=torch.float64)
     """
     count, length = points.shape
-    # Whole rows, as many as fit, or pieces of one: what lies together in memory is read together. One piece of memory
-    # for all of them: new ones, some thousand times, would leave the heap in shreds as large as a second matrix.
+    # A block is as many whole rows as fit, or a piece of one row, so that memory is read in its order. One buffer is
+    # used for all blocks: allocating thousands would fragment the heap by as much as a second matrix.
     at_once = _at_once(points)
     rows, width = max(1, at_once // max(1, length)), min(at_once, max(1, length))
     scratch = torch.empty(min(rows, count), width, dtype=torch.float64, device=points.device)
@@ -49,7 +49,7 @@ def all_finite(vector: Tensor) -> bool:
     """Check that no entry of a vector is infinite or NaN, without a second vector in memory.
 
     Args:
-        vector: ``[P]``.
+        vector: the vector to check, ``[P]``.
 
     Example:
         >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
@@ -65,9 +65,15 @@ def _at_once(points: Tensor) -> int:
 
 
 def _lengths(steps: Tensor, scale: bool) -> Tensor:
-    """Compute the lengths ``[r]`` of rows ``[r, W]``, which are overwritten.
+    """Compute the Euclidean lengths of rows.
 
-    ``scale``: divide each row by its largest entry first, since squares of float64 entries may overflow, too.
+    Args:
+        steps: the rows, ``[r, W]``, which are overwritten.
+        scale: whether to divide each row by its largest entry first, so that squares of large float64 entries do not
+            overflow.
+
+    Returns:
+        ``[r]``.
     """
     if not scale:
         return torch.linalg.vector_norm(steps, dim=-1)
@@ -80,8 +86,8 @@ def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
     """Compute sum_i weights_i points_i in float64.
 
     Args:
-        points: ``[k, P]``.
-        weights: ``[k]``.
+        points: k points, ``[k, P]``.
+        weights: the points' weights, ``[k]``.
 
     Returns:
         float64 ``[P]``.
@@ -101,8 +107,11 @@ def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
 
 
 def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
-    """Compute squared Euclidean distances float64 ``[m, m2]`` of ``[m, d]`` and ``[m2, d]``; equal rows are at exactly
-    0."""
+    """Compute the squared Euclidean distances between the rows of ``x`` ``[m, d]`` and those of ``x2`` ``[m2, d]``.
+
+    Returns:
+        float64 ``[m, m2]``; exactly 0 for equal rows.
+    """
     left, right = x.double(), x2.double()
     origin = right.mean(0)  # Near the origin the three terms below cancel least.
     left, right = left - origin, right - origin

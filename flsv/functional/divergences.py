@@ -1,4 +1,4 @@
-"""Divergences of label distributions from a reference, and aggregation weights made of them.
+"""Divergences of label distributions from a reference, and aggregation weights computed from the divergences.
 
 Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 5 (the
 Kullback-Leibler divergence from the uniform distribution) and equation 6 (the weights). The Euclidean distance and
@@ -26,18 +26,21 @@ def label_divergence(
     """Compute the divergence of label distributions from a reference.
 
     Args:
-        class_counts: samples of each class, ``[M]`` of one client or ``[n, M]`` of all; each client needs one sample.
-        kind: ``"kl"``, sum_j p_j log(p_j / q_j) in nats, with 0 log 0 = 0; or ``"l2"``, the Euclidean distance.
-        reference: q: ``"uniform"``, 1/M; ``"global"``, the label distribution of all clients of ``class_counts [n, M]``
-            together; or counts or probabilities ``[M]`` of your own, such as the whole federation's counts.
+        class_counts: the numbers of samples of M classes, ``[M]`` for one client or ``[n, M]`` for n clients; each
+            client has at least one sample.
+        kind: the divergence of the label distribution p from the reference q: ``"kl"``, sum_j p_j log(p_j / q_j) in
+            nats, with 0 log 0 = 0; or ``"l2"``, the Euclidean distance.
+        reference: ``"uniform"``: 1/M for each class; ``"global"``: the label distribution of all clients of
+            ``class_counts [n, M]`` together; or a tensor ``[M]`` of counts or probabilities.
 
     Returns:
         float64 ``[]`` or ``[n]``, at least 0. Against the uniform distribution at most log M (``"kl"``) or
         sqrt(1 - 1/M) (``"l2"``), the divergence of a client with a single class.
 
     Raises:
-        ValueError: another kind or reference, shapes that do not fit, a client or a reference without samples, negative
-            counts; ``"kl"`` from a reference that lacks a class of a client, which would be infinite.
+        ConfigurationError: ``kind`` or ``reference`` is unknown.
+        ValueError: the shapes do not fit, a client or the reference has no samples, a count is negative, or the
+            reference lacks a class of a client, so that the ``"kl"`` divergence would be infinite.
 
     Example:
         >>> label_divergence(torch.tensor([[5, 5, 5, 5], [10, 10, 0, 0], [20, 0, 0, 0]]))
@@ -74,7 +77,7 @@ def label_divergence(
 
 
 def _distributions(counts: Tensor, name: str) -> Tensor:
-    """Normalize numbers ``[..., M]`` to shares that sum to 1, float64."""
+    """Normalize counts ``[..., M]`` to distributions that sum to 1, float64; ``name`` is for the error message."""
     counts = counts.double()
     totals = counts.sum(-1, keepdim=True)
     if not bool((counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()):
@@ -90,6 +93,8 @@ def divergence_weights(
 
     .. math:: D_k \propto \max(N_k - a F_k + b, 0), \qquad N_k = |D_k| / |D|
 
+    with D_k the weight of client k, N_k its share of all samples, and F_k the divergence of its labels.
+
     Departures, without which the formula cannot be used. Raw Kullback-Leibler divergences make it negative in the
     paper's own scenarios (two of ten classes: F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0), so F is first made to sum to 1
     over the clients. Negative weights become 0, as in FedDisco. The weights are made to sum to 1: as published, with
@@ -97,17 +102,18 @@ def divergence_weights(
     (``FedAvg(server_lr=...)``) and not a better weighting.
 
     Args:
-        num_samples: ``[k]`` training samples of each client, not all 0.
-        divergence: ``[k]``, F, as of :func:`label_divergence`.
-        a: how much divergence counts against a client.
-        b: what is added to every weight; the larger, the more equal the weights.
-        normalize_divergence: make F sum to 1 first. If all F are 0 they stay 0.
+        num_samples: the clients' numbers of training samples, ``[k]``, not all 0.
+        divergence: the clients' divergences F, ``[k]``, see :func:`label_divergence`.
+        a: the factor of the divergences: the larger, the less weight a client with unusual labels has.
+        b: the number added to every weight: the larger, the more equal the weights are.
+        normalize_divergence: divide the divergences by their sum first; if all are 0 they stay 0.
 
     Returns:
-        float64 ``[k]``, not negative, sums to 1. If all weights are clipped: N_k, with a warning.
+        The weights, float64 ``[k]``, not negative, which sum to 1. If no client has a positive weight, they are the
+        shares of samples, with a warning.
 
     Raises:
-        ValueError: shapes that do not fit, numbers that are negative or not finite.
+        ValueError: the shapes do not fit, a number is negative or not finite, or there are no samples.
 
     Example:
         >>> divergence_weights(torch.tensor([100, 100, 200]), torch.tensor([0.0, 1.5, 0.5]))

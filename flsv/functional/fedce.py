@@ -1,8 +1,8 @@
-"""FedCE: contribution estimation by the directions of updates and by the others' errors.
+"""FedCE: contribution estimation from the directions of updates and the errors of the other clients' model.
 
-How far a client's update points away from the others', and how badly the others' model does on the client's data. Jiang
-et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023; formulas as in the
-authors' code (NVIDIA FLARE, ``research/fed-ce``).
+A client contributes more if its update points away from the others' updates, and if the model without the client has a
+large error on the client's data. Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution
+Estimation", CVPR 2023; formulas as in the authors' code (NVIDIA FLARE, ``research/fed-ce``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from flsv.utilities.declared import checked
 
 Combine = Literal["times", "plus"]
-#: A norm below it counts as this much, as in ``torch.nn.functional.cosine_similarity``.
+#: Norms below this number count as this number, as in ``torch.nn.functional.cosine_similarity``.
 EPSILON = 1e-8
 
 
@@ -25,8 +25,8 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     .. math:: \cos_i = \cos\Big(d_i, \sum_j c_j d_j - c_i d_i\Big)
 
     Args:
-        gram: ``[k, k]``, the updates' products with each other.
-        weights: ``[k]``, c, the updates' weights in the sum.
+        gram: the scalar products of the k updates d with each other, ``[k, k]``.
+        weights: the updates' weights c in the sum, ``[k]``.
 
     Returns:
         float64 ``[k]`` in [-1, 1]; 0 for an update of zero, and if the others' sum is zero.
@@ -60,30 +60,30 @@ def contribution_estimates(
 ) -> Tensor:
     """Compute FedCE's weights from mean cosines and mean scores.
 
-    With the means over rounds of cos_i (see :func:`leave_one_out_cosines`) and of m_i, the score, on client i's own
-    validation samples, of the aggregate without its part,
+    Let cos_i be the cosine of client i's update with the others' (see :func:`leave_one_out_cosines`), and m_i the score
+    of the aggregate without client i on the client's own validation samples. With means over the rounds, the weight is
 
-        a_i = 1 - mean cos_i,    e_i = 1 - mean m_i,    c_i <- a_i e_i ("times") or a_i + e_i ("plus"),
+        a_i = 1 - mean cos_i,    e_i = 1 - mean m_i,    c_i <- a_i e_i ("times") or a_i + e_i ("plus").
 
-    a and e made to sum to 1 before, c after, and none below 0.001 each time.
+    a and e are first divided by their sums, and c is divided by its sum at the end. Each time numbers below ``floor``
+    are raised to ``floor``.
 
-    Clients report their scores themselves, and the lower the reported score, the larger the weight; without a bound on
-    the errors 1 - m a client can raise its weight at will. With ``cap`` errors are clipped at so many medians of the
-    cohort's errors.
+    Clients report their scores themselves, and the lower the reported score, the larger the weight. Without a bound on
+    the errors e a client can raise its weight at will; ``cap`` is such a bound.
 
     Args:
-        cosines: ``[n]``, means over the rounds so far of cos_i, in [-1, 1].
-        scores: ``[n]``, means over the rounds so far of m_i, in [0, 1].
-        combine: ``"times"`` or ``"plus"``.
-        floor: the least share.
+        cosines: the clients' means of cos_i over the rounds so far, ``[n]``, in [-1, 1].
+        scores: the clients' means of m_i over the rounds so far, ``[n]``, in [0, 1].
+        combine: ``"times"``: multiply a and e; ``"plus"``: add them.
+        floor: the least share of a client.
         cap: the bound on errors, in medians of the cohort's errors; None: no bound.
 
     Returns:
-        float64 ``[n]``. As in the authors' code, the sum exceeds 1 by what the floor adds.
+        The weights, float64 ``[n]``. As in the authors' code, their sum is above 1 if the floor raises a weight.
 
     Raises:
-        ConfigurationError: another way to combine.
-        ValueError: scores outside [0, 1].
+        ConfigurationError: ``combine`` is unknown.
+        ValueError: a score is outside [0, 1].
 
     Example:
         >>> contribution_estimates(torch.tensor([0.5, 0.5, -0.5]), torch.tensor([0.9, 0.8, 0.8]))
@@ -109,12 +109,12 @@ def _shares(values: Tensor, floor: float) -> Tensor:
 
 
 def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
-    """Compute the others' weighted average (A - w x) / (1 - w) from the average A of all.
+    """Compute the weighted average of the other clients' models, (A - w x) / (1 - w).
 
     Args:
-        aggregate: ``[P]``, A, the weighted average of all models.
-        own: ``[P]``, x, the client's model in it.
-        weight: w in [0, 1], the client's weight in it.
+        aggregate: the weighted average A of all models, ``[P]``.
+        own: the model x of the client to leave out, ``[P]``.
+        weight: the weight w of this model in the average, in [0, 1].
 
     Returns:
         ``[P]``; None if no other client has any weight.

@@ -1,8 +1,9 @@
 """Free riders: clients that send back the server's last step without training.
 
-The cosine of such an update with the server's last step g is 1. The same can hold for an honest client whose weight
-exceeds that of all others and that learns smoothly, since the step is then nearly its own. As with copies
-(:mod:`flsv.functional.copies`), what is left of the directions without their mean tells the two apart.
+The cosine of such an update with the server's last step is 1. It can also be near 1 for an honest client that learns
+smoothly and whose weight exceeds that of all others, since the step is then nearly its own. As with copies
+(:mod:`flsv.functional.copies`), free riders are told from honest clients by the directions of the updates without the
+updates' mean direction.
 """
 
 from __future__ import annotations
@@ -11,29 +12,29 @@ import torch
 from torch import Tensor
 
 ECHO = 0.9
-"""r_i from which on an update is the server's last step; chosen on the benchmark's tuning set, of which honest clients'
-means stay below 0.6, and those of an echo are 1."""
+"""The similarity of :func:`last_step_similarity` from which on an update counts as the server's last step. It was
+chosen on the benchmark's tuning set, where honest clients' means stay below 0.6 and free riders' means are 1."""
 
 
 def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
     """Compute how similar each update of a round is to the server's last step.
 
-    With the step g as one more update,
+    The similarity of the update d_i of client i to the step g is
 
-        r_i = cos(d_i / |d_i| - c, g / |g| - c),    c the mean of all these directions,
+        r_i = cos(d_i / |d_i| - c, g / |g| - c),    c the mean direction of g and all updates.
 
-    taken twice, and the smaller result counts: once with equal weights of the clients in c, and once with the weight
-    n_j |d_j| for client j of n_j samples. If clients keep their directions, the second c is the direction of g under
-    aggregation by samples, and the first is close to it under equal weights.
+    It is computed twice, and the smaller result counts: once with equal weights of the clients in c, and once with the
+    weight n_j |d_j| for client j of n_j samples. If clients keep their directions from round to round, the second c is
+    the direction of g under aggregation by samples, and the first is close to it under equal weights.
 
     Args:
-        gram: ``[k, k]``, the updates' products with each other.
-        products: ``[k]``, the updates' products with the step.
-        square: the step's product with itself.
-        num_samples: ``[k]``, of the clients.
+        gram: the scalar products of the k updates with each other, ``[k, k]``.
+        products: the updates' scalar products with the step, ``[k]``.
+        square: the step's squared length.
+        num_samples: the clients' numbers of samples, ``[k]``.
 
     Returns:
-        float64 ``[k]`` in [-1, 1], r_i; 0 where nothing is left without the mean.
+        The similarities, float64 ``[k]``, in [-1, 1]; 0 if an update or the step has the mean direction.
 
     Example:
         >>> updates, step = torch.eye(3), torch.tensor([0.0, 5.0, 0.0])

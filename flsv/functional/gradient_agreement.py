@@ -19,23 +19,25 @@ from flsv.utilities.declared import Share, checked
 
 @checked
 def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
-    r"""Blend the shares of two kinds of contribution.
+    r"""Compute each client's contribution, a blend of its shares in loss descent and in agreement.
 
     .. math::
         \phi_i = (1 - b) \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + b \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
 
     Args:
-        descent: ``[n]``, u: by how much the clients' updates lower the validation loss, to first order, in nats. NaN
-            for clients never seen.
-        agreement: ``[n]``, a: samples times the mean cosine with the federation's update; NaN for clients never seen.
-        blend: b in [0, 1].
+        descent: u, the decrease of the validation loss by each client's updates, to first order, in nats, ``[n]``; NaN
+            for clients that took part in no round.
+        agreement: a, each client's number of samples times its mean cosine with the federation's update, ``[n]``; NaN
+            for clients that took part in no round.
+        blend: b, the weight of the agreement, in [0, 1].
 
     Returns:
-        float64 ``[n]``, sums to 1; NaN for clients never seen. If no client has a positive number of one kind, the
-        other kind counts alone; if neither kind has one, all shares are 0.
+        The contributions, float64 ``[n]``, which sum to 1; NaN for clients that took part in no round. If no client has
+        a positive u, only a counts, and vice versa; if no client has a positive u or a, all contributions are 0.
 
     Raises:
-        ValueError: shapes that do not fit, ``blend`` out of range.
+        ConfigurationError: ``blend`` is out of range.
+        ValueError: the shapes do not fit.
 
     Example:
         >>> gradient_agreement(torch.tensor([3.0, 1.0, -2.0]), torch.tensor([10.0, 20.0, 10.0]))
@@ -47,7 +49,7 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -
 
 @checked
 def agreement_scales(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
-    """Compute the factors of u and a in :func:`gradient_agreement` where they are positive.
+    """Compute the factors by which :func:`gradient_agreement` multiplies positive descents and agreements.
 
     Args:
         descent: as for :func:`gradient_agreement`.
@@ -55,14 +57,18 @@ def agreement_scales(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> 
         blend: as for :func:`gradient_agreement`.
 
     Returns:
-        float64 ``[2]``.
+        The factor of the descent and that of the agreement, float64 ``[2]``.
     """
     _, weights, totals = _weighed(descent, agreement, blend)
     return (weights / totals).squeeze(1)
 
 
 def _weighed(descent: Tensor, agreement: Tensor, blend: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute both kinds' positive parts ``[2, n]``, their weights ``[2, 1]``, which sum to 1, and their totals."""
+    """Compute the terms of :func:`gradient_agreement`, in the first row for the descent, in the second for agreement.
+
+    Returns:
+        The positive parts ``[2, n]``, their weights in the blend ``[2, 1]``, and their sums over clients ``[2, 1]``.
+    """
     if descent.ndim != 1 or descent.shape != agreement.shape:
         raise ValueError(f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}.")
     parts = torch.stack([descent.double(), agreement.to(descent.device).double()]).clamp(min=0)

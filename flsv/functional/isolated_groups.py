@@ -1,9 +1,10 @@
 """Isolated groups: clients that are far more similar to each other than to any other client.
 
-How similar copies become depends on the federation: the less the clients' data differ, the more of what is left without
-the mean (:mod:`flsv.functional.copies`) is noise. This second rule, the package's own, is therefore relative to the
-federation's own pairs. It is applied to the first three rounds that a pair spent together: in nearly trained models
-updates differ by noise, and updates trained on the same wrong labels by what those labels have in common.
+How similar copies become depends on the federation: the less the clients' data differ, the more of the updates'
+directions without their mean (:mod:`flsv.functional.copies`) is noise. This second rule, the package's own, therefore
+compares a group's similarities with those of the federation's other pairs. It is applied to the first three rounds in
+which both clients of a pair took part: in nearly trained models updates differ by noise only, and the updates of
+clients with the same wrong labels are similar because of these labels.
 
 The rule needs a cohort of six, and clients that can differ in more ways than there are clients: where few classes or
 parameters leave few directions to differ in, honest clients become isolated by chance (eight clients of three classes
@@ -22,7 +23,7 @@ GAP = 0.45
 stands apart by more than 0.41; of the 90 copies that are treated like the original, 83 do by 0.45 or more within three
 rounds, 69 of them in the first."""
 LEAST = 6
-"""Clients of a cohort in which somebody can stand apart: fewer show too little of what is usual."""
+"""The smallest cohort in which groups are looked for: in smaller cohorts too few other pairs show what is usual."""
 
 
 def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
@@ -31,12 +32,13 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
         min_{i, j in G} s_ij - max_{i in G, l not in G} s_il >= gap,    2 <= |G| <= k / 2
 
     Args:
-        similar: ``[k, k]``, s, see :func:`flsv.functional.copies.similarities`. Among fewer than six clients no group
-            is isolated.
-        gap: the least difference between a group's least similar pair and its nearest outsider.
+        similar: the similarities s of k clients, ``[k, k]``, see :func:`flsv.functional.copies.similarities`. Among
+            fewer than six clients no group is isolated.
+        gap: the least difference between the smallest similarity within a group G and the largest similarity of one of
+            its members to another client.
 
     Returns:
-        bool ``[k, k]``, symmetric: pairs within such a group.
+        bool ``[k, k]``, symmetric, True for two clients of the same isolated group.
 
     Example:
         >>> from flsv.functional.copies import groups_of

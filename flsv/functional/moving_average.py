@@ -1,11 +1,13 @@
 """Exponential moving averages per client, stored so that two of them can be merged exactly.
 
-A moving average whose first value counts in full cannot be merged from its value alone. Each client's row is therefore
+Two moving averages whose first value counts in full cannot be merged from their values alone. The state of a client
+with M values is therefore the row of 2 M + 1 numbers
 
     first [M] | average [M] | seen [1]
 
-where ``average`` is the average started at zero and ``seen`` the number of values in it. After c values the running
-value is ``mu^c * first + average``; a later row is appended by ``average <- mu^(seen of the later) * average + later``.
+where ``first`` is the first value, ``average`` the moving average started at zero, and ``seen`` the number of values in
+it. With the momentum mu the moving average after c values is ``mu^c * first + average``. A later row is merged by
+``average <- mu^(seen of the later row) * average + average of the later row``.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from torch import Tensor
 
 
 def momentum_row(values: Tensor, momentum: float) -> Tensor:
-    """Make the rows of a single round.
+    """Return the rows of clients that have taken part in a single round.
 
     Args:
-        values: ``[k, M]``, the round's values.
-        momentum: mu.
+        values: the clients' values in the round, ``[k, M]``.
+        momentum: the momentum mu of the moving average.
 
     Returns:
         ``[k, 2M+1]``.
@@ -28,11 +30,11 @@ def momentum_row(values: Tensor, momentum: float) -> Tensor:
 
 
 def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
-    """Merge the rows of successive stretches of rounds.
+    """Merge the clients' rows from successive periods of rounds.
 
     Args:
-        rows: ``[W, n, 2M+1]``, earliest first. A row whose ``seen`` is 0 is empty and changes nothing.
-        momentum: mu.
+        rows: the rows of W periods, ``[W, n, 2M+1]``, earliest first. A row with ``seen`` 0 changes nothing.
+        momentum: the momentum mu of the moving average.
 
     Returns:
         ``[n, 2M+1]``.
@@ -48,13 +50,13 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
 
 
 def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: float) -> Tensor:
-    """Add one more round to the rows.
+    """Add one more round to the clients' rows.
 
     Args:
-        rows: ``[n, 2M+1]``.
-        client_ids: ``[k]``, the cohort.
-        values: ``[k, M]``, the round's values.
-        momentum: mu.
+        rows: the clients' rows, ``[n, 2M+1]``, see :func:`momentum_row`.
+        client_ids: the indices of the clients in the round, ``[k]``.
+        values: the clients' values in the round, ``[k, M]``.
+        momentum: the momentum mu of the moving average.
 
     Returns:
         ``[n, 2M+1]``.
@@ -65,11 +67,11 @@ def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: flo
 
 
 def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
-    """Compute the running values of rows.
+    """Compute the clients' moving averages from their rows.
 
     Args:
-        rows: ``[n, 2M+1]``.
-        momentum: mu.
+        rows: the clients' rows, ``[n, 2M+1]``, see :func:`momentum_row`.
+        momentum: the momentum mu of the moving average.
         init: the start value of the average; None: its first value.
 
     Returns:
@@ -94,8 +96,8 @@ def momentum_squares(count: Tensor, momentum: float, init: bool = False) -> Tens
     The variance of a moving average of independent values is this sum times the variance of one value.
 
     Args:
-        count: ``[n]``, how many values each average has.
-        momentum: mu.
+        count: the number of values in each average, ``[n]``.
+        momentum: the momentum mu of the moving average.
         init: whether the average has a start value; otherwise its first value counts in full.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The mean of known values in place of NaN."""
+"""Replacement of NaN by the mean of the other values."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Outliers: updates that are suspiciously large for their cohort.
 
 Iglewicz and Hoaglin, "How to Detect and Handle Outliers", ASQC Basic References in Quality Control 16, 1993: the
-modified z-score, here of the logarithms of the updates' norms. Logarithms, since norms grow in proportion to what makes
-them differ: learning rates, numbers of steps. Median and MAD withstand nearly half of the cohort being wrong; a single
-outlier is enough to carry mean and standard deviation away.
+modified z-score, here of the logarithms of the updates' norms. Logarithms are taken since norms grow in proportion to
+the causes of their differences, such as learning rates and numbers of steps. The median and the median absolute
+deviation (MAD) stay reliable if nearly half of the cohort is wrong, whereas a single outlier can change the mean and
+the standard deviation at will.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FA
 
         z_i = 0.6745 (log |d_i| - median) / MAD,    MAD = median_j |log |d_j| - median|
 
-    An update is too large if its modified z-score is above ``threshold`` and its norm above ``factor`` times the
-    median. The second condition is for small cohorts, whose MAD may be next to nothing: among norms of 1, 1.001 and
-    1.02 none is an outlier. Among two clients neither is found, since either one may be wrong. A norm above 1.8e19 is
-    always too large. Updates of zero are left out of median and MAD.
+    The norm of the update d_i is too large if its modified z-score z_i is above ``threshold`` and the norm is above
+    ``factor`` times the median norm. The second condition is for small cohorts, whose MAD may be close to 0: among
+    norms of 1, 1.001 and 1.02 none is an outlier. Of two clients neither is found, since either may be wrong. A norm
+    above 1.8e19 is always too large. Updates of zero do not enter the median and the MAD.
 
     Args:
-        norms: ``[k]``, not negative; infinite norms are too large.
+        norms: the updates' norms, ``[k]``, not negative; infinite norms are too large.
         threshold: the largest usual z-score; the authors recommend 3.5.
         factor: the largest usual ratio to the median.
 
@@ -57,15 +58,16 @@ def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FA
 def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
     """Find the norms that are so large that a float32 sum would lose all other updates.
 
-    These are the norms above 1 / eps = 8.4e6 times the model's norm and the median update's, and those above 1.8e19: a
-    sum that contains such an update has lost what the others sent, and models that start from it overflow.
+    These are norms above 8.4e6 (1 / eps of float32) times the larger of the model's norm and the median norm, and norms
+    above 1.8e19. A float32 sum with such an update loses the digits of all other updates, and models that start from
+    the sum overflow.
 
     Args:
-        norms: ``[k]``, not negative; NaN where a norm is not known, which is never found.
+        norms: the updates' norms, ``[k]``, not negative; NaN if a norm is not known, which is never found.
         model_norm: the norm of the model from which the updates start.
 
     Returns:
-        bool ``[k]``.
+        bool ``[k]``, True for norms that are too large.
 
     Example:
         >>> drowning_updates(torch.tensor([1.0, 1.3, 1e6, 1e11, 0.0]), model_norm=2.0)

@@ -2,7 +2,7 @@
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024: the weights of equations 6 and 7, and the dynamic top-k download of section III-C. For the client's own model
-equation 6 divides by the distance of a model to itself; ``self_weight`` says which distance takes its place.
+equation 6 divides by the model's distance from itself, 0; the option ``self_weight`` chooses another distance.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ SelfWeight = Policy | NonNegative
 
 @checked
 def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
-    r"""Compute the weights with which a client mixes the models that it holds (eqs. 6 and 7).
+    r"""Compute the weights with which a client mixes its own model and the models it has downloaded (eqs. 6 and 7).
 
     .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
 
-    If no other model has a value above 0, the client keeps its own model. A model at distance 0 has no finite w; in the
-    limit all weight goes to the models at distance 0 with a value above 0, in proportion to their values. They equal
-    the client's own model, so it keeps its model in this case, too.
+    with v_j the Shapley value of model j and d_j its distance from the client's own model. If no other model has a
+    value above 0, the client keeps its own model. For a model at distance 0 w is infinite; in the limit all weight goes
+    to the models at distance 0 with a value above 0, in proportion to their values. These models equal the client's own
+    model, so that the client keeps its model in this case, too.
 
     Args:
-        values: ``[s]`` Shapley values v of the models, the client's own among them.
-        distances: ``[s]`` Euclidean distances d of the models to the client's own, not negative; the entry of its own
-            model is not read.
+        values: the Shapley values of s models, the client's own among them, ``[s]``.
+        distances: the models' Euclidean distances from the client's own model, ``[s]``, not negative; the entry of the
+            own model is not read.
         own: the index of the client's own model.
         self_weight: the distance that replaces the own model's: the ``"mean"`` or the least (``"min"``) of the others'
             distances, or a number. The smaller it is, the nearer the own weight comes to 1, which is local training.
             ``"exclude"``: the own model has no weight, unless no other model has a value above 0.
 
     Returns:
-        ``[s]``, not negative, sums to 1.
+        The weights, ``[s]``, not negative, which sum to 1.
 
     Raises:
-        ConfigurationError: an unknown ``self_weight``, or a distance below 0.
-        ValueError: shapes that differ, an index out of range, values that are not finite, negative distances.
+        ConfigurationError: ``self_weight`` is unknown or below 0.
+        ValueError: the shapes differ, ``own`` is out of range, a value is not finite, or a distance is negative or
+            infinite.
 
     Example:
         >>> values, distances = torch.tensor([0.3, 0.2, -0.1]), torch.tensor([0.0, 2.0, 4.0])
@@ -89,25 +91,26 @@ def top_k_download(
 ) -> Tensor:
     """Choose the clients whose models a client downloads in a round, best first.
 
-    A client with a negative score is never downloaded again. As long as there is an unvisited client, whose model was
-    never downloaded, k clients are chosen by score, where unvisited clients count as 0 and ties are broken at random.
-    Afterwards all clients with a positive score are chosen, or one with a score of 0 if there are none.
+    A client is unvisited if its model was never downloaded. As long as there are unvisited clients, the k clients with
+    the highest scores are chosen, where unvisited clients have the score 0 and ties are broken at random. Afterwards
+    all clients with a positive score are chosen, or, if there are none, one client with the score 0. Clients with a
+    negative score are never chosen again.
 
     Args:
-        relevance: ``[n]`` scores of all clients; NaN: unvisited.
-        available: bool ``[n]``, True where the server has the client's model.
+        relevance: the scores of all n clients, ``[n]``; NaN for unvisited clients.
+        available: bool ``[n]``, True if the server has the client's model.
         own: the index of the client that downloads; it never downloads its own model.
         k: how many models to download while there is an unvisited client, at least 1.
-        explore: ``"score"``: the rule above. ``"unvisited"``: unvisited clients first, which keeps the paper's bound,
-            ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds for m relevant clients of n.
-        generator: breaks the ties.
+        explore: ``"score"``: the rule above. ``"unvisited"``: unvisited clients come first, and all are visited
+            within the paper's bound of ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds, with m relevant clients.
+        generator: the random generator that breaks ties; None: torch's default.
 
     Returns:
-        int64 ``[k']`` on the CPU, the chosen clients, k' from 0 to n - 1.
+        The indices of the chosen clients, int64 ``[0]`` to ``[n - 1]``, on the CPU.
 
     Raises:
-        ConfigurationError: k below 1, an unknown ``explore``.
-        ValueError: shapes that do not fit.
+        ConfigurationError: ``k`` is below 1, or ``explore`` is unknown.
+        ValueError: the shapes do not fit, or ``own`` is out of range.
 
     Example:
         >>> nan = float("nan")

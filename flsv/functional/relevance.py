@@ -1,4 +1,4 @@
-"""Relevance of clients to each other: by their labels, and by the scores that clients have found.
+"""Relevance of clients to each other: from their label distributions, and the AUROC of the scores they have measured.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, section IV-B and figure 7. The paper shows the matrices; the AUROC that compares them is this package's addition.
@@ -19,13 +19,13 @@ def label_overlap(class_counts: Tensor) -> Tensor:
     informative.
 
     Args:
-        class_counts: ``[n, M]`` samples of each client and class.
+        class_counts: the numbers of samples of each client and class, ``[n, M]``.
 
     Returns:
         ``[n, n]`` in [0, 1], symmetric; 0 for a client without samples.
 
     Raises:
-        ValueError: not a matrix, or negative counts.
+        ValueError: ``class_counts`` is not a matrix, or a count is negative.
 
     Example:
         >>> label_overlap(torch.tensor([[50, 50, 0], [0, 20, 20], [0, 0, 9]]))

@@ -1,11 +1,11 @@
-"""ShapFed: class-specific Shapley values (CSSV), and the weights made of them.
+"""ShapFed: class-specific Shapley values (CSSV), and participants' weights computed from them.
 
-Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 5 and 6. The cosine
-between a participant's and the aggregate's row of the classifier head approximates the participant's contribution to
-that class, without a validation set and without evaluating coalitions.
+Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 5 and 6. The
+contribution of a participant to a class is approximated by the cosine between the class's row in the participant's
+classifier head and the same row in the aggregate's head, without a validation set and without evaluating coalitions.
 
-Departures from the authors' code, which follow the paper: the weights use (1 + cosine)/2 as in eq. 6 (without it they
-can turn negative or blow up), and a zero row (a class without training samples) has cosine 0 instead of NaN.
+Departures from the authors' code: the weights use (1 + cosine)/2 as in eq. 6 (with plain cosines they can be negative
+or unbounded), and a zero row (a class without training samples) has the cosine 0 instead of NaN.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 
 def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
-    """Compute the cosine of every participant's head rows with the aggregate's (eq. 5).
+    """Compute, for each participant and class, the cosine of the class's head row with the aggregate's (eq. 5).
 
     Args:
-        client_heads: ``[k, M, D]``, for each participant one row per class of its head: of its update or of its
-            weights, with or without the bias.
-        server_head: ``[M, D]``, the aggregate's head in the same form.
+        client_heads: the classifier heads of k participants, ``[k, M, D]``, one row for each of M classes; either the
+            heads' updates or their weights, with or without the bias.
+        server_head: the aggregate's head in the same form, ``[M, D]``.
 
     Returns:
-        ``[k, M]`` cosines in [-1, 1]; 0 where either row is zero.
+        The cosines, ``[k, M]``, in [-1, 1]; 0 if either row is zero.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -49,11 +49,11 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
     """Compute each participant's contribution and its share of all contributions (eq. 6).
 
     Args:
-        cssv: ``[k, M]`` cosines in [-1, 1].
+        cssv: the cosines of k participants for M classes, ``[k, M]``, in [-1, 1].
 
     Returns:
-        ``gamma [k]`` in [0, 1], the mean over classes of (1 + cosine)/2, and ``normalized [k]``, which sums to 1. If
-        every gamma is 0 the shares are equal.
+        The contributions ``[k]`` in [0, 1], means over the classes of (1 + cosine)/2; and the shares ``[k]``, which sum
+        to 1 and are equal if every contribution is 0.
 
     Example:
         >>> gamma, share = participant_weights(torch.tensor([[1.0, 1.0], [0.0, -1.0]]))

@@ -6,17 +6,21 @@ Annals of Statistics 17, 1989), the variance of their mean would be, in the limi
 blocks' deviations. So nothing is drawn here: the sums of the blocks are updated round by round, which takes constant
 memory, is deterministic, and continues after a restart.
 
-Blocks do not overlap. The j-th has floor(sqrt(j)) rounds, so that the last of T rounds' blocks is about T^(1/3) long,
-the length of least error (Hall, Horowitz and Jing, Biometrika 82, 1995), without T being known. Only the rounds in
-which a client took part count.
+Blocks do not overlap. Block j has floor(sqrt(j)) rounds, so that the last block of T rounds is about T^(1/3) long, the
+length of the least error (Hall, Horowitz and Jing, Biometrika 82, 1995), although T is not known in advance. Only the
+rounds in which a client took part count.
 
-A client's row is
+The state is one row of 12 numbers per client,
 
     count | first | total | squares | cross | lengths | blocks | open total | open length | factors | last | steps
 
-with ``total`` to ``open total`` relative to the ``first`` value, which avoids cancellation; the sums of S^2, S L and
-L^2 over closed blocks with sum S of values and length L; the open block; the sum of the rounds' squared factors in the
-value; and the sum of squared differences of successive rounds up to the ``last``.
+- ``count``: the number of rounds; ``first`` and ``last``: the values of the first and the last round.
+- ``total``: the sum of the values. It and all sums over blocks are of values minus ``first``, against cancellation.
+- ``squares``, ``cross`` and ``lengths``: the sums of S^2, S L and L^2 over the closed blocks, where S is the sum of a
+  block's values and L its number of rounds; ``blocks``: the number of closed blocks.
+- ``open total`` and ``open length``: S and L of the block that is not complete.
+- ``factors``: the sum of the squared factors of the rounds in the metric's value.
+- ``steps``: the sum of the squared differences between the values of successive rounds.
 """
 
 from __future__ import annotations
@@ -30,23 +34,23 @@ WIDTH = 12
 def spread_add(
     rows: Tensor, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
 ) -> Tensor:
-    """Add one more round to the rows.
+    """Add one more round to the clients' rows of running sums.
 
     Args:
-        rows: ``[n, 12]``, zeros before the first round.
-        client_ids: ``[k]``, the cohort.
-        values: ``[k]``, the values of this round alone.
-        factor: this round's factor in the weighted sum: 1 in a sum.
-        keep: by how much the factors of earlier rounds are multiplied: 1 in a sum.
+        rows: one row of running sums per client, ``[n, 12]``, zeros before the first round.
+        client_ids: the indices of the k clients in the round, ``[k]``.
+        values: these clients' values of this round alone, ``[k]``.
+        factor: the factor of this round in the metric's value: 1 in a sum.
+        keep: the number by which the factors of earlier rounds are multiplied: 1 in a sum.
 
     Returns:
-        ``[n, 12]``.
+        The new rows, ``[n, 12]``.
 
     Example:
         >>> rows = torch.zeros(2, WIDTH)
         >>> for value in (1.0, 3.0, 2.0):
         ...     rows = spread_add(rows, torch.tensor([1]), torch.tensor([value]))
-        >>> spread_variance(rows)[0]  # of 1, 3 and 2, blocks of one
+        >>> spread_variance(rows)[0]  # the values 1, 3 and 2, in blocks of one round
         tensor([nan, 1.])
     """
     rows = rows.clone()
@@ -55,15 +59,15 @@ def spread_add(
 
 
 def spread_merge(stretches: Tensor) -> Tensor:
-    """Merge the rows of successive stretches of rounds.
+    """Merge the clients' rows of running sums from successive periods of rounds.
 
-    A stretch of one round joins the earlier one's open block; before a longer one that block is closed.
+    A period of one round joins the open block of the earlier periods; before a longer period that block is closed.
 
     Args:
-        stretches: ``[W, n, 12]``, earliest first.
+        stretches: the rows of W periods, ``[W, n, 12]``, earliest first.
 
     Returns:
-        ``[n, 12]``.
+        The merged rows, ``[n, 12]``.
     """
     merged = stretches[0]
     for later in stretches[1:]:
@@ -74,15 +78,13 @@ def spread_merge(stretches: Tensor) -> Tensor:
 
 
 def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the long-run variance of a round's value from the blocks' sums.
-
-    It is T times the variance of the mean of T rounds.
+    """Compute the long-run variance of each client's value of a round: T times the variance of the mean of T rounds.
 
     Args:
-        rows: ``[n, 12]``.
+        rows: the clients' running sums, ``[n, 12]``, see :func:`spread_add`.
 
     Returns:
-        The variance ``[n]``, NaN below two blocks, and the number of blocks ``[n]``.
+        The variances ``[n]``, NaN with fewer than two blocks, and the numbers of blocks ``[n]``.
     """
     count, _, total, squares, cross, lengths, blocks, *_ = _closed(rows).unbind(-1)
     mean = total / count.clamp_min(1)
@@ -92,20 +94,20 @@ def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the variance of a round's value about its trend, from the differences of successive rounds.
+    """Compute the variance of each client's value of a round about its trend, from differences of successive rounds.
 
-    What rounds add to a *sum* falls or rises in the course of training, most of all in the first rounds. This trend
-    belongs to the sum and is not its error, but deviations from the rounds' mean would count it. The variance is
-    therefore half the mean square of successive differences (von Neumann, Kent, Bellinson and Hart, "The mean square
-    successive difference", Annals of Mathematical Statistics 12, 1941), in which only the steps of a trend remain. It
-    assumes that the values of successive rounds vary independently about the trend.
+    The values that rounds add to a *sum* fall or rise in the course of training, most of all in the first rounds. This
+    trend is not an error of the sum, but deviations from the rounds' mean would include it. The variance is therefore
+    half the mean square of successive differences (von Neumann, Kent, Bellinson and Hart, "The mean square successive
+    difference", Annals of Mathematical Statistics 12, 1941), in which only the steps of a trend remain. It assumes that
+    the values of successive rounds vary independently about the trend.
 
     Args:
-        rows: ``[n, 12]``.
+        rows: the clients' running sums, ``[n, 12]``, see :func:`spread_add`.
 
     Returns:
-        The variance ``[n]``, NaN below two rounds, and its degrees of freedom ``[n]``: 2 m^2 / (3 m - 1) of m
-        differences, each of which shares a round with the next.
+        The variances ``[n]``, NaN with fewer than two rounds, and their degrees of freedom ``[n]``: 2 m^2 / (3 m - 1)
+        for m differences, each of which shares a round with the next.
 
     Example:
         >>> rows = torch.zeros(1, WIDTH)
@@ -120,7 +122,7 @@ def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _closed(rows: Tensor) -> Tensor:
-    """Close the open block of each row."""
+    """Return the rows ``[n, 12]`` with the open block of each added to its closed blocks."""
     count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
     none = torch.zeros_like(s)
     sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))
@@ -128,7 +130,8 @@ def _closed(rows: Tensor) -> Tensor:
 
 
 def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | Tensor = 1.0) -> Tensor:
-    """Add a round's values ``[k]`` to rows ``[k, 12]``."""
+    """Return the rows ``[k, 12]`` with a round's values ``[k]`` added; ``factor`` and ``keep`` as in
+    :func:`spread_add`."""
     full = rows[:, 8] >= (rows[:, 6] + 1).sqrt().floor()
     rows = torch.where(full[:, None], _closed(rows), rows)
     count, first, total, squares, cross, lengths, blocks, s, length, factors, last, steps = rows.unbind(-1)
@@ -142,7 +145,7 @@ def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | T
 
 
 def _merged(earlier: Tensor, later: Tensor) -> Tensor:
-    """Append later rows of more than one round to earlier ones."""
+    """Merge the clients' rows ``[n, 12]`` of a later period, of more than one round, into those of an earlier one."""
     count, first, total, squares, cross, lengths, blocks, _, _, factors, last, steps = _closed(earlier).unbind(-1)
     c, f, t, q, x, d, b, s, length, more, end, further = later.unbind(-1)
     shift = f - first  # the later's values are relative to its own first

@@ -4,9 +4,9 @@ Every estimator is called the same way, ``f(utility, num_players, *, budget=None
 and returns a :class:`ShapleyEstimate`; ``ESTIMATORS`` lists them by name. To choose one:
 
 - up to about 10 players and a cheap utility: ``exact``.
-- otherwise ``surrogate``: by far the smallest error per evaluation on games made of averaged model updates.
+- otherwise ``surrogate``: it has by far the smallest error per evaluation if coalitions average model updates.
 - ``stratified``, ``complementary``, ``permutation`` and ``difference`` make no assumption on the game and are unbiased;
-  so is ``surrogate`` with ``unbiased=True``.
+  ``surrogate`` with ``unbiased=True`` is unbiased, too.
 - ``leave_one_out``, ``banzhaf`` and ``beta`` are other values, not estimates of the Shapley value.
 
 Example:

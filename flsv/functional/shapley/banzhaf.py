@@ -1,4 +1,4 @@
-"""The Banzhaf value: mean marginal contribution over all coalitions.
+"""The Banzhaf value: a player's mean marginal contribution over all coalitions, with equal weights.
 
 Banzhaf, "Weighted Voting Doesn't Work", 1965; Wang and Jia, "Data Banzhaf: A Robust Data Valuation Framework for
 Machine Learning", AISTATS 2023.
@@ -24,28 +24,34 @@ def banzhaf(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Compute the Banzhaf value: exactly without a budget, by maximum sample reuse with one.
+    """Compute the Banzhaf value, exactly or by maximum sample reuse.
 
         BV_i = 2^-(n-1) sum_{S not containing i} [U(S + i) - U(S)] = E[U(S) | i in S] - E[U(S) | i not in S],  S uniform
 
-    All coalitions have the same weight, which makes it the semivalue most robust to noise in the utility. It does not
-    satisfy efficiency. With a budget below 2^n it is estimated by maximum sample reuse (MSR): uniform coalitions, each
-    of which serves every player through one of the two means. Departures from MSR as published: coalitions are
-    distinct, and the first two are complements, so that every player has a coalition on either side.
+    with BV_i the value of player i in the game U. All coalitions have the same weight, which makes the Banzhaf value
+    the semivalue most robust to noise in the utility. It does not satisfy efficiency.
+
+    The value is exact without a budget and a target, or with a budget of 2^n for up to 22 players. Otherwise it is
+    estimated by maximum sample reuse (MSR): uniform coalitions, each of which is a sample for every player, in one of
+    the two means. Departures from MSR as published: coalitions are distinct, and the first two are complements, so that
+    every player has coalitions with and without it.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n; at most 22 without a budget or target.
-        budget: largest number of distinct evaluations, at least 2.
-        generator: source of the coalitions.
-        target_stderr: sample, and stop as soon as every standard error is at most this, in the utility's unit.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players, at most 22 if there is neither a budget nor a target.
+        budget: largest number of distinct evaluations, at least 2; None: 2^n.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: sample coalitions, and stop as soon as every standard error is at most this number, in the
+            utility's unit.
 
     Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``.
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``; ``stderr`` is 0 for exact values.
 
     Raises:
-        ConfigurationError: a budget below 2, or more than 22 players and no budget.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: the budget is below 2; there are more than 22 players and neither a budget nor a target;
+            ``target_stderr`` is not above 0; or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()
@@ -59,7 +65,7 @@ def banzhaf(
     if run.exact:
         return semivalue(utility, num_players, [0.5 ** (num_players - 1)] * num_players)
 
-    game, most = run.game, min(run.budget, 2**num_players)  # there are no more coalitions than that
+    game, most = run.game, min(run.budget, 2**num_players)  # there are 2^n coalitions in all
     target, masks = most, torch.empty(0, num_players, dtype=torch.bool)
     while True:
         if target_stderr is not None:
@@ -71,7 +77,17 @@ def banzhaf(
 
 
 def _extend(game: MemoizedGame, masks: Tensor, total: int, generator: Generator | None) -> Tensor:
-    """Draw more distinct coalitions until there are ``total``, in the order drawn."""
+    """Draw and evaluate further coalitions.
+
+    Args:
+        game: the game that evaluates the coalitions.
+        masks: bool ``[m, n]``, the coalitions drawn so far.
+        total: how many coalitions to have in the end.
+        generator: the random generator of the draws.
+
+    Returns:
+        bool ``[total, n]``, distinct coalitions in the order in which they were drawn.
+    """
     while len(masks) < total:
         new = torch.rand(total - len(masks) + 64, game.num_players, generator=generator) < 0.5
         if len(masks) == 0:
@@ -84,8 +100,16 @@ def _extend(game: MemoizedGame, masks: Tensor, total: int, generator: Generator 
 
 
 def _msr(masks: Tensor, utilities: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Compute values and standard errors ``[n, M]`` by maximum sample reuse; ``fraction`` of all coalitions are
-    drawn."""
+    """Compute Banzhaf values by maximum sample reuse.
+
+    Args:
+        masks: bool ``[m, n]``, the drawn coalitions.
+        utilities: ``[m, M]``, their utilities.
+        fraction: the number of drawn coalitions divided by that of all coalitions.
+
+    Returns:
+        Values and standard errors, both ``[n, M]``; the errors are NaN with fewer than 4 draws.
+    """
     inside, influence_inside = stratum_means(masks, utilities)
     outside, influence_outside = stratum_means(~masks, utilities)
     variance = (influence_inside.square() + influence_outside.square()).sum(dim=0) * (1 - fraction)

@@ -1,12 +1,13 @@
-"""Beta Shapley: the semivalue with weights of coalition sizes from a Beta distribution.
+"""Beta Shapley: the semivalue whose weights of coalition sizes come from a Beta distribution.
 
 Kwon and Zou, "Beta Shapley: a Unified and Noise-reduced Data Valuation Framework for Machine Learning", AISTATS 2022.
 
-**Duplicates.** The more weight small coalitions have, which seldom contain a player's copy, the more a player gains by
-appearing twice with the same data. In a game of overlapping data (U = 1 - product of 1/2 for each distinct owner, four
-owners) the share of such a player rises from 0.25 to 0.33 under Shapley, 0.39 under Beta(16, 1) and 0.29 under Banzhaf
-(two copies together have exactly the single player's Banzhaf value), and falls to 0.17 under Beta(1, 4) and 0 under
-leave-one-out. To pay clients that might appear twice, take beta above alpha, or Banzhaf.
+**Duplicates.** Small coalitions seldom contain both copies of a player that appears twice with the same data. The
+more weight small coalitions have, the more such a player gains. In a game of four owners of overlapping data, where U
+is 1 minus the product of 1/2 for each distinct owner, a player has a share of 0.25. If it appears twice, its two copies
+together have 0.33 under Shapley, 0.39 under Beta(16, 1) and 0.29 under Banzhaf (two copies together have exactly the
+single player's Banzhaf value), but 0.17 under Beta(1, 4) and 0 under leave-one-out. If clients that are paid might
+appear twice, use the Banzhaf value, or beta above alpha.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from flsv.utilities.declared import Positive, checked
 
 
 def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
-    """Compute the total weight q_s of the coalitions of size s = 0..n-1 that a player joins; they sum to 1.
+    """Compute, for each size s = 0..n-1, the total weight q_s of the coalitions of this size that a player joins.
 
         q_s = binom(n - 1, s) p_s,    p_s = B(s + beta, n - 1 - s + alpha) / B(alpha, beta),    B the Beta function
 
     Args:
-        num_players: n.
-        alpha: the Beta distribution's parameter, above 0.
-        beta: the other one, above 0.
+        num_players: the number n of players.
+        alpha: the first parameter of the Beta distribution, above 0.
+        beta: its second parameter, above 0.
+
+    Returns:
+        The n weights, which sum to 1.
 
     Example:
         >>> beta_weights(4, 1, 1)
@@ -61,38 +65,43 @@ def beta_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Compute the Beta(alpha, beta)-Shapley value, exactly if the budget buys all coalitions.
+    """Compute the Beta(alpha, beta)-Shapley value, exactly if the budget suffices for all coalitions.
 
         phi_i = sum_{S not containing i} p_{|S|} [U(S + i) - U(S)]
 
-    with p of :func:`beta_weights`. Beta(1, 1) is the Shapley value; alpha > beta gives more weight to small coalitions,
-    where a contribution is largest against the noise of the utility, and beta > alpha to large ones (beta towards
-    infinity is leave-one-out). It satisfies efficiency for alpha = beta = 1 only. Sampled as ``stratified`` is: by
-    coalition size, means with and without each player,
+    with phi_i the value of player i in the game U, and the weights p of :func:`beta_weights`. Beta(1, 1) is the Shapley
+    value. alpha > beta gives more weight to small coalitions, where a contribution is large compared with the noise of
+    the utility; beta > alpha gives more weight to large ones (for beta towards infinity the value is leave-one-out).
+    The value satisfies efficiency for alpha = beta = 1 only.
+
+    It is estimated as in :func:`stratified_shapley`, from mean utilities by coalition size with and without each
+    player; with the weights q of :func:`beta_weights`,
 
         phi_i = sum_{s=1..n} q_{s-1} E[U(S) | i in S, |S| = s] - sum_{s=0..n-1} q_s E[U(S) | i not in S, |S| = s].
 
-    Departure: the paper samples marginal contributions of one player at a time and stops by a convergence rule; here a
-    coalition serves all players, and the numbers of draws per size minimize the variance if utilities spread equally at
-    all sizes.
+    Departure: the paper samples marginal contributions of one player at a time and stops by a convergence rule. Here a
+    coalition is a sample for all players, and the numbers of draws per size minimize the variance if utilities spread
+    equally at all sizes.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        alpha: above 0. 16, with beta 1, is the paper's choice for data with label noise; 1 and 1 are Shapley's; 1 and 4
-            are robust to duplicates.
-        beta: above 0.
-        budget: largest number of distinct evaluations, default 50 n. The minimum lets every player be in and out of a
-            coalition of every size: 48 for 10 players, about 2 n (1 + log n) in general.
-        generator: source of the coalitions.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        alpha: the first parameter of the Beta distribution, above 0. The paper takes alpha = 16 and beta = 1 for data
+            with label noise; alpha = 1 and beta = 4 are robust to duplicates.
+        beta: its second parameter, above 0.
+        budget: largest number of distinct evaluations, default 50 n. The minimum has, for every player and
+            size, a coalition with the player and one without: 48 for 10 players, about 2 n (1 + log n) in general.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; unbiased.
+        The estimate: ``values`` (unbiased) and ``stderr``, ``[n]`` or ``[n, M]``.
 
     Raises:
-        ConfigurationError: alpha or beta not above 0; a budget below the minimum, which is named.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: alpha or beta is not above 0; the budget is below the minimum, which the message names;
+            ``target_stderr`` is not above 0; or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).double()
@@ -113,7 +122,7 @@ def beta_shapley(
         values = (weights[-1] * (grand - empty)).repeat(n, 1)
         variance = torch.zeros_like(values)
         for layer in sample.layers:
-            utilities = game(layer.masks) - empty  # a constant game gives exact zeros
+            utilities = game(layer.masks) - empty  # so that the values of a constant game are exactly 0
             inside, influence_inside = stratum_means(layer.masks, utilities)
             outside, influence_outside = stratum_means(~layer.masks, utilities)
             joined, left = weights[layer.size - 1], weights[layer.size]

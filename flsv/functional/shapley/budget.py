@@ -1,13 +1,13 @@
 """The budget and the stopping rule that all sampled estimators share.
 
-**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may evaluate. Without one, an
-estimator spends 50 n evaluations (never more than all 2^n). If a budget buys all 2^n coalitions of at most 22 players,
-the exact value is returned.
+**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may evaluate. Without a budget, an
+estimator evaluates 50 n coalitions for n players (never more than all 2^n). If the budget suffices for all 2^n
+coalitions of at most 22 players, the exact value is returned.
 
 **Stopping on a budget leaves an estimate unbiased.** Estimators stop by looking at masks only, never at utilities, and
 by rules that do not depend on the players' numbers. The expected weight of a sample is then the same for every
-relabeling of the players, as it is without stopping. Stopping on ``target_stderr`` looks at utilities; its small bias
-is the usual one of sequential sampling.
+relabeling of the players, as it is without stopping. Stopping on ``target_stderr`` looks at utilities, and has the
+usual small bias of sequential sampling.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from flsv.utilities.arguments import check_number
 from flsv.utilities.errors import ConfigurationError
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
-MIN_SAMPLES_TO_STOP = 10  # a standard error from fewer samples is too often far too small
+MIN_SAMPLES_TO_STOP = 10  # with fewer samples the standard error is too often far too small
 
 
 class Sampling:
     """One call of a sampled estimator: its budget, its running estimate, and its stopping rule.
 
     Args:
-        name: the estimator, for messages.
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        budget: the caller's, or None for 50 n (all 2^n if there is a target standard error).
-        minimum: evaluations that one unbiased estimate needs; at most 2^n count.
-        target_stderr: the caller's target, above 0, or None.
+        name: the estimator's name, for error messages.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        budget: the largest number of distinct evaluations; None: 50 n, or all 2^n if there is a target.
+        minimum: how many evaluations one unbiased estimate needs; numbers above 2^n count as 2^n.
+        target_stderr: the standard error, above 0, at which to stop; None: no target.
 
     Attributes:
-        budget: the evaluations that the call may spend.
+        budget: how many evaluations the call may spend.
         game: the memoized utility.
 
     Raises:
-        ConfigurationError: a budget below the minimum, a target that is not positive, or no players.
+        ConfigurationError: the budget is below the minimum, the target is not above 0, or there is no player.
 
     Example:
         >>> import torch
@@ -83,23 +84,30 @@ players.
 
     @property
     def buys_all(self) -> bool:
-        """Return whether the budget buys all coalitions, and these are few enough to enumerate."""
+        """Return whether the budget suffices for all coalitions, and there are few enough of them to enumerate."""
         return self.game.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.game.num_players
 
     @property
     def exact(self) -> bool:
-        """Return whether the budget buys all coalitions, and there is no target to stop at before."""
+        """Return whether to enumerate all coalitions: the budget suffices for them, and there is no target."""
         return self.target_stderr is None and self.buys_all
 
     @property
     def left(self) -> int:
-        """Return the evaluations that may still be spent."""
+        """Return the number of evaluations that may still be spent."""
         return self.budget - self.game.evaluations
 
     def affordable(self, groups: Tensor) -> int:
-        """Count the groups of coalitions, bool ``[G, K, n]``, that the remaining budget buys, from the first on."""
+        """Count the groups of coalitions that the remaining budget suffices for.
+
+        Args:
+            groups: bool ``[G, K, n]``, G groups of K coalitions, which are evaluated in this order.
+
+        Returns:
+            How many groups, from the first on, can be evaluated completely.
+        """
         return int((self.game.cost(groups) <= self.left).sum())
 
     def reached(self, stderr: Tensor) -> bool:
-        """Return whether every standard error is known and at most the target."""
+        """Return whether there is a target, and every standard error is at most the target (and not NaN)."""
         return self.target_stderr is not None and bool((stderr <= self.target_stderr).all())

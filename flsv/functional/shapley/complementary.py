@@ -1,16 +1,19 @@
 r"""Stratified complementary contributions (Zhang et al., SIGMOD 2023), the estimator of ShapleyFL's reference code.
 
-The complementary contribution of a coalition is CC(S) = U(S) - U(N \ S). The Shapley value is its mean by size,
+The complementary contribution of a coalition S of the n players N in the game U is CC(S) = U(S) - U(N \ S). The
+Shapley value of player i is the mean over coalition sizes s of mean complementary contributions,
 
     SV_i = 1/n sum_{s=1..n} E[CC(S) | i in S, |S| = s],
 
-so that one pair of evaluations is a sample for every player: CC(S) for the members, at size s, and -CC(S) for the
-others, at size n - s. (ShapleyFL's algorithm 3 is another estimator, see ``difference``; its code runs this one.)
+so that one pair of evaluations is a sample for every player: CC(S) for the members of S, at size s, and -CC(S) for the
+other players, at size n - s. (The algorithm 3 that ShapleyFL describes is a different estimator, see
+:mod:`flsv.functional.shapley.difference`; ShapleyFL's code runs the estimator of this module.)
 
-Pairs are distinct and drawn as in ``layers``: sizes 1 and n - 1 complete, every player on both sides at every size.
-Zhang et al. draw with replacement and allocate by Neyman's rule in a second stage; here the allocation is the fixed one
-derived in ``layers``, which needs no pilot sample. As with the true values, the estimates sum to U(N) - U(empty): the
-gap is divided equally, which leaves them unbiased and can only reduce the squared error.
+Pairs are distinct and drawn as in :mod:`flsv.functional.shapley.layers`: all coalitions of the sizes 1 and n - 1, and
+for every player and size a pair with the player on either side. Zhang et al. draw with replacement and allocate the
+draws to sizes by Neyman's rule in a second stage; here the allocation is the fixed rule derived in ``layers``, which
+needs no pilot sample. Like the true values, the estimates sum to U(N) - U(empty): the gap is divided equally among the
+players, which leaves the estimates unbiased and can only reduce their squared error.
 """
 
 from __future__ import annotations
@@ -32,22 +35,27 @@ def complementary_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value by mean complementary contributions per player and coalition size.
+    """Estimate the Shapley value by each player's mean complementary contribution, coalition size by size.
+
+    The complementary contribution of a coalition is its utility minus that of all other players.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        budget: largest number of distinct evaluations, default 50 n. The minimum lets every player be on both sides of
-            a pair of every size: 50 for 10 players, about 2 n (1 + log n) in general.
-        generator: source of the coalitions.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        budget: largest number of distinct evaluations, default 50 n. The minimum has, for every player and
+            size, a pair with the player on either side: 50 for 10 players, about 2 n (1 + log n) in general.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all coalitions.
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
+        budget suffices for all coalitions, unless ``target_stderr`` is reached before.
 
     Raises:
-        ConfigurationError: a budget below the minimum, which is named.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: the budget is below the minimum, which the message names; ``target_stderr`` is not above 0;
+            or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> square = lambda masks: masks.sum(dim=1).double() ** 2
@@ -59,13 +67,13 @@ def complementary_shapley(
 
 
 def _by_side(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Compute values and standard errors ``[n, M]`` from the sample as it stands."""
+    """Compute Shapley values and standard errors, both ``[n, M]``, from the pairs drawn so far."""
     n, (empty, grand) = game.num_players, game.empty_and_grand()
     values = (grand - empty).repeat(n, 1)
     variance = torch.zeros_like(values)
     for layer in sample.layers:
         contributions = game(layer.masks) - game(~layer.masks)
-        if layer.sizes == 1:  # both sides have n/2 players: one stratum holds all pairs, signed by the side
+        if layer.sizes == 1:  # both sides have n/2 players: one stratum has all pairs, signed by the player's side
             sides = torch.where(layer.masks, 1.0, -1.0).to(torch.float64).unsqueeze(-1)
             mean, influences = stratum_means(torch.ones_like(layer.masks), sides * contributions.unsqueeze(1))
             values = values + mean

@@ -2,18 +2,19 @@
 
 Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, Algorithm 1, line 21.
 
-Three baselines of the paper are settings of :func:`decayed_shapley`, ``MULTI_ROUND_INDICES``, for a run of FedAvg:
+Three baselines of the paper are settings of :func:`decayed_shapley` for a run of FedAvg, see ``MULTI_ROUND_INDICES``:
 
-- "SOR": the sum of the rounds' values as they are. Guo et al. (section 5.2) say that "the Shapley value for each
-  participant is calculated at each training epoch" on sub-models rebuilt from gradients and that the results "are then
-  aggregated"; how is not said, and they cite Song et al. for OR alone. The sum is the plainest reading, and that of
-  Wang et al., "A Principled Approach to Data Valuation for Federated Learning", 2020, without weights of rounds.
+- "SOR": the sum of each client's Shapley values in all rounds. Guo et al. (section 5.2) say that "the Shapley value for
+  each participant is calculated at each training epoch" on sub-models rebuilt from gradients and that the results "are
+  then aggregated"; they do not say how, and cite Song et al. for the one-round index OR alone. The sum is the plainest
+  reading, and is also that of Wang et al., "A Principled Approach to Data Valuation for Federated Learning", 2020,
+  without weights of rounds.
 - "MR": the sum of each client's share of every round's gain, the multi-round index of Song et al., "Profit Allocation
   for Federated Learning", IEEE Big Data 2019.
-- "TMR": as MR with omega < 1, and rounds with omega^t below a threshold are left out: the truncated index of Wei et
-  al., "Efficient and Fair Data Valuation for Horizontal Federated Learning", 2020. Guo et al. say that TMR weighs
-  rounds by their accuracy, too, but give no formula, so it is left out here. Neither do they give omega and the
-  threshold; with the values chosen here 10 rounds are evaluated.
+- "TMR": like MR, but round t has the weight omega^t with omega < 1, and rounds whose weight is below a threshold are
+  left out: the truncated index of Wei et al., "Efficient and Fair Data Valuation for Horizontal Federated Learning",
+  2020. Guo et al. say that TMR also weights rounds by their accuracy, but give no formula, so that this is left out
+  here. They do not give omega and the threshold either; with the values chosen here 10 rounds are evaluated.
 """
 
 from __future__ import annotations
@@ -43,24 +44,25 @@ def decayed_shapley(
 
     .. math:: \phi_i = \sum_{t=1}^{T} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
 
-    Departures: the quotient has no meaning in a round that gains nothing or loses, see :func:`round_shares`. Two
-    properties remain: a round that gains 0.1 % counts as much as one that gains 60 %, and the shares are unbounded
-    where a small gain is the sum of values of both signs.
+    with phi_i(t) the Shapley value of client i in round t of T. Departure: in a round that gains nothing or loses, the
+    quotient has no meaning and is replaced, see :func:`round_shares`. Two properties of the formula remain: a round
+    that gains 0.1 % counts as much as one that gains 60 %, and the shares are unbounded if a small gain is the sum of
+    values of both signs.
 
     Args:
         values: ``[T, n]``, the clients' Shapley values phi_i(t) of each round, in the unit of the utility; NaN for
             clients outside the round's cohort.
         decay: omega in (0, 1].
-        threshold: leave out rounds with omega^t below it; at most ``decay``.
+        threshold: leave out rounds with omega^t below this number; at most ``decay``.
         normalize: divide each round's values by their sum. False: the result is sum_t omega^t phi_i(t), in the unit of
             the utility.
 
     Returns:
-        float64 ``[n]``; NaN for clients that are in no round.
+        float64 ``[n]``; NaN for clients that are not in any round.
 
     Raises:
-        ConfigurationError: a decay or a threshold out of range.
-        ValueError: values that are no matrix.
+        ConfigurationError: ``decay`` or ``threshold`` is out of range.
+        ValueError: ``values`` is not a matrix.
 
     Example:
         >>> rounds = torch.tensor([[0.3, 0.1, float("nan")], [0.1, 0.0, 0.1]])
@@ -83,7 +85,14 @@ def decayed_shapley(
 
 
 def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> float:
-    """Compute decay^t with t = ``round_index`` + 1; 0 below the threshold: the round need not be evaluated.
+    """Compute the weight of a round, decay^t with t = ``round_index`` + 1, or 0 if this is below the threshold.
+
+    A round of weight 0 need not be evaluated.
+
+    Args:
+        round_index: the round's number, from 0.
+        decay: the factor from one round's weight to the next.
+        threshold: the least weight that counts.
 
     Example:
         >>> round_factor(1, decay=0.5), round_factor(1, decay=0.5, threshold=0.3)
@@ -94,18 +103,19 @@ def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> floa
 
 
 def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool, bool]:
-    """Divide a round's values by their sum.
+    """Compute the clients' shares of a round's gain: their Shapley values divided by the values' sum.
 
-    Where all values are 0 the round is skipped. Where they sum to nothing or less they are divided by the sum of their
-    absolute values: with the literal quotient a client that did harm would be credited for it.
+    If all values are 0 the round is skipped. If the values sum to 0 or less, they are divided by the sum of their
+    absolute values; a division by their sum would credit a client that did harm.
 
     Args:
         values: ``[k]``, the round's Shapley values.
-        epsilon: what counts as nothing, in the unit of the values.
+        epsilon: sums below this number count as 0, in the unit of the values.
 
     Returns:
-        float64 ``[k]``; whether the round is skipped (all shares 0: the absolute values sum to less than ``epsilon``);
-        and whether it is flagged (the values sum to less than ``epsilon``; their shares are of the absolute values).
+        The shares, float64 ``[k]``; whether the round is skipped (the absolute values sum to less than ``epsilon``, and
+        all shares are 0); and whether it is flagged (the values sum to less than ``epsilon``, and are divided by the
+        sum of the absolute values).
 
     Example:
         >>> round_shares(torch.tensor([0.3, 0.1]))

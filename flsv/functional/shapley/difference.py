@@ -1,28 +1,30 @@
 """DMC: differences of Shapley values to a base player, by stratified sampling (ShapleyFL section 5.2, algorithm 3).
 
-For a base player k, eq. 11 writes the difference as a mean over the n - 1 sizes of a mean over coalitions,
+For a base player k and another player i of the n players N, eq. 11 of ShapleyFL writes the difference of their Shapley
+values SV as a mean over the n - 1 sizes j of a mean over coalitions S,
 
     SV_k - SV_i = 1/(n-1) sum_{j=0..n-2} D_kij,    D_kij = E[U(S + k) - U(S + i)],  S uniform in N \\ {k, i}, |S| = j.
 
 Corrections to the paper:
 
-- eq. 13 divides the sum over S by binom(n-1, j); there are binom(n-2, j) such S, and the mean needs that.
+- eq. 13 divides the sum over S by binom(n-1, j); the mean has to divide by the number of such S, binom(n-2, j).
 - Algorithm 3 overwrites D_kij and SV_k - SV_i in its loops (``=``); both must accumulate (``+=``).
-- Algorithm 3 lets i run over all players; i = k is skipped (its strata are empty and its difference is 0).
-- floor(M/(N-1)) reads N - 1 as the number of strata.
+- Algorithm 3 lets i run over all players; here i = k is skipped (its difference is 0).
+- The number of strata in floor(M/(N-1)) is taken as the n - 1 sizes.
 
 Departures:
 
-- *Shared coalitions.* Algorithm 3 draws S for each i by itself, at two evaluations per sample. At equal evaluations
-  that is no better than plain Monte Carlo where coalitions average their updates and the utility is accuracy. Here one
-  random order of the other players serves all i at once: S is its first j players, U(S + k) is compared with U(S + i)
-  for every i behind them, and the players in S get the last j instead (for large j, players of the first and the last
-  j + 1 swap places with k). That is n + 1 evaluations for a sample of every difference instead of 2 (n - 1), players
-  are compared on the same coalitions, and each difference still sees a uniform S. ``shared=False`` is algorithm 3.
-- *Small budgets.* A budget too small for one sample of every size spends what it has on sizes drawn at random, which
-  leaves the mean over sizes unbiased.
-- *Values* follow from the differences with sum_i SV_i = U(N) - U(empty), at two more evaluations. NSV by eq. 12
-  (``normalize_shapley(-differences)``) needs them only and does not depend on k.
+- *Shared coalitions.* Algorithm 3 draws S for each player i separately, at two evaluations per sample. With the same
+  number of evaluations this is no better than plain Monte Carlo if coalitions average their updates and the utility is
+  accuracy. Here one random order of the other players serves all i at once: S is the order's first j players, and
+  U(S + k) is compared with U(S + i) for every later player i; for a player i among the first j, S is the order's last j
+  players (if j is more than half, S is the order's first j + 1 players without i, or the last j + 1 without i). A
+  sample of all differences takes n + 1 evaluations instead of 2 (n - 1), players are compared on the same coalitions,
+  and S is still uniform for each difference. ``shared=False`` is algorithm 3.
+- *Small budgets.* A budget too small for one sample of every size is spent on sizes drawn at random, which leaves the
+  mean over sizes unbiased.
+- *Values* follow from the differences and sum_i SV_i = U(N) - U(empty), at two more evaluations. The normalized values
+  of eq. 12, ``normalize_shapley(-differences)``, need only the differences and do not depend on k.
 """
 
 from __future__ import annotations
@@ -44,11 +46,12 @@ from flsv.utilities.errors import ConfigurationError
 
 @dataclass(frozen=True, eq=False)
 class DifferenceEstimate(ShapleyEstimate):
-    """A Shapley estimate that is made of differences.
+    """A Shapley estimate with the differences from which its values follow.
 
     Attributes:
-        differences: SV_k - SV_i for all i, ``[n]`` or ``[n, M]``, 0 at i = k.
-        base: the player k.
+        differences: the Shapley value of the base player minus that of each player, ``[n]`` or ``[n, M]``; 0 for the
+            base player itself.
+        base: the base player's number.
     """
 
     differences: Tensor
@@ -65,25 +68,30 @@ def difference_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> DifferenceEstimate:
-    """Estimate Shapley values by their differences to player ``base`` (DMC).
+    """Estimate Shapley values by their differences from the value of one player, ``base`` (DMC).
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        base: the player k all others are compared with.
-        shared: use each coalition for all players; False draws them one by one, as algorithm 3 does.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        base: the number of the player that all others are compared with.
+        shared: True: compare all players on the same coalitions; False: draw coalitions for each player separately, as
+            the paper's algorithm 3 does.
         budget: largest number of distinct evaluations, default 50 n. The minimum is one sample of every difference at
-            one size, n + 3 (2 n if not shared).
-        generator: source of the coalitions.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+            one coalition size: n + 3 evaluations, or 2 n with ``shared=False``.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
-        ``values``, ``stderr`` and ``differences`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all
-        coalitions. The standard error is NaN until every size has two samples, about 2 n^2 evaluations (4 n^2).
+        The estimate: ``values``, ``stderr`` and ``differences``, ``[n]`` or ``[n, M]``. The values are exact, with
+        stderr 0, if the budget suffices for all coalitions, unless ``target_stderr`` is reached before. The standard
+        error is NaN until every coalition size has two samples, which takes about 2 n^2 evaluations (4 n^2 with
+        ``shared=False``).
 
     Raises:
-        ConfigurationError: a budget below the minimum, or a base that is no player.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: the budget is below the minimum, ``base`` is not a player, ``target_stderr`` is not above
+            0, or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> additive = lambda masks: masks.double() @ torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)
@@ -94,7 +102,7 @@ def difference_shapley(
     run = Sampling("difference_shapley", utility, num_players, budget, 2 + per_size, target_stderr)
     if not 0 <= base < num_players:
         raise ConfigurationError(f"difference_shapley: base={base} is not one of the players 0..{num_players - 1}.")
-    # With up to 3 players the sizes are the empty one and the full one: one sample of each is everything.
+    # With up to 3 players S is empty or all other players: one sample of each size covers all coalitions.
     if run.buys_all and (target_stderr is None or num_players <= 3):
         return _enumerate(run.game, base)
     strata = _Strata(run, base, shared, generator)
@@ -106,7 +114,14 @@ def difference_shapley(
 
 
 class _Strata:
-    """Samples of the differences by coalition size, and the estimates made of them."""
+    """Samples of the values by coalition size, and the estimates made of them.
+
+    Args:
+        run: the game, the budget and the target.
+        base: the base player k.
+        shared: whether all players are compared on the same coalitions.
+        generator: the random generator of the draws; None: torch's default.
+    """
 
     def __init__(self, run: Sampling, base: int, shared: bool, generator: Generator | None) -> None:
         self.run, self.base, self.shared, self.generator = run, base, shared, generator
@@ -116,15 +131,19 @@ class _Strata:
         self.sizes = [Moments() for _ in range(self.num_players - 1)]
 
     def fill(self, per_size: int) -> None:
-        """Spend the budget; a sample of one size takes ``per_size`` evaluations."""
+        """Draw samples until the budget is spent or the target is reached.
+
+        Args:
+            per_size: how many evaluations a sample of one coalition size takes.
+        """
         run, strata, inner = self.run, self.num_players - 1, self.num_players - 3
-        # Sizes have different prices, so how many are sampled must be settled before it is known which.
+        # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
         all_sizes = run.budget - 2 >= 2 * self.num_players + inner * per_size
         count = strata if all_sizes else (run.budget - 2) // per_size
         sizes = random_permutations(1, strata, self.generator)[0][:count]
         self.add(sizes, *self.coalitions(sizes))
         draws = 0
-        # More draws than the budget has evaluations repeat coalitions that are known already.
+        # More draws than the budget has evaluations only repeat evaluated coalitions.
         while len(sizes) == strata and inner > 0 and draws < run.budget:
             passes = max(run.left // (inner * per_size), 1)
             if run.target_stderr is not None:
@@ -139,7 +158,15 @@ class _Strata:
                 break
 
     def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw S + k and S + i, bool ``[R, n-1, n]``: one draw for each of ``sizes``, one row for each player but k."""
+        """Draw the coalitions on which each player is compared with the base player.
+
+        Args:
+            sizes: int ``[R]``, the size of the coalitions S in each draw.
+
+        Returns:
+            The coalitions S with the base player, and S with the other player, both bool ``[R, n-1, n]``: for each
+            draw one S per player other than the base player.
+        """
         others, base = self.num_players - 1, self.base
         if self.shared:
             patterns = torch.stack([_pattern(size, others) for size in range(others)])
@@ -157,7 +184,13 @@ class _Strata:
         )
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
-        """Sample U(S + k) - U(S + i), with 0 for k itself, and add the values that follow from it."""
+        """Evaluate drawn coalitions, and add the Shapley values that follow from the differences of their utilities.
+
+        Args:
+            sizes: int ``[R]``, see :meth:`coalitions`.
+            with_base: bool ``[R, n-1, n]``, see :meth:`coalitions`.
+            with_other: bool ``[R, n-1, n]``, see :meth:`coalitions`.
+        """
         both = self.run.game(torch.stack([with_base, with_other]))
         gaps = both[0] - both[1]
         zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
@@ -167,14 +200,13 @@ class _Strata:
             self.sizes[size].add(values[sizes == size])
 
     def values(self) -> Tensor:
-        """Average the values over the sizes, ``[n, M]``."""
+        """Return the estimated Shapley values ``[n, M]``, the mean over the coalition sizes."""
         return torch.stack([moments.mean for moments in self.sizes if moments.count]).mean(dim=0)
 
     def stderr(self) -> Tensor:
-        """Compute the standard errors ``[n, M]``; NaN until every size but the smallest and the largest has two
-        samples.
+        """Compute the standard errors ``[n, M]``; NaN until there are enough samples.
 
-        These two need one sample each, since they have only one S.
+        The smallest and the largest size need one sample, since they have only one coalition S, all others need two.
         """
         inner = self.sizes[1:-1]
         if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
@@ -182,9 +214,9 @@ class _Strata:
         return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
 
     def freedom(self) -> Tensor:
-        """Compute the degrees of freedom of ``stderr`` over the sizes (Satterthwaite 1946).
+        """Compute the degrees of freedom ``[n, M]`` of the standard errors (Satterthwaite 1946).
 
-        (sum of variances)^2 / (sum of variance^2 / (count - 1))
+        (sum of variances)^2 / (sum of variance^2 / (count - 1)), with the variances and sample counts of the sizes.
         """
         inner = [(m.stderr.square(), m.count - 1) for m in self.sizes[1:-1] if m.count > 1]
         if not inner:
@@ -195,8 +227,15 @@ class _Strata:
 
 
 def _pattern(size: int, others: int) -> Tensor:
-    """Mark the members of S for each player, in a random order of the ``others``: bool, row r is the S of the r-th
-    player."""
+    """Return the coalitions S of one size on which the players of an order are compared with the base player.
+
+    Args:
+        size: the size of S.
+        others: the number of players in the order, all but the base player.
+
+    Returns:
+        bool ``[others, others]``, row r: the positions in the order of the members of S for the player at position r.
+    """
     rank = torch.arange(others)
     block = size if 2 * size <= others else size + 1
     first = rank < block
@@ -215,7 +254,7 @@ def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
 def _wrap(
     game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf
 ) -> DifferenceEstimate:
-    """Wrap float64 ``[n, M]`` results with their differences to player ``base``."""
+    """Make the estimate, with differences from player ``base``, of values and standard errors float64 ``[n, M]``."""
     plain = game.estimate(values, stderr, freedom)
     differences = game.estimate(values[base] - values, stderr).values
     return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, differences, base, freedom=plain.freedom)

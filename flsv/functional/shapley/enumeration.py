@@ -1,8 +1,8 @@
-"""Enumeration of all 2^n coalitions of a game, and semivalues of the table of their utilities.
+"""Enumeration of all 2^n coalitions of a game of n players, and semivalues from the table of their utilities.
 
-Coalition number b contains player i iff bit i of b is set. Viewed as ``[high bits, bit i, low bits]``, the table of
-utilities holds U(S) and U(S + i) side by side for all S at once: n subtractions of 2^(n-1) numbers each are the whole
-computation, and a null player's value is exactly 0.
+Coalition number b contains player i if and only if bit i of b is set. Viewed as ``[high bits, bit i, low bits]``, the
+table of utilities has U(S) and U(S + i) side by side for all coalitions S without i: the computation is n subtractions
+of 2^(n-1) numbers each, and the value of a player that changes no utility is exactly 0.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_pla
 from flsv.utilities.errors import ConfigurationError
 
 MAX_EXACT_PLAYERS = 22
-_CHUNK = 2**16  # masks per call of the utility: a few MB, and utilities have per-call overhead
+_CHUNK = 2**16  # masks per call of the utility: a few MB, and enough to outweigh the overhead of a call
 
 
 def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) -> Tensor:
-    """List the membership masks of coalitions number ``start``..``stop - 1``; bit i is player i.
+    """List coalitions in the order of their numbers; bit i of a number is set if player i is in the coalition.
 
     Args:
-        num_players: n.
-        start: the first number.
-        stop: behind the last number; None: 2^n.
+        num_players: the number n of players.
+        start: the number of the first coalition.
+        stop: the number after that of the last coalition; None: 2^n.
 
     Returns:
-        bool ``[stop - start, n]``.
+        The coalitions' membership, bool ``[stop - start, n]``.
 
     Example:
         >>> all_coalitions(2).int().tolist()
@@ -40,14 +40,14 @@ def all_coalitions(num_players: int, start: int = 0, stop: int | None = None) ->
 
 
 def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
-    """Sum all marginal contributions with weights, from a table of all utilities.
+    """Compute a semivalue from the table of all utilities: the weighted sum of each player's marginal contributions.
 
     Args:
-        table: ``[2^n, M]``, row b the utilities of coalition number b.
-        weight: n numbers, the s-th for each coalition of size s that the player joins.
+        table: ``[2^n, M]``; row b has the utilities of coalition number b, see :func:`all_coalitions`.
+        weight: n numbers; number s, from 0, is the weight of a marginal contribution to a coalition of size s.
 
     Returns:
-        ``[n, M]`` float64.
+        float64 ``[n, M]``.
     """
     num_players = len(table).bit_length() - 1
     sizes = torch.zeros(1, dtype=torch.int64)
@@ -65,24 +65,35 @@ def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
 
 
 def shapley_weights(num_players: int) -> list[float]:
-    """Compute the Shapley value's weights of single coalitions, 1 / (n binom(n-1, s)) for s = 0..n-1."""
+    """Compute the Shapley value's weight of a coalition of size s, 1 / (n binom(n-1, s)), for s = 0..n-1."""
     return [1 / (num_players * math.comb(num_players - 1, s)) for s in range(num_players)]
 
 
 def per_coalition(size_weights: Sequence[float] | None, num_players: int) -> list[float]:
-    """Convert weights of sizes to weights of single coalitions of size s = 0..n-1; None: the Shapley value's."""
+    """Convert the total weights of the sizes s = 0..n-1 to the weights of single coalitions of these sizes.
+
+    Args:
+        size_weights: n total weights; None: those of the Shapley value.
+        num_players: the number n of players.
+    """
     if size_weights is None:
         return shapley_weights(num_players)
     return [weight / math.comb(num_players - 1, s) for s, weight in enumerate(size_weights)]
 
 
 def shapley_of_table(table: Tensor) -> Tensor:
-    """Compute Shapley values ``[n, M]`` from a table ``[2^n, M]`` of all utilities, row b for coalition number b."""
+    """Compute Shapley values ``[n, M]`` from a table ``[2^n, M]`` of all utilities, see :func:`semivalue_of_table`."""
     return semivalue_of_table(table, shapley_weights(len(table).bit_length() - 1))
 
 
 def semivalue(utility: Utility, num_players: int, weight: list[float]) -> ShapleyEstimate:
-    """Enumerate the game and compute its semivalue with the given weights; see :func:`semivalue_of_table`."""
+    """Compute a semivalue exactly, by evaluating all coalitions.
+
+    Args:
+        utility: the game.
+        num_players: the number n of players.
+        weight: n weights of single coalitions, see :func:`semivalue_of_table`.
+    """
     total = 2**num_players
     answers = [
         evaluate(utility, all_coalitions(num_players, start, min(start + _CHUNK, total)))
@@ -95,7 +106,14 @@ def semivalue(utility: Utility, num_players: int, weight: list[float]) -> Shaple
 
 
 def check_enumerable(name: str, num_players: int, budget: int | None, alternatives: str) -> None:
-    """Raise ConfigurationError if 2^n coalitions are too many to enumerate, or more than ``budget``."""
+    """Raise ConfigurationError if there are more than 22 players, or more coalitions than the budget.
+
+    Args:
+        name: the estimator's name, for the message.
+        num_players: the number n of players, with 2^n coalitions.
+        budget: the largest number of evaluations; None: no limit.
+        alternatives: a sentence for the message that names other estimators.
+    """
     check_num_players(num_players)
     if num_players > MAX_EXACT_PLAYERS:
         raise ConfigurationError(

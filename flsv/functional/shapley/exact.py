@@ -23,23 +23,26 @@ def exact_shapley(
 
         SV_i = 1/n sum_{S not containing i} [U(S + i) - U(S)] / binom(n - 1, |S|)
 
-    The second line of definition 4.1 divides by ``|C| binom(|C|, |S|)``, a misprint: these weights do not sum to 1. The
-    first line, ``|C| binom(|C| - 1, |S|)``, is the Shapley value.
+    is the value of player i in the game U. The second line of the paper's definition 4.1 divides by
+    ``|C| binom(|C|, |S|)``, a misprint: these weights do not sum to 1. The first line divides by
+    ``|C| binom(|C| - 1, |S|)`` and is the Shapley value.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``; called with up to 65,536 masks at once.
-        num_players: n, at most 22.
-        budget: largest number of evaluations allowed; fewer than 2^n raises.
-        generator: not used; every estimator takes it.
-        target_stderr: not used, the standard error is 0.
-        size_weights: n numbers for another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: Shapley's.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once; it is called with up to 65,536 coalitions at once.
+        num_players: the number n of players, at most 22.
+        budget: largest number of evaluations, at least 2^n; None: no limit.
+        generator: not used; it is here because every estimator takes it.
+        target_stderr: not used, since the standard error is 0.
+        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
+            the Shapley value.
 
     Returns:
-        ``values [n]`` or ``[n, M]``, ``stderr`` 0, ``evaluations`` 2^n.
+        The estimate: ``values``, ``[n]`` or ``[n, M]``, ``stderr`` 0, and 2^n ``evaluations``.
 
     Raises:
-        ConfigurationError: more than 22 players, or a budget below 2^n.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: there are more than 22 players or none, or the budget is below 2^n.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         The glove game: player 0 owns a left glove, players 1 and 2 a right one; a pair is worth 1.

@@ -1,33 +1,47 @@
-"""Shapley values from a few coalitions, by a Gaussian process on membership and on the members' average.
+"""Shapley values from a few coalitions: which coalitions to evaluate, and a Gaussian process fitted to them.
 
-Training a federation again for every coalition costs 2^n trainings. This asks for n + 2 of them (nobody, everybody,
-each player alone) or 2 n + 2 (everybody but one, besides) and fits a Gaussian process to what they came to, the
-``surrogate`` of ``surrogate_shapley`` with fixed parts:
+Retraining a federation for every coalition of its n clients costs 2^n trainings. This module lists far fewer coalitions
+(:func:`few_coalitions`) and estimates the Shapley values from their utilities (:func:`few_coalitions_shapley`).
 
-- membership: what a player adds;
-- a Gaussian kernel on the weights z / |S| with which a coalition averages its members' models (z_i: membership of
-  player i), of width 0.3^0.5: coalitions whose averages are close are worth about the same.
+**Coalitions.** The empty and the grand coalition are always evaluated. The designs add coalitions of one player, of
+two, of all but one and of all but two. ``"auto"`` takes all 2^n coalitions for up to 7 players, the sizes 1, 2, n - 2
+and n - 1 for 10 to 12 players, and the sizes 1, 2 and n - 1 for 8, 9 and from 13 players on.
 
-The Shapley value is linear in the game, so that of the fitted game is known in closed form (``kernels``), and so is how
-uncertain it is: with L_i g the value of player i in the game g, K the kernel matrix of the coalitions with the noise in
-its diagonal, and v = Var(L_i g) before anything is known,
+**All 2^n coalitions.** The values are exact and nothing is fitted. Their error is then the difference between one seed
+of the trainings and the next: :func:`interval_over_seeds` estimates it from several seeds, and
+:mod:`flsv.functional.shapley.one_seed` has a measured figure for a single seed.
+
+**Fewer coalitions.** A Gaussian process is fitted to the utilities. It is the surrogate of
+:mod:`flsv.functional.shapley.surrogate` with a fixed kernel, the sum of two parts:
+
+- the inner product of membership vectors, for additive games;
+- a Gaussian kernel of squared width 0.3 on the vectors z / |S| with which a coalition S averages its members' models
+  (z_i: membership of player i), so that coalitions with similar averages have similar utilities.
+
+The Shapley value is linear in the game, so that the value of the fitted game and its variance have a closed form. Let
+L_i g be the Shapley value of player i in the game g, k the kernel, X the evaluated coalitions, U their utilities, K the
+matrix k(X, X) with the noise variance added to its diagonal, and v the prior variance of L_i g
+(:func:`prior_variance`). Then
 
     E[L_i g | U] = L_i k(., X) K^-1 U,        Var(L_i g | U) = v - L_i k(., X) K^-1 k(X, .) L_i'.
 
-What the fit leaves of U(everybody) - U(nobody) is dealt out equally, so that the values add up to it. From ten players
-on, where the process makes up most of the sizes between those that are evaluated, the values are the mean of its own
-and of a curve over the coalitions' size (``size_effects``); of fewer players it is better alone. Where all 2^n
-coalitions are known, nothing is fitted: the values are exact, and uncertain by what they differ by from one seed of the
-trainings to the next (``interval_over_seeds``).
+The gap between the sum of the fitted values and U(grand) - U(empty) is divided equally among the players. From ten
+players on, most sizes of coalitions are not evaluated, and the values are the mean of this fit's values and those of a
+curve over the coalitions' size (:mod:`flsv.functional.shapley.size_effects`); for fewer players the fit alone is more
+accurate.
 
-This is no paper's method. Signal and noise are set by marginal likelihood, but the noise has at most the variance of
-one part of the fit. The likelihood of so few coalitions has a second mode, in which all of it is noise and all players
-get the same, and that one is the higher where a player alone comes close to what all come to, as it does in a loss or
-an accuracy. What one training differs from the next by is far less: 1 to 15 % of the variance between coalitions in the
-federations of ``flsv.benchmark`` (``docs/results/intervals.md``).
+**Signal and noise variance** maximize the marginal likelihood, under the condition that the noise variance is at most
+the variance of one part of the kernel. Without the condition the likelihood of so few coalitions can have its maximum
+where everything is noise and all players get the same value: this happens if a single player's utility is close to the
+grand coalition's, as with a loss or an accuracy. The variance between two trainings of the same coalition is far
+smaller: 1 to 15 % of the variance between coalitions in the federations of ``flsv.benchmark``
+(``docs/results/intervals.md``).
 
-The standard errors are what these coalitions leave open *if the game is of this kind*. ``kernel_shap`` of the same
-coalitions assumes nothing: where the two are further apart than the interval, this fit's form decides.
+**Standard errors** measure the uncertainty from coalitions that were not evaluated, provided that the game is a draw
+from this Gaussian process. :func:`flsv.functional.kernel_shap` on the same coalitions makes no such assumption: if its
+values are outside the intervals of this fit, the assumption determines the result.
+
+The method is this package's own.
 """
 
 from __future__ import annotations
@@ -49,20 +63,21 @@ from flsv.utilities.declared import NonNegative, checked
 Which = Literal[
     "auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "all"
 ]
-#: Up to so many players ``"auto"`` is all coalitions; from so many on, values are also those of a curve over the size.
+#: Largest number of players for which ``"auto"`` is all coalitions; number of players from which on the values are the
+#: mean of the fit's and of those of a curve over the coalitions' size.
 MOST_FOR_ALL, CURVE_FROM = 7, 10
-#: Up to so many, and from the curve on, ``"auto"`` has all but two: each of twelve players is in 78 coalitions then (of
-#: seven, in all 64), each of twenty would be in 210.
+#: Largest number of players for which ``"auto"`` includes the coalitions of all but two players: each of 12 players is
+#: then in 78 evaluated coalitions (each of 7 players, with all coalitions, in 64), each of 20 would be in 210.
 MOST_FOR_TWO = 12
 
-#: The parts of the Gaussian process.
+#: The parts whose sum is the kernel of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
-#: The largest noise variance to fit, in units of a part's.
+#: The largest noise variance to fit, in units of the variance of one part.
 MOST_NOISE = 1.0
 
 
 def default_design(num_players: int) -> Which:
-    """Return the name of what ``"auto"`` is.
+    """Return the name of the design that ``"auto"`` stands for.
 
     Example:
         >>> [default_design(players) for players in (7, 8, 12, 13)]
@@ -78,15 +93,18 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     """List the coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
 
     Args:
-        num_players: n.
-        which: ``"singles"``: each player alone, n + 2 in all. ``"pairs"``: each alone, and every two.
-            ``"leave-one-out"``: all but one, n + 2 again. ``"both"``: each alone and all but one, 2 n + 2.
-            ``"pairs+leave-one-out"``: these three. ``"pairs+leave-two-out"``: all but two as well; n^2 + n + 2.
-            ``"all"``: all 2^n. ``"auto"``: all of up to seven players, ``"pairs+leave-two-out"`` of ten to twelve,
-            ``"pairs+leave-one-out"`` of others.
+        num_players: the number n of players.
+        which: the design, that is the coalitions besides the empty and the grand one. ``"singles"``: each player alone
+            (n + 2 coalitions in all). ``"pairs"``: each player alone and every two players. ``"leave-one-out"``: all
+            players but one (n + 2 in all). ``"both"``: each player alone and all but one (2 n + 2 in all).
+            ``"pairs+leave-one-out"``: each player alone, every two players, and all but one.
+            ``"pairs+leave-two-out"``: these and all but two (n^2 + n + 2 in all). ``"all"``: all 2^n coalitions.
+            ``"auto"``: ``"all"`` for up to 7 players, ``"pairs+leave-two-out"`` for 10 to 12,
+            ``"pairs+leave-one-out"`` for 8, 9 and from 13 on.
 
     Raises:
-        ConfigurationError: an unknown ``which``, or all coalitions of more than 22 players.
+        ConfigurationError: ``which`` is unknown, there is no player, or ``"all"`` is asked for with more than 22
+            players.
 
     Example:
         >>> few_coalitions(3, "singles").int().tolist()
@@ -116,7 +134,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
 
 
 def _distinct(masks: Tensor) -> Tensor:
-    """Keep each coalition once, where it comes first."""
+    """Drop repeated rows of ``masks``; the first occurrence of each coalition stays."""
     return masks[list(first_positions(coalition_keys(masks)).values())]
 
 
@@ -126,28 +144,30 @@ def few_coalitions_shapley(
     utilities: Tensor,
     noise: NonNegative | None = None,
 ) -> ShapleyEstimate:
-    """Compute Shapley values from some coalitions' utilities, by the Gaussian process that fits them.
+    """Compute Shapley values from the utilities of some coalitions, by a Gaussian process fitted to them.
 
-    From ten players on they are the mean of that and of a curve over the coalitions' size.
+    From ten players on, the values are the mean of the fit's and of those of a curve over the coalitions' size, if all
+    coalitions of one player and of all but one are evaluated. With all 2^n coalitions the values are exact.
 
     Args:
-        masks: bool ``[K, n]``, distinct, with the empty and the grand coalition, such as :func:`few_coalitions` lists.
-        utilities: ``[K]`` or ``[K, M]``, a game per column.
-        noise: standard deviation of a utility from one training to the next, in its unit, where it is known: the fit
-            then leaves no less. None: by marginal likelihood, within the bound above.
+        masks: the K evaluated coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them; see
+            :func:`few_coalitions`.
+        utilities: the coalitions' utilities, ``[K]``, or ``[K, M]`` for M games at once.
+        noise: the standard deviation of a utility between two trainings of the same coalition, in the utility's unit;
+            the fit assumes at least this much noise. None: the noise is fitted by marginal likelihood.
 
     Returns:
-        ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``; ``evaluations`` K. ``stderr`` is of what the other
-        coalitions leave open: 0 where there are none.
+        The estimate: ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``, and ``evaluations`` K. ``stderr``
+        measures the uncertainty from the coalitions that were not evaluated; it is 0 if all were.
 
     Raises:
-        ConfigurationError: noise below 0.
-        ValueError: shapes that do not fit, utilities that are not finite, repeated coalitions, or no empty or grand
-            one.
+        ConfigurationError: ``noise`` is below 0.
+        ValueError: the shapes do not fit, a utility is not finite, a coalition occurs twice, or the empty or the grand
+            coalition is missing.
 
     Example:
-        Ten coalitions of the 16 of a game that is the sum of gains and of an average. Exact are 0.5278, 1.1389, 1.75
-        and 3.5833.
+        10 of the 16 coalitions of a game of four players, in which U(S) is the mean of the members' gains plus their
+        number. The exact values are 0.5278, 1.1389, 1.75 and 3.5833.
 
         >>> masks = few_coalitions(4, "both")
         >>> gains = torch.tensor([1.0, 2, 3, 6]).double()
@@ -176,17 +196,20 @@ def few_coalitions_shapley(
 
 
 def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
-    """Compute half the width of the interval of each player's mean over seeds, float64 ``[n]``.
+    """Compute half the width of the confidence interval of each player's mean value over seeds.
 
-    It is Student's t of the player's own values: players differ in how much they spread, so that a pooled spread would
-    make some players' intervals too narrow.
+    The interval is Student's t interval of the player's own values. A spread pooled over the players would make some
+    intervals too narrow, since players' values vary by different amounts.
 
     Args:
-        values: ``[seeds, n]``, exact values by each seed; NaN of one seed, which does not tell it.
-        level: of the interval.
+        values: ``[seeds, n]``, the exact Shapley values of n players in each seed's trainings.
+        level: the interval's level, in (0, 1).
+
+    Returns:
+        float64 ``[n]``; NaN for a single seed, which shows no spread.
 
     Raises:
-        ValueError: another shape, a level that is not between 0 and 1.
+        ValueError: ``values`` is not a matrix, or ``level`` is not between 0 and 1.
 
     Example:
         >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0]])).round(decimals=3)
@@ -201,15 +224,20 @@ def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
 
 
 def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values of trainings with some seeds, and half the widths of their intervals, float64 ``[n]``.
+    """Compute Shapley values from retrained coalitions, and half the widths of their confidence intervals.
 
-    Of all 2^n coalitions of several seeds the width is by :func:`interval_over_seeds`; of fewer by
-    :func:`few_coalitions_shapley`, to which the seeds tell the noise; of one seed by :func:`one_seed_stderr`.
+    With one seed the width is a normal quantile times :func:`one_seed_stderr`. With several seeds and all 2^n
+    coalitions it is that of :func:`interval_over_seeds`. With several seeds and fewer coalitions,
+    :func:`few_coalitions_shapley` is applied to the mean utilities over the seeds, with the noise estimated from the
+    spread between the seeds, and the width follows from its standard error.
 
     Args:
-        masks: bool ``[K, n]``, as there.
-        utilities: ``[seeds, K]``.
-        level: of the intervals.
+        masks: the K trained coalitions, bool ``[K, n]``, see :func:`few_coalitions_shapley`.
+        utilities: ``[seeds, K]``, the coalitions' utilities for each seed.
+        level: the intervals' level, in (0, 1).
+
+    Returns:
+        The values, float64 ``[n]``, and half the width of each value's interval, float64 ``[n]``.
 
     Example:
         >>> masks = few_coalitions(2, "all")
@@ -228,13 +256,22 @@ def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> t
 
 
 def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
-    """Compute posterior mean and standard deviation ``[n]`` of the fitted game's Shapley values."""
+    """Fit the Gaussian process to one game, and compute the posterior of its Shapley values.
+
+    Args:
+        masks: bool ``[K, n]``, the evaluated coalitions.
+        utilities: float64 ``[K]``, their utilities.
+        noise: the least standard deviation of the noise, in the utilities' unit; None: 0.
+
+    Returns:
+        The posterior means and the posterior standard deviations of the Shapley values, both ``[n]``.
+    """
     n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
-    if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions are worth the same
+    if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions have the same utility
         nothing = torch.zeros(n, dtype=torch.float64)
         return nothing, nothing
     y = (utilities - mean) / scale
-    kernel = torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)  # whose own values are 0
+    kernel = torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)  # a constant's values are 0
     values, before = torch.zeros(len(masks), n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
     for part in PARTS:
         gram_matrix = gram(part, masks, masks)
@@ -247,12 +284,12 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
     shrunk = eigenvalues.clamp_min(0)[None] + PENALTIES[:, None]
     signal = ((vectors.T @ y).square()[None] / shrunk).mean(1).clamp_min(1e-12)
     loss = signal.log() + shrunk.log().mean(1)
-    # A ridge penalty is the noise's variance in units of the signal's, which is a part's.
+    # A ridge penalty is the noise variance in units of the signal variance, which is the variance of one part.
     enough = PENALTIES * signal * scale**2 >= (noise or 0.0) ** 2
     likely = enough & (PENALTIES <= MOST_NOISE)
     if likely.any():
         at = int(torch.where(likely, loss, torch.inf).argmin())
-    else:  # the noise is known to be more
+    else:  # the given noise exceeds MOST_NOISE
         at = int(enough.int().argmax()) if enough.any() else -1
     inverse = (vectors / shrunk[at]) @ vectors.T
     variance = signal[at] * (before - (values * (inverse @ values)).sum(0)).clamp_min(0)
@@ -260,10 +297,14 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:
-    """Compute the variance of a player's Shapley value in a game drawn from a Gaussian process.
+    """Compute the variance of a player's Shapley value in a game drawn from a Gaussian process with kernel k.
 
-    It is the Shapley value of the game T -> (the player's Shapley value in the game S -> k(S, T)), which depends on T's
-    size and the player's membership.
+    The variance is the player's Shapley value in the game T -> phi(T), where phi(T) is the player's Shapley value in
+    the game S -> k(S, T). phi(T) depends only on the size of T and on whether T contains the player.
+
+    Args:
+        kernel: the kernel k of the Gaussian process.
+        num_players: the number of players in the game.
 
     Example:
         In a game with independent gains of variance 1, each player is worth its own gain.
@@ -272,9 +313,9 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
         1.0
     """
     sizes = torch.arange(num_players + 1)
-    first = sizes[:, None] > torch.arange(num_players)  # player 0 is in, then 1, and so on
-    inside = kernel_shapley(kernel, first)[1:, 0]  # of player 0, by |T| from 1
-    outside = kernel_shapley(kernel, first)[:-1, -1]  # of the last player, by |T| up to n - 1
+    first = sizes[:, None] > torch.arange(num_players)  # row s: players 0 to s - 1
+    inside = kernel_shapley(kernel, first)[1:, 0]  # values of player 0, for |T| = 1 to n
+    outside = kernel_shapley(kernel, first)[:-1, -1]  # of the last player, for |T| = 0 to n - 1
     return float((inside - outside).mean())
 
 

@@ -1,11 +1,12 @@
-"""The coalition game as a batched callable, and ShapleyEstimate: the estimators' input and output.
+"""The coalition game as a batched callable, and the ShapleyEstimate that estimators return.
 
 The Shapley value (Shapley 1953; ShapleyFL, KDD 2023, eq. 1) of player i in the game U on n players is
 
     SV_i = 1/n sum_{S not containing i} [U(S + i) - U(S)] / binom(n - 1, |S|).
 
-Every function of this package is pure mathematics on a callable ``utility(masks: bool [K, n]) -> float [K]`` (or
-``[K, M]``, one game per column, such as the accuracy of each class) and independent of models and rounds.
+A game is a callable ``utility(masks: bool [K, n]) -> float [K]`` that returns the utilities of K coalitions (or
+``[K, M]``, one game per column, such as the accuracy of each class). The functions of this package depend on nothing
+else: not on models, and not on rounds.
 
 Arithmetic is float64 on the CPU; results have the utility's dtype if that is float32 or float64, otherwise float32.
 """
@@ -25,9 +26,10 @@ from flsv.utilities.errors import ConfigurationError
 
 Key = TypeVar("Key", bound=Hashable)
 Utility = Callable[[Tensor], Tensor]
-"""``masks: bool [K, n] -> float [K]`` or ``[K, M]``; row k says which of the n players are in coalition k.
+"""A game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]`` or ``[K, M]``.
 
-The masks are on the CPU and distinct; the result may be on any device, and is detached.
+Entry (k, i) of the masks is True if player i of n is in coalition k. The masks are on the CPU and distinct; the result
+may be on any device, and is detached.
 """
 
 
@@ -37,16 +39,15 @@ class ShapleyEstimate:
 
     Attributes:
         values: ``[n]``, or ``[n, M]`` for a vector-valued utility, in the utility's unit.
-        stderr: standard error of ``values`` due to sampling, same shape and unit: 0 if every coalition that matters was
-            evaluated, NaN below two samples, which show no spread. It does not include the bias of truncation or of a
-            fitted surrogate, which the estimators' docstrings name.
-        evaluations: number of distinct coalitions that this call asked the utility for, the empty one and the grand
-            one included.
+        stderr: standard error of ``values`` due to sampling, same shape and unit: 0 if every coalition that enters the
+            values was evaluated, NaN with fewer than two samples, which show no spread. It does not include the bias of
+            truncation or of a fitted surrogate, which the estimators' docstrings describe.
+        evaluations: number of distinct coalitions that were evaluated, the empty and the grand coalition included.
         freedom: the degrees of freedom of ``stderr``, for intervals by Student's t: a tensor of the shape of
             ``stderr``, or one number for all; inf, for normal intervals, if the estimator does not determine them.
 
     Example:
-        Three pairs of orders give 2 degrees of freedom, and an interval 1.8 times as wide as a normal one.
+        Three pairs of orders give 2 degrees of freedom, and an interval 1.8 times as wide as a normal interval.
 
         >>> import torch
         >>> from flsv.functional import permutation_shapley
@@ -70,13 +71,13 @@ def check_num_players(num_players: int) -> None:
 
 
 def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
-    """Compute one hashable key per coalition, equal for equal coalitions only.
+    """Compute a hashable key for each coalition; two keys are equal only if the coalitions are.
 
     Args:
-        masks: bool ``[K, n]``.
+        masks: K coalitions, bool ``[K, n]``.
 
     Returns:
-        K integers up to 64 players, byte strings beyond.
+        K integers for up to 64 players, K byte strings for more.
     """
     packed = np.packbits(masks.numpy(), axis=1)
     width = packed.shape[1]
@@ -88,11 +89,14 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
 
 
 def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key, int]:
-    """Find the keys that are not known, and the position where each comes first, in this order.
+    """Find the keys that are not in ``known``.
 
     Args:
-        keys: of coalitions, as they are asked for.
-        known: those that have a value.
+        keys: keys of coalitions, possibly repeated.
+        known: the keys to leave out, such as those of evaluated coalitions.
+
+    Returns:
+        ``{key: position}``, where in ``keys`` each new key occurs first, in order of these positions.
 
     Example:
         >>> first_positions([6, 3, 5, 6, 5], known={3})
@@ -110,13 +114,13 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
 
     Args:
         utility: the game.
-        masks: bool ``[K, n]``.
+        masks: the coalitions, bool ``[K, n]``.
 
     Returns:
         The utilities, ``[K]`` or ``[K, M]``, detached.
 
     Raises:
-        ValueError: a result of the wrong shape, or a utility that is NaN or infinite; the message names its coalition.
+        ValueError: the result has a wrong shape, or a utility is NaN or infinite; the message names its coalition.
     """
     values = torch.as_tensor(utility(masks)).detach()
     if values.ndim not in (1, 2) or values.shape[0] != masks.shape[0]:
@@ -136,5 +140,5 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
 
 
 def result_dtype(values: Tensor) -> torch.dtype:
-    """Return float64 for a float64 utility, float32 for every other."""
+    """Return the dtype of estimates from these utilities: float64 for float64, otherwise float32."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32

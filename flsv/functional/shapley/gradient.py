@@ -1,8 +1,9 @@
 """Gradient Shapley: exact Shapley values of the Taylor expansion of the validation loss in the clients' updates.
 
-No coalition is evaluated: one gradient of the validation loss at the round's global model x, k dot products and, for
-the second order, k Hessian-vector products suffice. The method is this package's own; with one training sample as the
-player the first-order term is the In-Run Data Shapley of Wang et al., "Data Shapley in One Training Run", ICLR 2025.
+No coalition is evaluated. For k clients, one gradient of the validation loss at the round's global model, k dot
+products and, for the second order, k Hessian-vector products suffice. The method is this package's own; with single
+training samples as the players, the first-order term is the In-Run Data Shapley of Wang et al., "Data Shapley in One
+Training Run", ICLR 2025.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ def gradient_shapley(
 ) -> Tensor:
     """Compute Shapley values of the first- or second-order expansion of the validation loss.
 
-    The game is U(S) = -L(x + server_lr * sum_{i in S} w_i(S) d_i).
-
-    With a_i = g . d_i and H_ij = d_i^T H d_j the game of the round, whose utility is minus the validation loss, becomes
+    The game is U(S) = -L(x + eta sum_{i in S} w_i(S) d_i), with L the validation loss, x the round's global model, d_i
+    the clients' updates, w_i(S) their weights in a coalition S, and eta = ``server_lr``. With a_i = g . d_i,
+    H_ij = d_i^T H d_j, and g and H the gradient and the Hessian of L at x, its expansion is
 
         v(S) = U(S) - U(empty) = -[ eta sum_{i in S} w_i(S) a_i + eta^2/2 sum_{i, j in S} w_i(S) w_j(S) H_ij ].
 
     Args:
-        gradient_products: ``[k]``, g . d_i, with g the gradient of the loss L at x.
-        hessian_products: ``[k, k]``, d_i^T H d_j, with H the Hessian of L at x; None: first order.
+        gradient_products: ``[k]``, the products a_i.
+        hessian_products: ``[k, k]``, the products H_ij; None: first-order expansion.
         weighting: ``"uniform"``: w_i(S) = 1/|S|; or fixed weights ``[k]``, not renormalized inside a coalition.
             Weights by samples have no closed form.
-        server_lr: eta.
+        server_lr: eta, the factor by which the server multiplies the aggregated update.
 
     Returns:
-        ``[k]`` in the unit of the loss (nats for the cross-entropy), positive for a client that lowers it. They sum to
-        the expansion's own v(N), which is U(N) - U(empty) up to the terms of higher order.
+        The k clients' values, ``[k]``, in the unit of the loss (nats for the cross-entropy), positive for a client that
+        lowers the loss. They sum to v of all clients, which is the decrease of the loss up to terms of higher order.
 
     Raises:
-        ConfigurationError: an unknown weighting.
+        ConfigurationError: ``weighting`` is unknown.
         ValueError: the shapes do not fit.
 
     Example:
@@ -69,11 +70,17 @@ def gradient_shapley(
 
 
 def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
-    """Compute minus the values for fixed weights w_i.
+    """Compute the Shapley values, with the opposite sign, for fixed weights w_i.
 
-    The game is quadratic in the members: a linear term belongs to its client, the term of a pair is divided equally:
+    The game is quadratic in the members. A linear term belongs to its client, and the term of a pair is divided equally
+    between its two clients, so that the value of client i is
 
         phi_i = -[ eta w_i a_i + eta^2/2 w_i sum_j w_j H_ij ].
+
+    Args:
+        slopes: ``[k]``, eta a_i.
+        bends: ``[k, k]``, eta^2/2 H_ij; None: first order.
+        weights: ``[k]``, w_i.
     """
     if weights.shape != slopes.shape:
         raise ValueError(f"expected fixed weights [{len(slopes)}], got {list(weights.shape)}.")
@@ -84,16 +91,21 @@ def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
 
 
 def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
-    """Compute minus the values for uniform weights w_i(S) = 1/|S|.
+    """Compute the Shapley values, with the opposite sign, for uniform weights w_i(S) = 1/|S|.
 
-    The value is linear in the game, so three elementary games suffice. With h = sum_{s=1..n} 1/s and q = sum_{s=1..n}
-    1/s^2, averaging over the size s at which a player joins in a random order:
+    The value is linear in the game, so that three elementary games v(S) of the n players suffice. Let s be a player's
+    position in a random order of the players, h = sum_{s=1..n} 1/s and q = sum_{s=1..n} 1/s^2. Averaged over s:
 
-    - [j in S]/|S|: j gains 1/s when it joins as number s, so it gets h/n; the others share the rest of v(N) = 1/n, each
-      (1/n - h/n)/(n - 1);
-    - [j in S]/|S|^2: j gets q/n, the others (1/n^2 - q/n)/(n - 1);
-    - [j, l in S]/|S|^2, j != l: j gains 1/s^2 if l is one of the s - 1 before it, which has probability
-      (s - 1)/(n - 1), so it gets (h - q)/(n (n - 1)), as does l; the others (1/n^2 - 2 (h - q)/(n (n - 1)))/(n - 2).
+    - v(S) = [j in S]/|S|: player j gains 1/s when it joins, so its value is h/n. Each other player has an equal share
+      of the rest of v(N) = 1/n, that is (1/n - h/n)/(n - 1).
+    - v(S) = [j in S]/|S|^2: the value of j is q/n, that of each other player (1/n^2 - q/n)/(n - 1).
+    - v(S) = [j and l in S]/|S|^2, j != l: player j gains 1/s^2 if l is among the s - 1 players before it, which has
+      probability (s - 1)/(n - 1). The value of j, and that of l, is (h - q)/(n (n - 1)), that of each other player
+      (1/n^2 - 2 (h - q)/(n (n - 1)))/(n - 2).
+
+    Args:
+        slopes: ``[k]``, eta a_i, see :func:`gradient_shapley`.
+        bends: ``[k, k]``, eta^2/2 H_ij; None: first order.
     """
     n = len(slopes)
     sizes = torch.arange(1, n + 1, dtype=torch.float64)
@@ -102,7 +114,7 @@ def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
     if bends is None or n == 1:
         return values if bends is None else values + bends[0]
     diagonal = bends.diagonal()
-    # Sums over ordered pairs j != l: pairs with i, and all others.
+    # For each client i, the sums over ordered pairs j != l that contain i, and over all other pairs.
     with_me = bends.sum(0) + bends.sum(1) - 2 * diagonal
     without_me = bends.sum() - diagonal.sum() - with_me
     pair = (h - q) / (n * (n - 1))
@@ -111,7 +123,16 @@ def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
 
 
 def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
-    """Give every client ``own`` of its term, and divide the rest up to ``total`` of it among the others."""
+    """Divide each client's term: the client gets ``own`` times the term, and all clients together ``total`` times it.
+
+    Args:
+        terms: ``[n]``, one term per client.
+        own: the factor of a term for its own client.
+        total: the factor for all clients together; the other clients share total - own equally.
+
+    Returns:
+        ``[n]``, the sums of the clients' parts.
+    """
     n = len(terms)
     if n == 1:
         return own * terms

@@ -1,21 +1,25 @@
 """GTG-Shapley: guided truncation between and within rounds (Liu et al., ACM TIST 2022).
 
-- *Between rounds*: if the round changed the utility by no more than ``round_truncation`` of its size, which is the
-  larger of ``abs(U(empty))`` and ``abs(U(N))``, every value is 0 and only these two coalitions are evaluated.
-- *Guided sampling*: orders come in cycles of n, in which each player leads once, so that every player's first marginal
-  contribution (the largest ones) is sampled equally often.
-- *Within a round*: along an order, once the utility is within ``truncation`` of its size from U(N), the remaining
-  players get 0.
-- *Convergence*: stop when the running mean of the values changed by less than ``convergence`` (relative, averaged over
-  the players) against each of the last 10 orders, after at least 30 of them, as in the authors' code.
+U is the utility, N the grand coalition of all n players, and the *size* of the utility is the larger of
+``abs(U(empty))`` and ``abs(U(N))``.
+
+- *Between rounds*: if the round changed the utility by at most ``round_truncation`` times its size, every value is 0,
+  and only the empty and the grand coalition are evaluated.
+- *Guided sampling*: orders of the players are drawn in cycles of n orders, in which each player comes first once, so
+  that the first marginal contributions, which are the largest, are sampled equally often for all players.
+- *Within a round*: once the utility along an order differs from U(N) by at most ``truncation`` times its size, the
+  remaining players get 0.
+- *Convergence*: stop when the running mean of the values after each of the last 10 orders differs from the present mean
+  by less than ``convergence`` (relative, averaged over the players), after at least 30 orders and n orders, as in the
+  authors' code.
 
 Both truncations bias the values, by up to these fractions of the utility's size; without them (None) the estimate is
-unbiased up to the convergence rule. Departures: the thresholds are relative, whereas the paper's are in units of
-accuracy, since no round changes a loss of 0.005 by 0.01; players lead in a fresh random order in each cycle instead of
-in the order of their numbers, so that a budget that ends within a cycle does not favor any player.
+unbiased except for the convergence rule. Departures: the thresholds are relative, whereas the paper's are in units of
+accuracy, since no round changes a loss of 0.005 by 0.01. And the first players of a cycle's orders come in a fresh
+random order, not in the order of their numbers, so that a budget that is spent within a cycle does not favor a player.
 
-The standard error pools the spread among orders with the same leader, and adds the effect of the leaders of an
-incomplete last cycle.
+The standard error pools the spread among orders with the same first player, and adds the effect of the first players of
+an incomplete last cycle.
 """
 
 from __future__ import annotations
@@ -47,21 +51,28 @@ def gtg_shapley(
     """Estimate the Shapley value by guided, truncated Monte Carlo over orders of the players.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``. With M columns all must be close to truncate.
-        num_players: n.
-        truncation: epsilon_i, as a fraction of the utility's size; None: no truncation within a round.
-        round_truncation: epsilon_b, as a fraction of the utility's size; None: no truncation between rounds.
-        convergence: largest relative change of the running mean that counts as converged; None: no such rule.
-        budget: largest number of distinct evaluations, default 50 n; the minimum is one order, n + 1.
-        generator: source of the orders.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once; an order or a round is truncated if all M games are within the threshold.
+        num_players: the number n of players.
+        truncation: the largest difference from the grand coalition's utility at which an order is truncated (the
+            paper's epsilon_i), as a fraction of the larger of the absolute utilities of the empty and the grand
+            coalition; None: no truncation within a round.
+        round_truncation: the largest difference between the utilities of the empty and the grand coalition at which all
+            values are 0 (the paper's epsilon_b), as the same fraction; None: no truncation between rounds.
+        convergence: the relative change of the running mean below which it counts as converged; None: sample until
+            the budget is spent.
+        budget: largest number of distinct evaluations, default 50 n. The minimum is one order, n + 1 evaluations.
+        generator: the random generator that draws the orders; None: torch's default.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. In a truncated round: values 0, stderr NaN, 2 evaluations.
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. In a truncated round the values are 0,
+        ``stderr`` is NaN, and there are 2 evaluations.
 
     Raises:
-        ConfigurationError: a budget below the minimum, or a negative threshold.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: the budget is below the minimum, a threshold is negative, ``target_stderr`` is not above 0,
+            or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> flat = lambda masks: 0.5 + 0.001 * masks.float().mean(dim=1)
@@ -98,7 +109,7 @@ def gtg_shapley(
 
 
 def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tensor:
-    """Draw random orders int ``[cycles * n, n]`` in which every player leads once per cycle."""
+    """Draw random orders of the players, int ``[cycles * n, n]``; every player is first in one order of each cycle."""
     leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
     others = random_permutations(len(leaders), num_players, generator)
     others = others[others != leaders].view(len(leaders), num_players - 1)
@@ -106,7 +117,13 @@ def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tenso
 
 
 def _converged(samples: Tensor, threshold: float) -> bool:
-    """Check that the running means after each of the last orders are within ``threshold`` of the present one."""
+    """Return whether the running mean of marginal contributions has converged.
+
+    Args:
+        samples: ``[P, n, M]``, the contributions along the P orders so far.
+        threshold: the largest relative difference, averaged over the players, between the present mean and the means
+            after each of the 10 orders before.
+    """
     if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
         return False
     recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(len(samples) - _LAST, len(samples) + 1).view(-1, 1, 1)
@@ -115,8 +132,15 @@ def _converged(samples: Tensor, threshold: float) -> bool:
 
 
 def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
-    """Compute the standard error ``[n, M]`` of the mean of ``samples [P, n, M]``; NaN below two orders beyond one
-    cycle."""
+    """Compute the standard error of the mean of marginal contributions.
+
+    Args:
+        samples: ``[P, n, M]``, the contributions along P orders.
+        leaders: int ``[P]``, the first player of each order.
+
+    Returns:
+        ``[n, M]``; NaN unless there are two orders more than different first players.
+    """
     count, num_players = samples.shape[:2]
     led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))
     freedom = count - int((led > 0).sum())

@@ -1,16 +1,17 @@
-"""In-run data Shapley: the effect of each training sample of a step on the validation loss.
+"""In-run data Shapley: the effect of each sample of a training step on the validation loss.
 
 Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025, arXiv 2406.11011. The players are the samples
-of a step, and the utility of a subset S is by how much the validation loss falls in a step with these samples only,
+z of a step with learning rate lr from the weights w. The utility of a subset S of the samples is the decrease of the
+validation loss L in a step with these samples only,
 
     U(S) = L(w) - L(w - lr sum_{z in S} grad l_z),
 
-in its Taylor expansion around w. With g and H, the gradient and the Hessian of L at w, its Shapley values are (to first
-order: the first term)
+expanded around w. l_z is the part of sample z in the training loss: 1/B of its own loss in a mean over B samples. With
+g and H the gradient and the Hessian of L at w, the Shapley value of sample z is
 
-    phi_z = lr g . grad l_z - lr^2/2 grad l_z^T H sum_j grad l_j.
+    phi_z = lr g . grad l_z - lr^2/2 grad l_z^T H sum_j grad l_j,
 
-Here l_z is a sample's part of the training loss: 1/B of its own loss in a mean over B samples.
+to first order only the first term.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from flsv.utilities.declared import checked
 
 @checked
 def step_weights(lrs: Sequence[float], momentum: float = 0.0) -> Tensor:
-    """Compute by which factor each step's gradient has moved the model after the last step, in SGD with momentum.
+    """Compute how far the gradient of each step has moved the model by the end of training, in SGD with momentum.
 
-    With the buffer b_s = momentum b_{s-1} + grad_s and steps w_{s+1} = w_s - lr_s b_s, the gradient of step t has moved
-    the model by -f_t grad_t after the last step, f_t = sum_{s >= t} lr_s momentum^(s - t). The paper's step is f_t =
-    lr_t, without momentum.
+    With the momentum buffer b_s = momentum b_{s-1} + grad_s and the steps w_{s+1} = w_s - lr_s b_s of the weights w,
+    the gradient of step t has moved the model by -f_t grad_t after the last step, where
+    f_t = sum_{s >= t} lr_s momentum^(s - t). The paper has no momentum: f_t = lr_t.
 
     Args:
         lrs: the learning rates of the T steps, in order.
-        momentum: the optimizer's, without dampening and not Nesterov's.
+        momentum: the optimizer's momentum, without dampening and not Nesterov's.
 
     Returns:
         float64 ``[T]``, the factors f_t.
@@ -58,25 +59,26 @@ def client_in_run_values(
     hessian_products: Tensor | None = None,
     server_lr: float = 1.0,
 ) -> Tensor:
-    """Split the clients' values in a round into parts by the classes of their samples, and a rest.
+    """Split each client's value in a round into a part for each class of its samples, and a rest.
 
-    A client's own value is that of :func:`flsv.functional.gradient_shapley` with fixed weights, which depends on its
-    update only. The samples' values attribute it to classes; the rest is what they do not explain.
+    The value to split is that of :func:`flsv.functional.gradient_shapley` with fixed weights, which depends on the
+    client's update only. The values of the client's samples attribute it to classes; the rest is the difference between
+    the client's value and their sum.
 
     Args:
-        class_values: ``[k, M]``, the sums over each class of the values of a client's samples, as if its update were
-            the round's.
-        gradient_products: ``[k]``, g . d_i, with d_i the clients' updates.
-        aggregation_weights: ``[k]``, w_i.
-        hessian_products: ``[k, k]``, d_i^T H d_j; None: first order.
-        server_lr: eta.
+        class_values: ``[k, M]``, for each of k clients and M classes the sum of the in-run values of the client's
+            samples of this class, as if the client's update were the round's only update.
+        gradient_products: ``[k]``, the scalar products of the validation loss's gradient with the clients' updates d_i.
+        aggregation_weights: ``[k]``, the updates' weights in the aggregate.
+        hessian_products: ``[k, k]``, d_i^T H d_j with H the validation loss's Hessian; None: values of first order.
+        server_lr: the factor by which the server multiplies the aggregated update.
 
     Returns:
-        float64 ``[k, M + 1]``: the parts by class, and the rest; of second order ``[k, M + 2]``: and the curvature's
-        part. A row sums to the client's value.
+        float64 ``[k, M + 1]``: the M parts by class, and the rest. With ``hessian_products`` float64 ``[k, M + 2]``,
+        with the second-order part of the value as the last column. A row sums to the client's value.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: the shapes do not fit.
 
     Example:
         >>> classes, weights = torch.tensor([[0.75, 0.5], [0.5, 0.0]]), torch.tensor([0.5, 0.5])

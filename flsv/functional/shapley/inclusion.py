@@ -13,27 +13,28 @@ from flsv.utilities.errors import ConfigurationError
 def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tensor:
     """Compute the inclusion probabilities that minimize the variance of the Horvitz-Thompson aggregate.
 
-        min_p sum_i w_i^2 / p_i    subject to  sum_i p_i = m,  0 <= p_i <= 1.          (eq. 8)
+        min_p sum_i w_i^2 / p_i    subject to  sum_i p_i = m,  0 <= p_i <= 1           (eq. 8)
 
-    The l clients with the largest weights get probability 1, the others (m - l) w_i / sum_{j not among the l} w_j (eq.
-    9).
+    with w_i the weight and p_i the probability of client i, and m the expected number of clients. The l clients with
+    the largest weights get probability 1, each other client i gets (m - l) w_i / (the sum of the other clients'
+    weights) (eq. 9).
 
-    The solution is the l in 0..m-1 with the smallest objective among those whose probabilities are all in [0, 1]: the
-    theorem's text omits the restriction, its proof (appendix C.1) has it. That is the smallest feasible l (the
-    Karush-Kuhn-Tucker point), which is taken without comparing objectives, for any real m. Clients of equal weight
-    always get equal probabilities. Clients of weight 0 get 0 unless fewer than m clients have a positive weight; in
-    that case they share the rest equally.
+    The paper takes the l in 0..m-1 with the smallest objective among those whose probabilities are all in [0, 1] (the
+    theorem's text omits this condition, its proof in appendix C.1 has it). This is the smallest l that satisfies the
+    condition (the Karush-Kuhn-Tucker point); it is taken here without comparing objectives, for any real m. Clients of
+    equal weight get equal probabilities. Clients of weight 0 get probability 0, unless fewer than m clients have a
+    positive weight; then they share the rest of m equally.
 
     Args:
-        weights: aggregation weights ``[n]``, non-negative and finite; their scale does not matter.
+        weights: the clients' aggregation weights, ``[n]``, not negative and finite; their scale does not matter.
         expected_cohort: m, the expected number of clients per round, in (0, n].
 
     Returns:
         Inclusion probabilities ``[n]`` in [0, 1], summing to m, in the dtype of ``weights`` (float32 for integers).
 
     Raises:
-        ConfigurationError: m outside (0, n].
-        ValueError: a negative, NaN or infinite weight, or weights that are not a vector.
+        ConfigurationError: ``expected_cohort`` is outside (0, n].
+        ValueError: a weight is negative, NaN or infinite, or the weights are not a vector.
 
     Example:
         >>> importance_probabilities(torch.tensor([6.0, 1.0, 1.0, 2.0]), 2)
@@ -51,7 +52,7 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
     w = weights.to(torch.float64)
     w = w / w.max().clamp_min(torch.finfo(torch.float64).tiny)
     descending, order = w.sort(descending=True, stable=True)
-    # Entry l: the sum of the weights of the clients l, l+1, ..., and the probability of the largest of them.
+    # Entry l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
     rest = descending.flip(0).cumsum(0).flip(0)
     room = expected_cohort - torch.arange(len(w), dtype=torch.float64, device=w.device)
     even = 1 / torch.arange(len(w), 0, -1, dtype=torch.float64, device=w.device)

@@ -19,29 +19,30 @@ CHUNK_ENTRIES = 8_000_000
 def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: Count = 10) -> Tensor:
     """Compute Shapley values of training samples in the game of a k-nearest-neighbor classifier.
 
-    The utility v(S) is the mean share of a validation sample's k nearest neighbors in S that have its label. For one
-    validation sample and the training samples in order of distance a_1, ..., a_m,
+    The utility v(S) of a set S of training samples is the fraction of a validation sample's k nearest neighbors in S
+    that have its label, averaged over the validation samples. If S has fewer than k samples, the missing neighbors
+    count as wrong, so that v(empty) = 0. For one validation sample with label y, the training samples a_1, ..., a_m in
+    order of their distance from it, with labels y(a_i), have the values
 
         s(a_m) = [y(a_m) = y] min(k, m) / (m k),
         s(a_i) = s(a_{i+1}) + ([y(a_i) = y] - [y(a_{i+1}) = y]) / k * min(k, i) / i,
 
-    and a value is the mean over the validation samples. (The paper's first line, [.] / m, is for k <= m.)
-
-    If S has fewer than k samples, the missing neighbors count as wrong, so v(empty) = 0.
+    and the result is the mean over the validation samples. (The paper's first line, [y(a_m) = y] / m, holds for
+    k <= m.)
 
     Args:
-        x: ``[m, d]`` training samples.
-        y: ``[m]`` their integer classes.
-        x2: ``[m2, d]`` validation samples.
-        y2: ``[m2]`` their classes.
-        k: neighbors, at least 1.
+        x: ``[m, d]``, the features of the training samples.
+        y: ``[m]``, the integer classes of the training samples.
+        x2: ``[m2, d]``, the features of the validation samples.
+        y2: ``[m2]``, the integer classes of the validation samples.
+        k: the number of neighbors, at least 1.
 
     Returns:
-        ``[m]`` in the dtype of ``x``; positive means useful (the opposite sign of a calibrated gradient). They sum to
-        v(all samples).
+        The training samples' values, ``[m]``, in the dtype of ``x``; positive means useful (the opposite sign of
+        :func:`flsv.functional.calibrated_gradient`). They sum to the utility of all training samples.
 
     Raises:
-        ConfigurationError: wrong samples, labels or k.
+        ConfigurationError: the samples or labels are empty, not finite or of wrong shapes, or ``k`` is below 1.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([0, 1, 1])

@@ -1,24 +1,25 @@
-"""Layers: distinct coalitions of each size, for the estimators that average by size.
+"""Layers: samples of distinct coalitions of each size, for the estimators that average by size.
 
-The coalitions of one size are a *layer*. A layer is drawn without replacement, so no evaluation is spent twice, a layer
-that is drawn completely contributes no error at all, and the sampling fraction enters the standard error. Sizes 1 and
-n - 1 are always complete: they are the cheapest layers and the ones that weigh most in the Shapley kernel.
+The coalitions of one size are a *layer*. A layer is drawn without replacement: no coalition is evaluated twice, a layer
+that is drawn completely contributes no error, and the drawn fraction of a layer enters the standard error. With n
+players, the layers of the sizes 1 and n - 1 are always complete: they are the smallest, and have the largest weights in
+the Shapley kernel.
 
-*How many of each size*, unless ``share`` is given. For a single player, the layer of size s enters the Shapley value
-with weight 1/n through a mean over the s/n of its coalitions that contain the player and a mean over the others. If
-utilities spread equally at all sizes, its error has variance proportional to (1/m)(n/s + n/(n - s)) = n^2 / (s (n - s)
-m) for m samples, and minimizing the sum at fixed cost gives m proportional to 1 / sqrt(s (n - s)). Kernel regression
-leads to the same rule (kernel weight 1 / (s (n - s)) times the length sqrt(s (n - s) / n) of the centered membership
-vector).
+*Draws per size*, unless ``share`` is given. For a single player, the layer of size s enters the Shapley value with
+weight 1/n, by a mean over those of its coalitions that contain the player (a fraction s/n) and a mean over the others.
+If utilities spread equally at all sizes, its error with m draws has a variance proportional to
+(1/m) (n/s + n/(n - s)) = n^2 / (s (n - s) m). Minimizing the sum of these variances for a fixed number of draws gives m
+proportional to 1 / sqrt(s (n - s)). Kernel regression leads to the same rule (the kernel weight 1 / (s (n - s)) times
+the length sqrt(s (n - s) / n) of the centered membership vector).
 
-*Pairs.* With ``paired`` the unit is a coalition together with its complement; layers s and n - s are one.
+*Pairs.* With ``paired`` a draw is a coalition together with its complement; the sizes s and n - s are one layer.
 
-*Cover.* With ``cover`` a layer starts with a random division of the players into blocks, so that every player is in,
-and out of, at least one coalition of every size, which estimators that average by player and size need.
+*Cover.* With ``cover`` a layer starts with a random division of the players into blocks, so that every player is in at
+least one coalition of every size, and outside at least one. Estimators that average by player and size need this.
 
-Which coalitions are drawn depends on players only through their random order: the law of the sample is the same for
-every relabeling of the players. Given which of the drawn coalitions contain player i, the rest of each is therefore
-uniform, and averages by player and size are unbiased, with ``cover``, too.
+The drawn coalitions depend on players only through their random order: the distribution of the sample is the same for
+every relabeling of the players. Given which of the drawn coalitions contain player i, the other members of each are
+therefore uniform, and averages by player and size are unbiased, also with ``cover``.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ from flsv.functional.shapley.random_coalitions import random_coalitions, random_
 
 @dataclass
 class Layer:
-    """The coalitions of one size and those of them drawn so far.
+    """The coalitions (or complementary pairs) of one size, and those drawn so far.
 
     Attributes:
-        size: s; with pairs the smaller of the two sizes.
-        capacity: how many coalitions (pairs) there are.
+        size: the size s of the coalitions; in pairs that of the smaller half.
+        capacity: how many coalitions (or pairs) of this size there are.
         minimum: how many of them are always drawn.
-        sizes: how many sizes the layer stands for: 2 for pairs of different size, otherwise 1.
-        masks: bool ``[m, n]``, distinct, each of size s. A pair of equal sizes is stored as the half that contains
-            player 0.
+        sizes: the number of sizes in the layer: 2 for pairs whose halves differ in size, otherwise 1.
+        masks: the m drawn coalitions, bool ``[m, n]``, distinct. A pair is stored as its half of size s; if both halves
+            have this size, as the half that contains player 0.
+        seen: the keys of the drawn coalitions.
     """
 
     size: int
@@ -61,24 +63,25 @@ class Layer:
 
     @property
     def fraction(self) -> float:
-        """Return the part of all coalitions (pairs) that is drawn."""
+        """Return the number of drawn coalitions (or pairs) divided by that of all."""
         return len(self.masks) / self.capacity
 
 
 class LayeredSample:
-    """A sample of distinct coalitions, layer by layer; see the module's docstring.
+    """A sample of distinct coalitions of each size, see :mod:`flsv.functional.shapley.layers`.
 
     Args:
-        num_players: n.
-        paired: draw coalitions with their complements.
-        cover: every player is in and out of a coalition of each size.
-        share: a function from a layer to a number proportional to its draws; None: the module's rule.
-        generator: source of the draws.
+        num_players: the number n of players.
+        paired: draw each coalition together with its complement.
+        cover: draw, for every player and size, a coalition with the player and one without.
+        share: a function from a layer to a number that its draws are proportional to; None: 1 / sqrt(s (n - s)) for
+            each size s of the layer.
+        generator: the random generator of the draws; None: torch's default.
 
     Attributes:
-        layers: one per size 1..n-1, or 1..n/2 if paired; none for a single player.
-        minimum: the smallest number of coalitions (pairs) that can be drawn.
-        capacity: how many coalitions (pairs) there are.
+        layers: the layers of the sizes 1..n-1, or 1..n/2 if paired; empty for a single player.
+        minimum: the smallest number of coalitions (or pairs) that can be drawn.
+        capacity: how many coalitions (or pairs) there are.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class LayeredSample:
         self.capacity = sum(layer.capacity for layer in self.layers)
 
     def grow(self, total: int) -> None:
-        """Draw until there are ``total`` coalitions (pairs) in all; earlier draws stay."""
+        """Draw further coalitions (or pairs) until there are ``total`` in all layers together."""
         counts = [max(layer.minimum, len(layer.masks)) for layer in self.layers]
         share = [self._share(layer) for layer in self.layers]
         heap = [((counts[k] + 1) / share[k], k) for k in range(len(counts)) if counts[k] < self.layers[k].capacity]
@@ -123,11 +126,11 @@ class LayeredSample:
             self._draw(layer, count)
 
     def _equal_spread(self, layer: Layer) -> float:
-        """Compute a layer's share of the draws if utilities spread equally at all sizes."""
+        """Compute a number that a layer's draws are proportional to, if utilities spread equally at all sizes."""
         return layer.sizes / math.sqrt(layer.size * (self.num_players - layer.size))
 
     def _draw(self, layer: Layer, count: int) -> None:
-        """Draw from a layer until it has ``count`` coalitions."""
+        """Draw further coalitions (or pairs) of a layer until it has ``count``."""
         if count > len(layer.masks) and count == layer.capacity:
             self._add(layer, self._all(layer), count)
         elif self.cover and len(layer.masks) == 0:
@@ -137,7 +140,13 @@ class LayeredSample:
             self._add(layer, random_coalitions(sizes, self.num_players, self.generator), count)
 
     def _add(self, layer: Layer, masks: Tensor, count: int) -> None:
-        """Add those of the masks that are new to a layer, up to ``count`` in all."""
+        """Add coalitions to a layer, until it has ``count``; coalitions that it already has are left out.
+
+        Args:
+            layer: the layer, which is changed.
+            masks: bool ``[B, n]``, coalitions of the layer's size.
+            count: the largest number of coalitions in the layer.
+        """
         if self.paired and 2 * layer.size == self.num_players:
             masks = masks ^ ~masks[:, :1]
         new = []
@@ -148,7 +157,13 @@ class LayeredSample:
         layer.masks = torch.cat([layer.masks, masks[new]])
 
     def _blocks(self, size: int) -> Tensor:
-        """Divide the players at random into blocks of ``size``, or their complements: bool ``[B, n]``."""
+        """Draw coalitions of one size such that every player is in at least one, and outside at least one.
+
+        They are random blocks of ``size`` players, or, if ``size`` is above n / 2, the complements of random blocks.
+
+        Returns:
+            bool ``[B, n]``.
+        """
         short = min(size, self.num_players - size)
         order = random_permutations(1, self.num_players, self.generator)[0]
         count = -(-self.num_players // short)
@@ -157,19 +172,22 @@ class LayeredSample:
         return blocks if short == size else ~blocks
 
     def _all(self, layer: Layer) -> Tensor:
-        """List all coalitions of a layer in random order."""
+        """List all coalitions of a layer's size in random order, bool ``[capacity, n]``."""
         members = torch.tensor(list(itertools.combinations(range(self.num_players), layer.size)))
         members = members[torch.randperm(len(members), generator=self.generator)]
         return torch.zeros(len(members), self.num_players, dtype=torch.bool).scatter_(1, members, True)
 
 
 def layer_variance(layer: Layer, influences: Tensor) -> Tensor:
-    """Compute the variance ``[n, M]`` of a layer's contribution to the estimate.
+    """Compute the variance of an estimate that comes from the sampling of one layer.
 
     Args:
-        layer: the layer; its sampling fraction reduces the variance, to 0 if it is complete.
-        influences: ``[m, n, M]``, how far each draw moves the estimate away from its value without sampling error; they
-            sum to 0 and their squares sum to an unbiased estimate for a vanishing fraction.
+        layer: the layer; the fraction that is drawn reduces the variance, to 0 if the layer is complete.
+        influences: ``[m, n, M]``, the deviation of the estimate that each draw causes. The influences sum to 0, and
+            their squares sum to an unbiased estimate of the variance if the drawn fraction is small.
+
+    Returns:
+        ``[n, M]``; NaN if the layer is not complete and has fewer than two draws.
     """
     if len(layer.masks) == layer.capacity:
         return torch.zeros(influences.shape[1:], dtype=influences.dtype)
@@ -187,19 +205,23 @@ def estimate_in_stages(
     estimator: Callable[[MemoizedGame, LayeredSample], tuple[Tensor, Tensor]],
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
-    """Draw as many coalitions as the budget buys, and estimate.
+    """Draw as many coalitions as the budget suffices for, and estimate.
 
-    With a target, half as many again are drawn until the target is met. The result is exact for up to 2 players, and if
-    the budget buys all coalitions and there is no target.
+    With a target, the sample grows by half in each stage, until the target is reached or the budget is spent. The
+    result is exact for up to 2 players, and also if the budget suffices for all coalitions and there is no target.
 
     Args:
-        name: the estimator, for messages.
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        sample: the sample that grows; its minimum and the two coalitions at the ends are the budget's minimum.
-        budget: the caller's, see :class:`flsv.functional.shapley.budget.Sampling`.
-        target_stderr: the caller's target, or None.
-        estimator: a function from the game and the sample as they stand to values and standard errors ``[n, M]``.
-        size_weights: for the exact value, see :func:`exact_shapley`.
+        name: the estimator's name, for error messages.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        sample: the sample, which grows. The budget's minimum is the sample's, and the empty and the grand coalition.
+        budget: the largest number of distinct evaluations, see :class:`flsv.functional.shapley.budget.Sampling`.
+        target_stderr: the standard error at which to stop; None: no target.
+        estimator: a function from the memoized game and the sample to values and standard errors, both ``[n, M]``.
+        size_weights: the n weights of the semivalue for the exact value, see :func:`exact_shapley`.
+
+    Returns:
+        The estimate.
     """
     at_least = 2 + sample.minimum * (2 if sample.paired else 1)
     run = Sampling(name, utility, sample.num_players, budget, at_least, target_stderr)

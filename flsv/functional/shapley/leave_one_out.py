@@ -1,7 +1,7 @@
-"""Leave-one-out: by how much the grand coalition's utility falls without a player.
+"""Leave-one-out: the decrease of the grand coalition's utility if one player is left out.
 
-The cheapest contribution measure (n + 1 evaluations) and a baseline of nearly every paper. It is not the Shapley value:
-two players with the same data both get 0.
+It is the cheapest contribution measure (n + 1 evaluations for n players), and a baseline of nearly every paper. It is
+not the Shapley value: two players with the same data both get 0.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ def leave_one_out(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    r"""Compute U(N) - U(N \ {i}) for every player.
+    r"""Compute each player's leave-one-out value U(N) - U(N \ {i}), with U the game, N all players and i the player.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        budget: at least n + 1.
-        generator: not used; every estimator takes it.
-        target_stderr: not used, the standard error is 0.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        budget: largest number of distinct evaluations, at least n + 1.
+        generator: not used; it is here because every estimator takes it.
+        target_stderr: not used, since the standard error is 0.
 
     Returns:
-        ``values`` ``[n]`` or ``[n, M]``, ``stderr`` 0 and n + 1 evaluations.
+        The estimate: ``values``, ``[n]`` or ``[n, M]``, ``stderr`` 0, and n + 1 ``evaluations``.
 
     Raises:
-        ConfigurationError: a budget below n + 1.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: the budget is below n + 1, or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> glove = lambda masks: (masks[:, 0] & (masks[:, 1] | masks[:, 2])).float()

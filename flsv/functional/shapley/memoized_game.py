@@ -1,8 +1,8 @@
-"""The memoized coalition game: evaluates each distinct coalition once, checks and counts it.
+"""The memoized coalition game, which evaluates, checks and counts each distinct coalition once.
 
 Estimators may ask for coalitions in any order and repeatedly; :class:`MemoizedGame` makes the fewest possible calls of
-the user's utility. Keys are bitmasks: Python integers up to 64 players, byte strings beyond, so that cohorts of
-hundreds work, too.
+the user's utility. Coalitions are stored by bitmasks, Python integers for up to 64 players and byte strings for more,
+so that cohorts of hundreds of clients work, too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class MemoizedGame:
     """A game that evaluates each distinct coalition once.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
 
     Attributes:
-        evaluations: distinct coalitions evaluated so far.
+        evaluations: how many distinct coalitions have been evaluated so far.
 
     Example:
         >>> game = MemoizedGame(lambda masks: masks.sum(dim=1).float(), 3)
@@ -57,7 +58,7 @@ class MemoizedGame:
         return len(self._rows)
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities of coalitions.
+        """Return the utilities of coalitions; coalitions without a stored utility are evaluated.
 
         Args:
             masks: bool ``[..., n]``.
@@ -75,13 +76,12 @@ class MemoizedGame:
     def cost(self, masks: Tensor) -> Tensor:
         """Count the new evaluations that groups of coalitions need, cumulated over the groups.
 
-        Entry g is the price of groups 0..g together, so that an estimator can take as many groups as its budget allows.
-
         Args:
-            masks: bool ``[G, K, n]``.
+            masks: G groups of K coalitions, bool ``[G, K, n]``.
 
         Returns:
-            int ``[G]``.
+            int ``[G]``; entry g is the number of new evaluations for the groups 0..g together, so that an estimator can
+            take as many groups as its budget allows.
         """
         groups, size = masks.shape[:2]
         new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
@@ -89,12 +89,18 @@ class MemoizedGame:
         return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
 
     def empty_and_grand(self) -> tuple[Tensor, Tensor]:
-        """Return the utilities ``[M]`` of the empty and the grand coalition."""
+        """Return the utility ``[M]`` of the empty coalition and that of the grand coalition."""
         ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
         return ends[0], ends[1]
 
     def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
-        """Wrap float64 ``[n, M]`` results in the shape and dtype of the utility's results."""
+        """Make an estimate in the shape and dtype of the utility's results.
+
+        Args:
+            values: float64 ``[n, M]``.
+            stderr: float64 ``[n, M]``, the values' standard errors.
+            freedom: degrees of freedom of the standard errors, ``[n, M]`` or one number for all.
+        """
 
         def shaped(x: Tensor) -> Tensor:
             return (x if self._vector else x[:, 0]).to(self._dtype)
@@ -103,7 +109,12 @@ class MemoizedGame:
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
 
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
-        """Evaluate the coalitions that have no value yet."""
+        """Evaluate and store the coalitions without a stored utility.
+
+        Args:
+            masks: bool ``[K, n]``.
+            keys: the coalitions' K keys, see :func:`coalition_keys`.
+        """
         rows, new = self._rows, first_positions(keys, self._rows)
         if not new:
             return

@@ -23,7 +23,7 @@ class Moments:
         self._squares = torch.zeros(())
 
     def add(self, samples: Tensor) -> None:
-        """Add ``samples [B, ...]``, one per row."""
+        """Add a batch of B samples, ``[B, ...]``."""
         count, mean = len(samples), samples.mean(dim=0)
         shift, total = mean - self.mean, self.count + count
         self._squares = self._squares + (samples - mean).square().sum(dim=0) + shift**2 * (self.count * count / total)
@@ -32,7 +32,7 @@ class Moments:
 
     @property
     def stderr(self) -> Tensor:
-        """Compute the standard error of ``mean``; NaN below two samples."""
+        """Compute the standard error of ``mean``; NaN with fewer than two samples."""
         if self.count < 2:
             return torch.full_like(self.mean, torch.nan)
         return (self._squares / (self.count - 1) / self.count).sqrt()

@@ -1,4 +1,4 @@
-"""Normalized Shapley values (NSV) of a round's cohort, ShapleyFL's and one that keeps the zero."""
+"""Normalized Shapley values (NSV) of a round's cohort: ShapleyFL's min-max form, and a form that keeps zero at zero."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ Normalization = Literal["min-max", "positive"]
 
 @checked
 def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
-    """Normalize Shapley values over the players.
+    """Normalize Shapley values over the players to numbers in [0, 1].
 
-    Min-max is ShapleyFL's normalization (definition 4.2, eq. 2, and eq. 12):
+    ``"min-max"`` is ShapleyFL's normalization (definition 4.2, eq. 2, and eq. 12) of the Shapley values SV_i:
 
         NSV_i = (SV_i - min SV) / (max SV - min SV).
 
-    It moves the zero: a player that contributes nothing is ranked above all players with negative values. The positive
-    normalization keeps the zero, so that a contribution of nothing and a harmful one are both worth 0:
+    It does not keep zero at zero: a player that contributes nothing gets more than players with negative values.
+    ``"positive"`` gives 0 both to a player that contributes nothing and to one that does harm:
 
         NSV_i = max(SV_i, 0) / max(0, max SV).
 
-    Where all values are equal the paper leaves NSV undefined, and its code divides 0 by 0; here min-max gives every
-    player 0.5, the start value of SSV. Values count as equal if their spread is at most 8 units in the last place of
-    the largest, in the values' own dtype.
+    If all values are equal, the paper leaves NSV undefined and its code divides 0 by 0. Here ``"min-max"`` gives every
+    player 0.5, the initial value of the paper's surrogate Shapley values. Values count as equal if their spread is at
+    most 8 units in the last place of the largest value, in the values' own dtype.
 
     Args:
-        values: Shapley values ``[n]`` or ``[n, M]`` (each column by itself). NaN marks players without a value; they
-            are left out and stay NaN.
-        how: ``"min-max"`` or ``"positive"``.
+        values: Shapley values, ``[n]``, or ``[n, M]`` to normalize each column by itself. NaN marks players without a
+            value; they are left out and stay NaN.
+        how: the normalization, ``"min-max"`` or ``"positive"``.
 
     Returns:
-        NSV in [0, 1], same shape. Min-max: 0.5 for all players if all values are equal or there is only one. Positive:
-        0 for all players if no value is above 0.
+        The normalized values, of the same shape. With ``"min-max"`` they are 0.5 if all values are equal or there is
+        only one; with ``"positive"`` they are 0 if no value is above 0.
 
     Raises:
-        ValueError: infinite values, an unknown normalization.
+        ConfigurationError: ``how`` is unknown.
+        ValueError: a value is infinite.
 
     Example:
         >>> normalize_shapley(torch.tensor([1.0, 3.0, float("nan"), 2.0]))
@@ -60,7 +61,7 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
     highest = torch.where(known, values, -torch.inf).amax(dim=0, keepdim=True)
     rounding = 8 * torch.finfo(values.dtype).eps * torch.maximum(lowest.abs(), highest.abs())
     if how == "positive":
-        # A null player's value is a sum of rounding errors.
+        # The value of a player that contributes nothing is a sum of rounding errors.
         gains = torch.where(values > rounding, values, 0.0) / torch.where(highest > 0, highest, 1)
         return torch.where(known, gains, torch.nan)
     spread = highest - lowest

@@ -1,35 +1,44 @@
-r"""How far the values of one seed's coalitions are from those of many seeds: intervals of what was trained once.
+r"""Confidence intervals for Shapley values from coalitions that were trained with a single seed.
 
-One training per coalition shows no spread between seeds. What one seed knows of its error is what the coalitions leave
-open (a fit's standard error e_i) and what untrained models differ by: U(nobody) is a part of every value, its deviation
-s_0 moves each of n values by s_0 / n. What initial weights and batches do besides was measured: over the federations of
-``flsv.benchmark``'s tuning set that are trained whole, the values of a seed deviate from the mean of other seeds by 2 %
-of all that is paid (the sum G of the values above 0; 2.5 % where s_0 is not known and in it). So
+One training per coalition does not show how much the values differ between seeds. Two parts of this error can be
+estimated from a single seed's trainings. The standard error e_i of a fit to few coalitions measures the uncertainty
+from coalitions that were not trained (0 if all were). And the utility of the empty coalition, that of the untrained
+model, is part of every value: if it has the standard deviation s_0 between initial weights, it moves each of n values
+by s_0 / n.
+
+The effect of different initial weights and batches on trained coalitions was measured instead: in the federations of
+``flsv.benchmark``'s tuning set of which all coalitions are trained, the values of one seed deviate from the mean of
+other seeds by 2 % of G, the sum of all positive values (by 2.5 % if the effect of the untrained model is included,
+where s_0 is not known). The standard error of the value of player i is therefore
 
     deviation_i = ( e_i^2 + (s_0 / n)^2 + (0.02 G)^2 )^(1/2).
 
-1.645 of these hold the other seeds' values in 0.89 of the cases on that set, and in 0.87 of fits to few coalitions of
-eight to twenty clients, where the fit's standard error alone holds 0.67 (``docs/results/retrain.md``). The 2 % are an
-average: federations have 0.3 to 6 %, so that an interval of two seeds or more, which are the federation's own, is to be
-preferred wherever it can be paid for.
+Intervals of 1.645 standard errors contain the other seeds' values in 0.89 of the cases on that set, and in 0.87 of the
+cases with fits to few coalitions of eight to twenty clients, where the fit's standard error alone would contain 0.67
+(``docs/results/retrain.md``). The 2 % are an average: single federations have 0.3 to 6 %. An interval from two or more
+seeds, which is the federation's own, is to be preferred if the trainings can be afforded.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-#: Of what is paid, a value's deviation from one seed to another: beside that of the untrained models, and with it.
+#: Deviation of a value between seeds, as a fraction of the sum of all positive values: without the effect of the
+#: untrained models, and with it.
 SEED_DEVIATION, WITH_UNTRAINED = 0.02, 0.025
 
 
 def one_seed_stderr(values: Tensor, stderr: Tensor, untrained: Tensor | None = None) -> Tensor:
-    """Compute by how much values of one seed deviate from those of many, float64 ``[n]`` or ``[n, M]``.
+    """Compute the standard error of Shapley values from one seed's trainings, relative to the mean over many seeds.
 
     Args:
-        values: ``[n]`` or ``[n, M]``, a game per column.
-        stderr: of the same shape, what the coalitions that were trained leave open; 0 where all were.
-        untrained: ``[R]`` or ``[R, M]``, utilities of R models with other initial weights, two at least, whose mean is
-            U(nobody); None: U(nobody) is that of one model.
+        values: the Shapley values of n players, ``[n]``, or ``[n, M]`` for M games.
+        stderr: the values' standard error due to coalitions that were not trained, of the same shape; 0 if all were.
+        untrained: ``[R]`` or ``[R, M]``, the utilities of R >= 2 untrained models with different initial weights, whose
+            mean was taken as the utility of the empty coalition; None: a single untrained model was evaluated.
+
+    Returns:
+        float64 ``[n]`` or ``[n, M]``.
 
     Example:
         >>> import torch

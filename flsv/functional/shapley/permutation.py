@@ -1,18 +1,18 @@
 """Permutation sampling: the Shapley value from random orders of the players (Castro et al. 2009).
 
-The Shapley value is the mean over all n! orders of the player's marginal contribution to those before it. An order and
-its reverse form an antithetic pair: a player that comes early in one comes late in the other, so that the effects of
-few and of many predecessors cancel within the pair. The mean over pairs is unbiased and satisfies efficiency exactly.
-The pairs are the independent samples of the standard error, with one degree of freedom less than there are different
-pairs; for two or three pairs an interval of two standard errors is far too narrow.
+The Shapley value of a player is the mean, over all n! orders of n players, of its marginal contribution to the players
+before it. An order and its reverse form an antithetic pair: a player that is early in the order is late in the reverse,
+so that the effects of few and of many predecessors cancel within the pair. The mean over pairs is unbiased and
+satisfies efficiency exactly. The pairs are the independent samples of the standard error, whose degrees of freedom are
+the number of distinct pairs minus one; with two or three pairs an interval of two standard errors is far too narrow.
 
 With ``truncation`` this is the truncated Monte Carlo (TMC) of Ghorbani and Zou (2019), a baseline of ShapleyFL's table
-3 and of Guo's paper: once the coalition along an order is within ``truncation`` of the grand coalition's utility, the
-remaining players get 0 for that order. This has a bias of up to ``truncation`` for each player, which the standard
-error does not include.
+3 and of Guo's paper: once the utility of the coalition along an order is within ``truncation`` of the grand
+coalition's utility, the remaining players get 0 for that order. The bias is at most ``truncation`` for each player, and
+the standard error does not include it.
 
-Orders are processed in batches: all their prefixes (or, with truncation, the next prefix of every unfinished order) are
-one call of the utility.
+Orders are processed in batches, with one call of the utility for all coalitions along them (or, with truncation, for
+the next coalition of every unfinished order).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from flsv.functional.shapley.moments import Moments
 from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
 from flsv.utilities.declared import Count, NonNegative, checked
 
-_MAX_BATCH = 2**16  # prefixes per batch
+_MAX_BATCH = 2**16  # coalitions per batch
 
 
 def marginals_along(
@@ -42,17 +42,17 @@ def marginals_along(
 ) -> Tensor:
     """Compute the marginal contributions of all players along given orders.
 
-    With ``size_weights`` q the contribution of a player that joins s others is multiplied by n q_s: all places are
-    equally likely, so that the mean over random orders is the semivalue with these weights.
+    With ``size_weights`` q, the contribution of a player that joins s others is multiplied by n q_s. All positions in a
+    random order are equally likely, so that the mean over random orders is the semivalue with the weights q.
 
     Args:
         game: the memoized game.
-        permutations: int ``[P, n]``, the orders.
-        truncation: as for :func:`permutation_shapley`, or ``[M]``, one per column of the utility.
-        size_weights: n numbers q; None: the Shapley value's.
+        permutations: int ``[P, n]``, the orders of the n players.
+        truncation: as for :func:`permutation_shapley`; a tensor ``[M]`` has one threshold per column of the utility.
+        size_weights: the n weights q of a semivalue; None: those of the Shapley value.
 
     Returns:
-        float64 ``[P, n, M]``, by the players' numbers.
+        float64 ``[P, n, M]``; entry (p, i) is the contribution of player i along order p.
     """
     count, num_players = permutations.shape
     empty, grand = game.empty_and_grand()
@@ -65,7 +65,7 @@ def marginals_along(
         running = torch.arange(count)
         for position in range(num_players):
             close = ((grand - path[running, position]).abs() <= truncation).all(dim=1)
-            # No player gets the rest of a truncated order: the later players' contributions are 0.
+            # The contributions of the later players of a truncated order are 0.
             path[running[close], position + 1 :] = path[running[close], position].unsqueeze(1)
             running = running[~close]
             if len(running) == 0:
@@ -91,28 +91,32 @@ def permutation_shapley(
     target_stderr: float | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value by mean marginal contributions over random orders of the players.
+    """Estimate the Shapley value by each player's mean marginal contribution over random orders of the players.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
         antithetic: draw each order together with its reverse.
-        truncation: stop an order once every column of the utility is within this of the grand coalition's, in the
-            utility's unit (TMC). None never stops.
-        num_permutations: walk this many orders (rounded up to pairs) unless the budget ends first. pFedSV asks for 3 n.
-        budget: largest number of distinct evaluations. The minimum is what one pair may cost, 2 n (n + 1 if not
-            antithetic). Default 50 n, or no limit if ``num_permutations`` is given.
-        generator: source of the orders.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
-        size_weights: n numbers for another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: Shapley's.
+        truncation: stop an order once every column of the utility is within this number of the grand coalition's
+            utility, in the utility's unit (TMC); None: never stop.
+        num_permutations: the number of orders (rounded up to pairs), unless the budget is spent before; None: as many
+            as the budget suffices for. pFedSV asks for 3 n.
+        budget: largest number of distinct evaluations, default 50 n, or no limit if ``num_permutations`` is given. The
+            minimum is the largest number of evaluations for one pair, 2 n (n + 1 with ``antithetic=False``).
+        generator: the random generator that draws the orders; None: torch's default.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
+            the Shapley value.
 
     Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. The exact value, stderr 0, where the budget buys all coalitions
-        unless ``truncation`` or ``num_permutations`` is given.
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
+        budget suffices for all coalitions, unless ``target_stderr`` is reached before, or ``truncation`` or
+        ``num_permutations`` is given.
 
     Raises:
-        ConfigurationError: a budget below the minimum, or an argument out of range.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: the budget is below the minimum, an argument is out of range, or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> airport = lambda masks: -(masks * torch.tensor([1.0, 2.0, 4.0])).amax(dim=1)
@@ -135,24 +139,26 @@ def permutation_shapley(
         values = semivalue_of_table(run.game(all_coalitions(num_players)), weight)
         return run.game.estimate(values, torch.zeros_like(values))
     stderr, different = walk.moments.stderr, len(walk.different)
-    if different < 2 and num_players > 2:  # repeats of the first pair are one sample, however often
+    if different < 2 and num_players > 2:  # repeats of the first pair are no further samples
         stderr = torch.full_like(stderr, torch.nan)
     return run.game.estimate(walk.moments.mean, stderr, max(different - 1, 1))
 
 
 class _Walk:
-    """A walk over groups of orders (one order, or one and its reverse) until budget or target end it.
+    """A walk over groups of orders until the budget is spent or the target is reached.
+
+    A group is one order, or an order and its reverse.
 
     Args:
-        run: budget, game and target.
-        group: 2 for pairs.
+        run: the game, the budget and the target.
+        group: the number of orders in a group, 1 or 2.
         most: the largest number of groups.
         truncation: see :func:`permutation_shapley`.
         size_weights: see :func:`permutation_shapley`.
 
     Attributes:
-        moments: mean and standard error over the groups' mean marginal contributions ``[n, M]``.
-        different: an order of each distinct group.
+        moments: running mean and standard error ``[n, M]`` of the groups' mean marginal contributions.
+        different: one order of each distinct group.
     """
 
     def __init__(
@@ -170,7 +176,7 @@ class _Walk:
         self._per_group = max(group * (run.game.num_players - 1), 1)
 
     def go(self, generator: Generator | None) -> None:
-        """Walk all groups, or as many as the budget buys or the target needs."""
+        """Walk all groups, or as many as the budget suffices for or the target needs."""
         self.run.game.empty_and_grand()
         affordable = 0
         while self.moments.count < self.most:
@@ -182,36 +188,49 @@ class _Walk:
                 affordable = self.run.affordable(prefixes(orders).view(batch, -1, orders.shape[1]))
             if affordable:
                 self._add(orders[: affordable * self.group])
-            # Without truncation the price was exact and the first pair that does not fit ends the sampling.
+            # Without truncation the number of evaluations is exact: the first pair beyond the budget ends the sampling.
             if affordable == 0 or (self.truncation is None and affordable < batch):
                 return
             if self.moments.count >= MIN_SAMPLES_TO_STOP and self.run.reached(self.moments.stderr):
                 return
 
     def _safe(self) -> int:
-        """Count the groups that the budget buys even if every prefix is new."""
+        """Count the groups that the remaining budget suffices for even if no coalition along them is evaluated yet."""
         return self.most if self.run.budget >= 2**self.run.game.num_players else self.run.left // self._per_group
 
     def _batch(self, safe: int, affordable: int) -> int:
-        """Choose how many groups to draw next; ``affordable`` of the last batch were walked."""
+        """Choose how many groups to draw next.
+
+        Args:
+            safe: how many groups the budget suffices for, see :meth:`_safe`.
+            affordable: how many groups of the last batch were walked.
+        """
         batch = min(max(safe, 2 * affordable, 8), self.most - self.moments.count, max(_MAX_BATCH // self._per_group, 1))
         if self.run.target_stderr is not None:
             batch = min(batch, max(self.moments.count, MIN_SAMPLES_TO_STOP))
         return batch
 
     def _orders(self, groups: int, generator: Generator | None) -> Tensor:
-        """Draw the orders of so many groups."""
+        """Draw the orders int ``[groups * group, n]`` of ``groups`` random groups."""
         orders = random_permutations(groups, self.run.game.num_players, generator)
         return orders if self.group == 1 else torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
 
     def _add(self, orders: Tensor) -> None:
-        """Add the marginal contributions along the orders of whole groups."""
+        """Add the marginal contributions along orders, complete groups one after the other, to the moments."""
         samples = marginals_along(self.run.game, orders, self.truncation, self.size_weights)
         self.moments.add(samples.view(-1, self.group, *samples.shape[1:]).mean(dim=1))
         self.different.update(map(tuple, _representatives(orders, self.group).tolist()))
 
 
 def _representatives(orders: Tensor, group: int) -> Tensor:
-    """Choose one order ``[P, n]`` per group, the same one for an order and its reverse if groups are pairs."""
+    """Choose one order per group, so that equal groups have equal representatives.
+
+    Args:
+        orders: int ``[P * group, n]``, the orders of P groups.
+        group: the number of orders in a group; 2: an order and its reverse.
+
+    Returns:
+        int ``[P, n]``; for a pair it does not depend on which of the two orders is first.
+    """
     first = orders[::group]
     return torch.where(first[:, :1] <= first[:, -1:], first, first.flip(1)) if group == 2 else first

@@ -1,7 +1,7 @@
-"""Random orders of the players and random coalitions, in batches from one generator.
+"""Random orders of the players and random coalitions, drawn in batches.
 
-Orders are the ranks of float64 uniform numbers: ties, which would favor the players with low numbers, have probability
-below 1e-12 for a thousand players.
+An order is that of uniform float64 numbers, one per player. Ties would favor the players with low numbers; their
+probability is below 1e-10 for a thousand players.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from torch import Generator, Tensor
 
 
 def random_permutations(count: int, num_players: int, generator: Generator | None = None) -> Tensor:
-    """Draw ``count`` independent uniform orders of the players, int ``[count, n]``."""
+    """Draw ``count`` independent uniform orders of the n players, int ``[count, n]``."""
     return torch.rand(count, num_players, generator=generator, dtype=torch.float64).argsort(dim=1)
 
 
 def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | None = None) -> Tensor:
-    """Draw independent coalitions, the k-th uniform among those of size ``sizes[k]``.
+    """Draw K independent coalitions of given sizes, each uniformly among all coalitions of its size.
 
     Args:
-        sizes: int ``[K]``, from 0 to n.
-        num_players: n.
-        generator: source of the draws.
+        sizes: int ``[K]``, the coalitions' sizes, from 0 to n.
+        num_players: the number n of players.
+        generator: the random generator of the draws; None: torch's default.
 
     Returns:
         bool ``[K, n]``.
@@ -35,13 +35,13 @@ def random_coalitions(sizes: Tensor, num_players: int, generator: Generator | No
 
 
 def prefixes(permutations: Tensor) -> Tensor:
-    """List the coalitions along orders, without the empty and the grand one.
+    """List the coalitions of the first 1, 2, ..., n - 1 players of orders.
 
     Args:
-        permutations: int ``[P, n]``.
+        permutations: P orders of the n players, int ``[P, n]``.
 
     Returns:
-        bool ``[P, n-1, n]``.
+        bool ``[P, n-1, n]``, from the first player alone to all but the last.
 
     Example:
         >>> prefixes(torch.tensor([[2, 0, 1]])).int().tolist()

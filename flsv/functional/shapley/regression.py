@@ -1,7 +1,8 @@
-"""KernelSHAP: Shapley values by weighted least squares, on drawn coalitions and on given ones.
+"""KernelSHAP: Shapley values by weighted least squares, on sampled coalitions and on given coalitions.
 
 Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017, theorem 2; Covert and Lee,
-AISTATS 2021. The Shapley value solves a weighted least-squares problem over all coalitions,
+AISTATS 2021. The Shapley values phi_i of the game U of n players N solve a weighted least-squares problem over all
+coalitions S,
 
     min_phi sum_{0<|S|<n} w(S) [U(S) - U(empty) - sum_{i in S} phi_i]^2    s.t.  sum_i phi_i = V := U(N) - U(empty),
     w(S) = (n - 1) / (binom(n, |S|) |S| (n - |S|)).
@@ -20,34 +21,39 @@ from flsv.functional.shapley.memoized_game import MemoizedGame
 
 
 def centered(layer: Layer) -> Tensor:
-    """Subtract its mean from the membership, z - s/n: float64 ``[m, n]``, rows sum to 0."""
+    """Return the membership of a layer's m coalitions minus its mean: float64 ``[m, n]``, whose rows sum to 0."""
     return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
 
 
 def kernel_share(layer: Layer) -> float:
-    """Compute the layer's total weight in the Shapley kernel, up to n - 1: 1 / (s (n - s)) for each of its sizes."""
+    """Compute a layer's total weight in the Shapley kernel w, divided by n - 1.
+
+    The weight is 1 / (s (n - s)) for coalitions of size s among n players, twice that for a layer of two sizes.
+    """
     return layer.sizes / (layer.size * (layer.masks.shape[1] - layer.size))
 
 
 def kernel_regression(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    r"""Solve the weighted least-squares problem on a paired sample, with standard errors.
+    r"""Solve KernelSHAP's least-squares problem on a sample of complementary pairs.
 
-    Written phi = V/n + psi with sum psi = 0, a coalition and its complement together determine only
+    Let N be the n players, V = U(N) - U(empty) the gain to divide, and phi_i = V/n + psi_i the Shapley values, with
+    sum_i psi_i = 0. A coalition S of size s with membership vector z and its complement determine one equation,
 
-        ((U(S) - U(N \ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error,
+        ((U(S) - U(N \ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error.
 
-    one equation in the centered membership vector z - s/n; the even part of the game, which includes all interactions
-    of two players, drops out. This is why pairs are far better than single coalitions.
+    The part of the game that is equal for a coalition and its complement drops out, and with it all interactions of two
+    players. This is why pairs are far better than single coalitions.
 
-    Departures from KernelSHAP: coalitions are drawn without replacement, layer by layer (see ``layers``), and each
-    layer gets exactly its share 2 / (s (n - s)) of the kernel, whatever its number of pairs, which removes the sampling
-    noise of the sizes. The estimate is the ratio of two unbiased ones, hence consistent but not unbiased (bias of order
-    1/m); for an additive game it is exact. The standard error is the sandwich estimate with residuals divided by one
-    minus their leverage, with the sampling fraction of each layer taken out.
+    Departures from KernelSHAP: coalitions are drawn without replacement, size by size (see
+    :mod:`flsv.functional.shapley.layers`), and each layer gets exactly its share 2 / (s (n - s)) of the kernel,
+    whatever its number of pairs, which removes the sampling noise of the sizes. The estimate is the ratio of two
+    unbiased estimates, hence consistent but not unbiased (with m pairs the bias is of order 1/m); for an additive game
+    it is exact. The standard error is the sandwich estimate, with residuals divided by one minus their leverage, and
+    with the finite-population correction of each layer.
 
     Args:
         game: the memoized game.
-        sample: paired; each of its layers gets the layer's share of the kernel.
+        sample: a sample of complementary pairs.
 
     Returns:
         Values and standard errors, both ``[n, M]``.
@@ -55,7 +61,7 @@ def kernel_regression(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor
     num_players = sample.num_players
     empty, grand = game.empty_and_grand()
     gain = grand - empty
-    # The ones make the matrix regular without touching solutions that sum to 0.
+    # The constant matrix makes the sum regular, and leaves solutions that sum to 0 as they are.
     matrix = torch.full((num_players, num_players), 1 / num_players, dtype=torch.float64)
     right = torch.zeros(num_players, len(gain), dtype=torch.float64)
     rows: list[tuple[Layer, Tensor, Tensor, float]] = []
@@ -87,19 +93,22 @@ def regression_shapley(
     """Estimate Shapley values by KernelSHAP on complementary pairs drawn without replacement.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
         budget: largest number of distinct evaluations, default 50 n. The minimum is all coalitions of size 1 and n - 1
             and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
-        generator: source of the coalitions.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all coalitions.
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
+        budget suffices for all coalitions, unless ``target_stderr`` is reached before.
 
     Raises:
-        ConfigurationError: a budget below the minimum, which is named.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: the budget is below the minimum, which the message names; ``target_stderr`` is not above 0;
+            or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> additive = lambda masks: masks.double() @ torch.arange(12.0, dtype=torch.float64)
@@ -113,25 +122,25 @@ def regression_shapley(
 def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:
     """Compute KernelSHAP's values from the utilities of given coalitions.
 
-    The sum over all coalitions is replaced by the sum over the given ones: the result is the additive game closest to
-    them. It makes no assumption on the game, not even that similar coalitions have similar utilities, and therefore
-    serves as a baseline for fits that do. There is no standard error, since the coalitions are not drawn at random; for
-    one see :func:`regression_shapley`.
+    KernelSHAP's sum over all coalitions is replaced by the sum over the given coalitions: the result is the additive
+    game closest to their utilities. This makes no assumption on the game, not even that similar coalitions have similar
+    utilities, and serves as a baseline for fits that make assumptions. There is no standard error, since the coalitions
+    are not drawn at random; :func:`regression_shapley` draws them and has one.
 
     Args:
-        masks: bool ``[K, n]``, distinct, the empty and the grand coalition among them.
-        utilities: ``[K]``, of these coalitions.
+        masks: the K coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them.
+        utilities: the coalitions' utilities, ``[K]``.
 
     Returns:
-        float64 ``[n]``, sums to U(N) - U(empty). If the coalitions leave several solutions, the one closest to equal
-        values.
+        float64 ``[n]``, which sums to the utility of the grand coalition minus that of the empty one. If several
+        solutions fit the coalitions equally well, it is the solution closest to equal values.
 
     Raises:
-        ValueError: no empty or grand coalition, or shapes that do not fit.
+        ValueError: the empty or the grand coalition is missing, or the shapes do not fit.
 
     Example:
         With the coalitions of one player and of all but one, a value is the mean of the player's two marginal
-        contributions, shifted so that the values add up. With all coalitions it is the Shapley value.
+        contributions, shifted so that the values sum to 9 - 0. With all coalitions it is the Shapley value.
 
         >>> from flsv.functional import few_coalitions
         >>> few_coalitions(3, "both").int().tolist()

@@ -1,13 +1,14 @@
 """Semivalues of a coalition game by name (Shapley, Banzhaf, Beta, leave-one-out), and their estimators.
 
-Dubey, Neyman and Weber, "Value Theory Without Efficiency", Mathematics of Operations Research 6, 1981: semivalues are
-means of a player's marginal contributions U(S + i) - U(S) that differ in the weights of the sizes of S. With weights
-q_0, ..., q_{n-1} that sum to 1,
+Semivalues are weighted means of the marginal contributions U(S + i) - U(S) of a player i to coalitions S; they differ
+in their weights of the sizes of S (Dubey, Neyman and Weber, "Value Theory Without Efficiency", Mathematics of
+Operations Research 6, 1981). With n players and weights q_0, ..., q_{n-1} that sum to 1, the value of player i is
 
-    phi_i = sum_{s=0..n-1} q_s E[U(S + i) - U(S)],  S uniform among those of size s without i,
+    phi_i = sum_{s=0..n-1} q_s E[U(S + i) - U(S)],  S uniform among the coalitions of size s without i.
 
-where q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, from a Beta distribution for Beta, and 1 at
-s = n - 1 for leave-one-out. ``exact`` and ``permutation`` estimate any of them, each other estimator a single one.
+q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, from a Beta distribution for Beta; for leave-one-out it
+is 1 at s = n - 1 and otherwise 0. The estimators ``exact`` and ``permutation`` estimate any semivalue, each other
+estimator only one.
 """
 
 from __future__ import annotations
@@ -55,21 +56,25 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 """Estimators by name; all accept ``budget``, ``generator`` and ``target_stderr``."""
 
-#: Estimators of any semivalue, by the weights of the coalitions' sizes.
+#: The estimators of any semivalue; they take the weights of the coalitions' sizes.
 OF_ANY_VALUE = ("exact", "permutation")
-#: Arguments that a metric passes itself.
+#: Arguments of estimators that a metric passes itself, and a user cannot.
 GIVEN = ("utility", "num_players", "generator", "size_weights")
-_FEW = 10  # up to so many players all coalitions are evaluated
-_PER_PLAYER = 20  # evaluations per player, for more players
+_FEW = 10  # the largest number of players for which "auto" evaluates all coalitions
+_PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
 
 
 def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[float]:
-    """Compute the total weight of the coalitions of size s = 0..n-1 that a player joins; they sum to 1.
+    """Compute a semivalue's weights of coalition sizes.
 
     Args:
-        value: which semivalue.
-        num_players: n.
-        of_beta: ``alpha`` and ``beta`` of the Beta value.
+        value: the name of the semivalue.
+        num_players: the number n of players.
+        of_beta: the parameters ``alpha`` and ``beta`` of the Beta value; by default 16 and 1.
+
+    Returns:
+        The n weights, which sum to 1; weight number s, from 0, is the total weight of the coalitions of size s that a
+        player joins.
 
     Example:
         >>> size_weights("banzhaf", 4), size_weights("leave_one_out", 4)
@@ -86,20 +91,18 @@ def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[f
 def estimator_of(
     value: Semivalue, estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]
 ) -> Estimator:
-    """Choose the estimator of a value and bind its arguments.
-
-    The result is called with a utility, the number of players and a generator.
+    """Choose the estimator of a semivalue, and bind its arguments.
 
     Args:
-        value: which semivalue.
-        estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``: ``"surrogate"`` for the
-            Shapley value, for the others the estimator with the value's name. Unless ``arguments`` have another budget,
-            it buys the exact value for up to 10 players, and 20 evaluations per player for more.
-        num_players: n.
-        arguments: keywords for the estimator, with ``alpha`` and ``beta`` of the Beta value.
+        value: the name of the semivalue.
+        estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``. ``"auto"`` is
+            ``"surrogate"`` for the Shapley value, and for any other semivalue the estimator of its name. Its default
+            budget is all coalitions for up to 10 players, and 20 evaluations per player for more.
+        num_players: the number n of players.
+        arguments: keyword arguments for the estimator; for the Beta value also its ``alpha`` and ``beta``.
 
     Returns:
-        ``f(utility, num_players, *, generator)``.
+        The estimator with its arguments bound, ``f(utility, num_players, *, generator)``.
 
     Example:
         >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()
@@ -113,7 +116,7 @@ def estimator_of(
     if value == "shapley":
         if estimator != "auto":
             return partial(ESTIMATORS[estimator], **arguments)
-        # The surrogate is exact, too, if the budget buys all coalitions.
+        # The surrogate is exact, too, if the budget suffices for all coalitions.
         return partial(surrogate_shapley, **{**usual, **arguments}) if arguments or not few else exact_shapley
     if estimator in OF_ANY_VALUE:
         of_beta = {name: arguments[name] for name in ("alpha", "beta") if name in arguments}
@@ -127,17 +130,17 @@ def estimator_of(
 def check_estimator(
     owner: str, estimator: str | Estimator, arguments: Mapping[str, Any], value: Semivalue = "shapley"
 ) -> None:
-    """Raise unless the value has such an estimator, and the estimator takes these arguments.
+    """Raise unless an estimator exists, estimates a semivalue, and takes the given arguments.
 
     Args:
-        owner: the class that has these arguments, for the message.
+        owner: the name of the class whose options are checked, for the message.
         estimator: as for :func:`estimator_of`; ``"auto"`` takes the arguments of the estimator that it stands for.
-        arguments: keywords for the estimator.
-        value: which semivalue.
+        arguments: keyword arguments for the estimator.
+        value: the name of the semivalue.
 
     Raises:
-        ConfigurationError: an unknown value or estimator, or an estimator of another value; an argument that the
-            estimator does not have, or that is out of range for any number of players.
+        ConfigurationError: the estimator is unknown or does not estimate this semivalue; it does not have one of the
+            arguments; or an argument is out of range for any number of players.
 
     Example:
         >>> check_estimator("FedSV", "exact", {"bugdet": 8})
@@ -157,8 +160,8 @@ def check_estimator(
         if isinstance(given, float):
             check_number(owner, f"estimator_args.{name}", given)
     if arguments and isinstance(named, str):
-        # Arguments out of range are so for any number of players, and a game of one takes no time. By name: "auto" is
-        # exact for one player and would not look at the arguments.
+        # An argument that is out of range is so with any number of players, and a game of one player takes no time. The
+        # estimator is named, since "auto" is the exact one for a single player and would not read the arguments.
         try:
             with progress.muted():
                 played = named if value == "shapley" else estimator
@@ -168,7 +171,8 @@ def check_estimator(
 
 
 def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], value: Semivalue) -> None:
-    """Raise if the estimator does not have one of these arguments."""
+    """Raise unless the function ``function`` has all ``arguments``; ``owner`` and ``value`` as in
+    :func:`check_estimator`."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a function without a signature
@@ -186,5 +190,5 @@ def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], 
 
 
 def _one_player(masks: Tensor) -> Tensor:
-    """Play a game of one player, whose value is 1."""
+    """Return the utilities of coalitions in a game of one player: 1 for the player, 0 for the empty coalition."""
     return masks.sum(1).double()

@@ -1,18 +1,20 @@
-r"""Shapley values from coalitions of some sizes only: what a player does to the mean utility, as a curve over the size.
+r"""Shapley values from coalitions of only some sizes, with a curve over the size for the other sizes.
 
-Sorted by size, the Shapley value is a mean of differences (``stratified`` has the same formula with its two terms
-apart):
+Grouped by size s, the Shapley value of player i in the game U of n players N is a mean of differences (it is the
+formula of :mod:`flsv.functional.shapley.stratified` with its two terms combined):
 
     SV_i = [ U(N) - U(empty) + sum_{s=1..n-1} D_i(s) ] / n,   D_i(s) = E[U(S) | i in S] - E[U(S) | i not in S], |S| = s.
 
-A design of few coalitions knows D_i at some sizes exactly: of each player alone (s = 1), of pairs (2) and of all but
-one (n - 1). Between these, ``size_effects_shapley`` draws a straight line over log s. What a member does to an average
-falls with the number of those it is averaged with, fast while they are few and slowly when they are many, which a line
-over s itself misses. The D_i(s) of all players sum to 0, so do the lines, and the values to U(N) - U(empty).
+With all coalitions of a size, the difference D_i(s) is exact: coalitions of one player give s = 1, of two players
+s = 2, of all but one s = n - 1. Between these sizes, :func:`size_effects_shapley` interpolates D_i linearly in log s. A
+member's effect on an average falls with the number of members, fast while they are few and slowly when they are many; a
+line over s itself does not follow this. The differences D_i(s) of all players sum to 0, hence so do the interpolated
+ones, and the values sum to U(N) - U(empty).
 
-This is no paper's method. Nothing is fitted and nothing is assumed of how players combine; the Gaussian process of
-``few_coalitions`` knows interactions, and has to make up the sizes between. The errors of the two differ, and their
-mean is closer to retraining every coalition than either from ten players on (``docs/results/retrain.md``).
+The method is this package's own. It fits nothing and assumes nothing about how players interact, whereas the Gaussian
+process of :mod:`flsv.functional.shapley.few_coalitions` models interactions, but has to extrapolate to the sizes
+between. The errors of the two differ: from ten players on, their mean is closer to the values from all retrained
+coalitions than either of them (``docs/results/retrain.md``).
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ from torch import Tensor
 
 
 def size_effects(masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
-    """Compute how much higher the mean utility is with each player than without it, at each size that is complete.
+    """Compute, for each coalition size, how much higher the mean utility is with each player than without it.
 
     Args:
-        masks: bool ``[K, n]``, distinct coalitions.
-        utilities: float64 ``[K, M]``.
+        masks: K distinct coalitions, bool ``[K, n]``.
+        utilities: the coalitions' utilities, float64 ``[K, M]``.
 
     Returns:
-        Size, from 1 to n - 1, to float64 ``[n, M]``. A size of which a coalition is missing is left out.
+        ``{size: differences}`` for the sizes 1 to n - 1, with the n players' differences float64 ``[n, M]``. A size is
+        left out if one of its coalitions is missing.
 
     Example:
         >>> masks = torch.eye(3, dtype=torch.bool)
@@ -50,19 +53,22 @@ def size_effects(masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
 
 
 def size_effects_shapley(masks: Tensor, utilities: Tensor) -> Tensor | None:
-    """Compute Shapley values whose effects at sizes that were not evaluated lie on lines over the size's logarithm.
+    """Compute Shapley values from coalitions of some sizes; other sizes are interpolated.
+
+    Each player's effect at a size, see :func:`size_effects`, is interpolated linearly in the logarithm of the size.
 
     Args:
-        masks: bool ``[K, n]``, distinct, with the empty and the grand coalition.
-        utilities: float64 ``[K, M]``.
+        masks: K distinct coalitions, bool ``[K, n]``, the empty and the grand coalition among them.
+        utilities: the coalitions' utilities, float64 ``[K, M]``.
 
     Returns:
-        float64 ``[n, M]``, whose sum over the players is U(N) - U(empty); exact where all coalitions are there. None
-        where those of one player or those of all but one are not complete: a line has no end there.
+        float64 ``[n, M]``, whose sum over the players is the utility of the grand coalition minus that of the empty
+        one; exact if all coalitions are given. None if a coalition of one player or of all but one is missing, since
+        sizes next to these cannot be interpolated then.
 
     Example:
-        A game that is the root of what its members have together, by 29 of its 64 coalitions; the exact values are
-        0.00, 0.35, 0.58, 0.79, 0.99 and 1.18.
+        A game of six players in which U(S) is the square root of the sum of the members' numbers, with 29 of its 64
+        coalitions. The exact values are 0.00, 0.35, 0.58, 0.79, 0.99 and 1.18.
 
         >>> from flsv.functional import few_coalitions
         >>> masks = few_coalitions(6, "pairs+leave-one-out")

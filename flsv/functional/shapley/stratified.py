@@ -1,17 +1,19 @@
 """Stratified sampling by coalition size: the K-subset Shapley value (Maleki et al. 2013), with shared evaluations.
 
-Sorted by size, the Shapley value is a difference of plain means of utilities,
+Grouped by coalition size s, the Shapley value of player i in the game U of n players N is a difference of mean
+utilities,
 
     SV_i = 1/n [ sum_{s=1..n} E[U(S) | i in S, |S| = s]  -  sum_{s=0..n-1} E[U(S) | i not in S, |S| = s] ],
 
-which is eq. 1 of ShapleyFL with its two terms averaged apart. K-subset, the baseline of Guo's paper ("randomly takes
+which is eq. 1 of ShapleyFL with separate means of its two terms. K-subset, the baseline of Guo's paper ("randomly takes
 every possible size subset, reconstructs the participant's value as his expected contribution to a K-size subset"),
-samples marginal contributions U(S + i) - U(S) for one player and size at a time. Here the two terms are averaged apart
-(as in Stratified SVARM; Kolpaczki et al. 2024), so that one coalition serves all n players, which is unbiased, too.
-Sizes 0, 1, n - 1 and n are complete, the others drawn as in ``layers``.
+samples marginal contributions U(S + i) - U(S) for one player and size at a time. Here the two terms have separate means
+(as in Stratified SVARM; Kolpaczki et al. 2024), so that one coalition is a sample for all n players; the estimate
+remains unbiased. All coalitions of the sizes 0, 1, n - 1 and n are evaluated; those of other sizes are drawn as in
+:mod:`flsv.functional.shapley.layers`.
 
-Efficiency: the true values sum to U(N) - U(empty), the sampled ones do not, so the gap is divided equally among the
-players. This keeps the estimate unbiased and can only reduce its squared error.
+Efficiency: the true values sum to U(N) - U(empty), the sampled values do not. The gap is divided equally among the
+players, which keeps the estimate unbiased and can only reduce its squared error.
 """
 
 from __future__ import annotations
@@ -25,16 +27,17 @@ from flsv.functional.shapley.memoized_game import MemoizedGame
 
 
 def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Average the draws that contain each player, and measure how far each draw moves the mean.
+    """Compute each player's mean over the drawn coalitions that contain it, and each draw's influence on the mean.
 
     Args:
-        members: bool ``[m, n]``; every column has at least one True.
-        values: ``[m, M]``, or ``[m, n, M]`` if a draw's value depends on the player.
+        members: the m drawn coalitions, bool ``[m, n]``; every player is in at least one.
+        values: the number to average for each draw, ``[m, M]``, or ``[m, n, M]`` if it depends on the player.
 
     Returns:
-        Means ``[n, M]`` and influences ``[m, n, M]``: deviation from the mean, divided by the number of draws c, times
-        sqrt(c / (c - 1)) so that their squares sum to the usual unbiased variance of a mean. For a player
-        with a single draw the deviation is from the mean of all draws, which overestimates it.
+        Means ``[n, M]`` and influences ``[m, n, M]``. An influence is the deviation of a draw from the mean, divided by
+        the number c of draws with the player, times sqrt(c / (c - 1)), so that the squares of the influences sum to the
+        usual unbiased variance of a mean. For a player with a single draw, the deviation is taken from the mean of all
+        players' draws, which overestimates the variance.
     """
     weights = members.to(torch.float64).unsqueeze(-1)
     values = values.unsqueeze(1).expand(-1, members.shape[1], -1) if values.ndim == 2 else values
@@ -46,7 +49,15 @@ def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def efficient(values: Tensor, gain: Tensor) -> Tensor:
-    """Add the gap between the sum of ``values [..., n, M]`` and ``gain [M]`` to the values in equal parts."""
+    """Shift the values of all players equally, so that they sum to the gain of the grand coalition.
+
+    Args:
+        values: ``[..., n, M]``, the players' values.
+        gain: ``[M]``, the utility of the grand coalition minus that of the empty one.
+
+    Returns:
+        The shifted values, ``[..., n, M]``.
+    """
     return values + (gain - values.sum(dim=-2, keepdim=True)) / values.shape[-2]
 
 
@@ -58,22 +69,25 @@ def stratified_shapley(
     generator: Generator | None = None,
     target_stderr: float | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value by mean utilities per coalition size, with and without each player.
+    """Estimate the Shapley value from the mean utilities of coalitions with and without each player, size by size.
 
     Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        budget: largest number of distinct evaluations, default 50 n. The minimum lets every player be in and out of a
-            coalition of every size: 48 for 10 players, about 2 n (1 + log n) in general.
-        generator: source of the coalitions.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+        utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
+            ``[K, M]`` for M games at once.
+        num_players: the number n of players.
+        budget: largest number of distinct evaluations, default 50 n. The minimum has, for every player and
+            size, a coalition with the player and one without: 48 for 10 players, about 2 n (1 + log n) in general.
+        generator: the random generator that draws the coalitions; None: torch's default.
+        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
 
     Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all coalitions.
+        The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
+        budget suffices for all coalitions, unless ``target_stderr`` is reached before.
 
     Raises:
-        ConfigurationError: a budget below the minimum, which is named.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
+        ConfigurationError: the budget is below the minimum, which the message names; ``target_stderr`` is not above 0;
+            or there is no player.
+        ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:
         >>> square = lambda masks: masks.sum(dim=1).double() ** 2
@@ -85,12 +99,12 @@ def stratified_shapley(
 
 
 def _by_size(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Compute values and standard errors ``[n, M]`` from the sample as it stands."""
+    """Compute Shapley values and standard errors, both ``[n, M]``, from the coalitions drawn so far."""
     n, (empty, grand) = game.num_players, game.empty_and_grand()
     values = (grand - empty).repeat(n, 1)
     variance = torch.zeros_like(values)
     for layer in sample.layers:
-        utilities = game(layer.masks) - empty  # a constant game gives exact zeros
+        utilities = game(layer.masks) - empty  # so that the values of a constant game are exactly 0
         with_player, influence_with = stratum_means(layer.masks, utilities)
         without_player, influence_without = stratum_means(~layer.masks, utilities)
         values = values + with_player - without_player

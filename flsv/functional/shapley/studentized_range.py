@@ -1,4 +1,4 @@
-"""The studentized range: whether sampled values differ, and how many evaluations would show it.
+"""The studentized range: whether sampled values differ, and how many evaluations would show a difference.
 
 Games and Howell, "Pairwise multiple comparison procedures with unequal n's and/or variances", Journal of Educational
 Statistics 1, 1976.
@@ -14,28 +14,28 @@ from scipy.stats import studentized_range
 from torch import Tensor
 
 LEVEL = 0.95
-#: The factor from one tried number of evaluations to the next; degrees of freedom that count as infinite.
+#: The factor between successive tried numbers of evaluations; degrees of freedom from which on they count as infinite.
 STEP, MANY = 1.25, 1000.0
-#: How many standard deviations t are tried, and the largest of them in those of the sample.
+#: How many standard deviations t of the true values are tried, and the largest, in standard deviations of the sample.
 _POINTS, _REACH = 2001, 6.0
 
 
 def pairs_differ(values: Tensor, stderr: Tensor, freedom: float = math.inf, level: float = LEVEL) -> bool:
     """Test whether any pair of values differs by more than sampling error explains.
 
-    At least one of all n (n - 1) / 2 pairs differs where
+    A pair of values v_i and v_j with standard errors e_i and e_j differs if
 
         |v_i - v_j| / sqrt((e_i^2 + e_j^2) / 2) > q,
 
-    with q the quantile of the studentized range of n standard normal numbers: among n equal values some pair passes
-    this test in 5 % of all cases. Games and Howell use degrees of freedom for each pair; here the smallest of any value
-    is used, and each e_i^2 is at least the mean of all, since a few samples that agree by chance make it 0. Both make
-    the test stricter.
+    with q the quantile of the studentized range of n standard normal numbers. If all n values are equal, at least one
+    of the n (n - 1) / 2 pairs passes this test with probability 1 - ``level``. Games and Howell use separate degrees of
+    freedom for each pair. Here the smallest degrees of freedom of all values are used, and every e_i^2 counts as at
+    least the mean of them all, since an e_i^2 is 0 if a few samples agree by chance. Both make the test stricter.
 
     Args:
-        values: ``[n]``. Players with a NaN in their value or its error are left out.
-        stderr: the values' standard errors ``[n]``, of independent and about normal errors.
-        freedom: the smallest degrees of freedom of any error.
+        values: ``[n]``, one value per player. Players whose value or standard error is NaN are left out.
+        stderr: the values' standard errors ``[n]``, for errors that are independent and about normal.
+        freedom: the smallest degrees of freedom of any of the standard errors.
         level: the confidence level of all pairs together.
 
     Example:
@@ -53,27 +53,31 @@ def pairs_differ(values: Tensor, stderr: Tensor, freedom: float = math.inf, leve
 
 
 def times_to_tell_apart(values: Tensor, stderr: Tensor, freedom: float = math.inf, level: float = LEVEL) -> float:
-    """Estimate by which factor more evaluations would tell a pair apart in half of all cases.
+    """Estimate how many times more evaluations are needed until a pair of values differs significantly.
 
-    The largest gap between values that are nearly all noise is itself noise, about q standard errors at any budget, and
-    does not determine the number of evaluations. The spread of the values beyond their error e does: for normal true
-    values of standard deviation t, the sample's variance s^2 is (t^2 + e^2) chi^2_{n-1} / (n - 1). With a flat prior
-    this gives t a distribution, whose median is taken. e^2 falls as 1 / N, and the range of the values is that of n
+    The result is a factor of the present number of evaluations, with which :func:`pairs_differ` would find a pair in
+    half of all cases.
+
+    The largest gap between values that are nearly all noise is itself noise, about q standard errors at any budget (q
+    as in :func:`pairs_differ`), and does not determine the number of evaluations. The spread of the values beyond their
+    standard error e does. If the n true values are normal with standard deviation t, the variance of the estimated
+    values is (t^2 + e^2) chi^2_{n-1} / (n - 1). With a flat prior this gives a distribution of t, whose median is
+    taken. e^2 falls in proportion to 1 / (number of evaluations), and the range of the values is that of n standard
     normal numbers times sqrt(t^2 + e^2), which in half of all cases is above q e as soon as
 
-        t^2 + e^2 >= e^2 (q / m)^2,    m the range's median.
+        t^2 + e^2 >= e^2 (q / m)^2,    m the median of the range of n standard normal numbers.
 
-    For values that spread by less than a third of their error the estimate is too low, but never by a large factor,
-    since such a small spread is not detected.
+    If the true values spread by less than a third of their standard error, the estimate is too low, but never by a
+    large factor, since such a small spread is not detected.
 
     Args:
         values: ``[n]``, see :func:`pairs_differ`, at least two of them not NaN.
         stderr: the values' standard errors ``[n]``, not all 0.
-        freedom: the smallest degrees of freedom of any error; they grow with the evaluations.
+        freedom: the smallest degrees of freedom of any standard error; they grow with the number of evaluations.
         level: the confidence level of all pairs together.
 
     Returns:
-        1.25 or more; with few degrees of freedom accurate to a quarter.
+        The factor, 1.25 or more; with few degrees of freedom it is accurate to a quarter.
 
     Example:
         >>> values = torch.tensor([0.3, -0.1, 0.2, -0.2, 0.0, 0.5])
@@ -96,12 +100,13 @@ def times_to_tell_apart(values: Tensor, stderr: Tensor, freedom: float = math.in
 
 @cache
 def _range(level: float, count: int, freedom: float = math.inf) -> float:
-    """Compute a quantile of the studentized range."""
+    """Compute the quantile at ``level`` of the studentized range of ``count`` numbers with ``freedom`` degrees of
+    freedom."""
     return float(studentized_range.ppf(level, count, freedom if freedom < MANY else math.inf))
 
 
 def _known(values: Tensor, stderr: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the finite values and the squares of their errors, float64."""
+    """Return the values that are finite and have a finite standard error, and the squares of these errors, float64."""
     values, stderr = values.detach().cpu().double(), stderr.detach().cpu().double()
     known = values.isfinite() & stderr.isfinite()
     return values[known], stderr[known].square()

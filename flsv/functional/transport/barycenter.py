@@ -1,4 +1,4 @@
-"""The Wasserstein barycenter of the clients' samples, the target if there is no validation set.
+"""The Wasserstein barycenter of the clients' samples, which replaces the validation set if there is none.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 without a validation
 set, with the step of Cuturi and Doucet, "Fast Computation of Wasserstein Barycenters", ICML 2014, for its support
@@ -22,7 +22,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class AnsweringClient(Protocol):
-    """The part of a client that the barycenter needs; :class:`TransportClient` has it."""
+    """The methods of a client that the barycenter needs; :class:`TransportClient` has them."""
 
     @property
     def dim(self) -> int: ...
@@ -35,8 +35,9 @@ class FederatedBarycenter:
     """The result of :func:`wasserstein_barycenter`.
 
     Attributes:
-        support_points: ``[S, d]``, equally heavy.
-        distances: ``[n]``, W(P_i, gamma_i) + W(gamma_i, X_Q) of the last iteration, in feature units.
+        support_points: the S points of the barycenter, ``[S, d]``, equally heavy.
+        distances: ``[n]``, each client's distance in the last iteration, in feature units: the Wasserstein distance
+            from its samples to its interpolating measure plus that from there to the barycenter.
     """
 
     support_points: Tensor
@@ -55,25 +56,31 @@ def wasserstein_barycenter(
 ) -> FederatedBarycenter:
     """Compute a free-support barycenter of the clients' samples, from interpolants and distances only.
 
+    In each iteration the S support points X_Q become
+
         X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i
 
-    Theorem 1's monotone objective does not hold for this step. Support points that start equal (the paper's zeros) stay
-    equal forever; here they start as samples of the clients' first interpolants.
+    with lambda_i the weight of client i, gamma_i the interpolating measure between its samples and X_Q, and pi the
+    optimal plan. The decrease of the objective that the paper's theorem 1 states does not hold for this step. Support
+    points that start equal (the paper starts with zeros) would stay equal; here they start as samples of the clients'
+    first interpolants.
 
     Args:
-        clients: the n clients, each with ``answer(gamma)`` as :class:`TransportClient` has it.
+        clients: the n clients, each with ``answer(gamma)`` and ``dim`` like :class:`TransportClient`.
         support: S, the number of support points.
-        iterations: K, at least 1.
-        weights: ``[n]`` lambda, at least 0 (such as sample counts); None: equal. They are made to sum to 1.
-        generator: source of all draws, among them the first points sent to all clients, normal and close to 0 (see
-            :class:`TransportServer`). None: torch's default.
-        p: exponent of the distance; the step of the support points is the one for p = 2.
+        iterations: the number of iterations, at least 1.
+        weights: the clients' weights lambda, ``[n]``, at least 0 (such as sample counts), which are normalized to sum
+            to 1; None: equal weights.
+        generator: the random generator of all draws, among them the first points sent to all clients, which are normal
+            and close to 0. None: torch's default.
+        p: the exponent of the Wasserstein distance; the step of the support points is that for p = 2.
 
     Returns:
         The support points and the clients' distances, see :class:`FederatedBarycenter`.
 
     Raises:
-        ConfigurationError: no clients, clients of different dimensions, or wrong settings.
+        ConfigurationError: there are no clients, or clients of different dimensions; a client has so few samples that
+            its answer would reveal them; a weight is negative, or all are 0; or an option is out of range.
 
     Example:
         >>> from flsv.functional import TransportClient
@@ -106,7 +113,7 @@ def wasserstein_barycenter(
 
 
 def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
-    """Normalize the clients' weights to sum to 1; None: equal weights."""
+    """Return the clients' weights normalized to sum to 1; equal weights if ``weights`` is None."""
     shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
     if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
         raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")

@@ -1,6 +1,6 @@
-"""Checks of samples and labels, and of how many points a client may answer without revealing a sample.
+"""Checks of samples and labels, and of the number of points that a client may answer without revealing a sample.
 
-Each of the S points that a client returns is a mean of m/S of its m samples. Below the threshold the attack of
+Each of the S points that a client returns is a mean of m/S of its m samples. For S below m/2 the attack of
 ``tools/paper_fedbary_samples.py`` hardly finds a near copy of a sample: ``docs/results/fedbary_reconstruction.md``.
 """
 
@@ -52,14 +52,16 @@ def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
 
 
 def check_labeled(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> None:
-    """Raise unless both sides have samples of the same features, and a class for each."""
+    """Raise unless ``x`` and ``x2`` are samples with the same features, and ``y`` and ``y2`` have a class for each."""
     check_pair(x, x2)
     check_labels(y, x)
     check_labels(y2, x2, "y2")
 
 
 def safe_support(samples: int) -> int:
-    """Compute the largest S below m/2; 0 for fewer than 3 samples, which no S protects.
+    """Compute how many points a client with ``samples`` samples may answer: the largest number below half of them.
+
+    It is 0 for fewer than 3 samples, which no number of points protects.
 
     Example:
         >>> [safe_support(samples) for samples in (2, 3, 60, 61)]
@@ -69,15 +71,15 @@ def safe_support(samples: int) -> int:
 
 
 def check_support(support: int, samples: int, who: str = "the client") -> None:
-    """Raise unless every point that is sent is a mean of more than two samples.
+    """Raise unless every point that a client answers is a mean of more than two of its samples.
 
     Args:
-        support: S, the points that are sent.
-        samples: m, the client's samples.
-        who: the client, for the message.
+        support: the number of points.
+        samples: the number of the client's samples.
+        who: the client's name, for the message.
 
     Raises:
-        ConfigurationError: S is m/2 or more.
+        ConfigurationError: ``support`` is half of ``samples`` or more.
     """
     if support <= safe_support(samples):
         return
@@ -88,7 +90,7 @@ def check_support(support: int, samples: int, who: str = "the client") -> None:
     )
 
 
-#: The place between two measures, the exponent of a distance, and the factor from one regularization to the next.
+#: The position between two measures, the exponent of a distance, and the factor from one regularization to the next.
 Place = Annotated[float, Gt(0), Lt(1), "0.5 is the middle of the geodesic."]
 Exponent = Annotated[float, Ge(1)]
 Scaling = Annotated[float, Gt(0), Lt(1)]

@@ -3,7 +3,8 @@
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9, after Alvarez-Melis
 and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS 2020.
 
-Statistics divide by the class count, not by one less: they do not change if a whole data set is repeated.
+Covariances divide by a class's number of samples, not by this number minus one, so that they do not change if every
+sample is repeated.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ Covariance = Literal["diag", "full", "none"]
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Means and covariances of the classes of one side.
+    """Means and covariances of the classes of one data set.
 
     Attributes:
         labels: ``[V]`` int64, the classes that are present, ascending.
-        counts: ``[V]`` int64, their samples.
-        means: ``[V, d]``.
+        counts: ``[V]`` int64, the classes' numbers of samples.
+        means: ``[V, d]``, the classes' means.
         deviations: ``[V, d]`` standard deviations (``"diag"``), ``[V, d, d]`` square roots of the covariances
             (``"full"``) or None (``"none"``). A class with one sample has no covariance: its deviation is 0.
     """
@@ -40,10 +41,16 @@ class ClassStatistics:
     deviations: Tensor | None
 
     def index(self, y: Tensor) -> Tensor:
-        """Find the row of each label of ``y`` ``[m]``: int64 ``[m]``.
+        """Find the row of each label in these statistics.
+
+        Args:
+            y: the labels, ``[m]``.
+
+        Returns:
+            int64 ``[m]``, the labels' positions in ``labels``.
 
         Raises:
-            ConfigurationError: a label that is not in these statistics.
+            ConfigurationError: a label is not in these statistics.
         """
         y = y.to(self.labels)
         position = torch.searchsorted(self.labels, y).clamp(max=len(self.labels) - 1)
@@ -58,11 +65,11 @@ class ClassStatistics:
 
 @checked
 def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -> ClassStatistics:
-    """Compute mean and deviation of every class that is present.
+    """Compute the mean and the deviation of each class that is present.
 
     Args:
-        x: ``[m, d]`` features.
-        y: ``[m]`` integer classes.
+        x: the samples' features, ``[m, d]``.
+        y: the samples' integer classes, ``[m]``.
         covariance: ``"diag"``: standard deviations; ``"full"``: square roots of the covariances; ``"none"``: means
             only.
 
@@ -70,7 +77,7 @@ def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -
         The statistics, in the dtype of ``x`` (computed in float64).
 
     Raises:
-        ConfigurationError: empty, non-finite or badly shaped input, or an unknown ``covariance``.
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or ``covariance`` is unknown.
 
     Example:
         >>> s = class_statistics(torch.tensor([[0.0, 1.0], [2.0, 1.0], [5.0, 5.0]]), torch.tensor([0, 0, 3]))
@@ -96,22 +103,24 @@ def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -
 
 
 def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
-    """Compute the squared distances between the classes of two sides.
+    """Compute the squared distances between the classes of two data sets.
 
-        |m_y - m_y'|^2 + |Sigma_y^(1/2) - Sigma_y'^(1/2)|^2
+    The squared distance of two classes y and y' with means m and covariances Sigma is
 
-    is the distance of the vectors that the paper stacks; for commuting covariances it is the squared 2-Wasserstein
-    distance of the Gaussians fitted to the classes.
+        |m_y - m_y'|^2 + |Sigma_y^(1/2) - Sigma_y'^(1/2)|^2,
+
+    the squared Euclidean distance of the paper's stacked vectors. If the covariances commute, it is the squared
+    2-Wasserstein distance of the Gaussians fitted to the classes.
 
     Args:
-        a: statistics of one side, with Va classes.
-        b: statistics of the other side, with Vb classes and the same kind of covariance.
+        a: the statistics of one data set, with Va classes.
+        b: the statistics of the other data set, with Vb classes and the same kind of covariance.
 
     Returns:
         ``[Va, Vb]``, in squared feature units.
 
     Raises:
-        ConfigurationError: one side has covariances, the other none.
+        ConfigurationError: only one of the statistics has covariances.
 
     Example:
         >>> a = class_statistics(torch.tensor([[0.0], [2.0], [7.0]]), torch.tensor([0, 0, 1]))
@@ -128,6 +137,6 @@ def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
 
 
 def _root(centered: Tensor) -> Tensor:
-    """Compute the square root of the covariance of centered rows; 0 for a single row."""
+    """Compute the square root ``[d, d]`` of the covariance of centered samples ``[m, d]``; 0 for a single sample."""
     values, vectors = torch.linalg.eigh(centered.T @ centered / len(centered))
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T

@@ -1,12 +1,14 @@
-"""The ground cost between labeled samples, and the vectors whose squared distance it is.
+"""The ground cost between labeled samples, and vectors whose squared distances are this cost.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9 and the stacked vector
-[x; m_y; vec(Sigma_y^(1/2))] of section 4.1. The squared distance of two stacked vectors is |x - x'|^2 plus a number
-that depends on the two labels only, so the vectors (of length d^2 and more) are never built for a cost matrix.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9 and section 4.1. The
+paper stacks the features x of a sample with label y, the mean m_y of its class, and the square root of the class's
+covariance Sigma_y to a vector [x; m_y; vec(Sigma_y^(1/2))]. The squared distance of two such vectors is |x - x'|^2 plus
+a number that depends on the two labels only, so that a cost matrix is computed without the vectors (of length d^2 and
+more for d features).
 
-The weight w of the label term is an addition: with w = 1 raw features dominate it, and label noise stays invisible (the
-paper's own finding). Each side uses its own class statistics; a class that the other side lacks is far from all of the
-other side's classes.
+The weight of the label term is an addition to the paper: without a weight raw features dominate the label term, and
+label noise is not detected, as the paper itself finds. Each data set uses its own class statistics; a class that the
+other data set lacks is far from all its classes.
 """
 
 from __future__ import annotations
@@ -34,26 +36,28 @@ def label_augmented_cost(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the ground cost of features and labels between all samples of two sides.
+    """Compute the ground cost of features and labels between all samples of two data sets.
+
+    The cost between a sample x of class y and a sample x' of class y' is
 
         |x - x'|^2 + w (|m_y - m_y'|^2 + |s_y - s_y'|^2)
 
-    with m and s the means and deviations of :func:`class_statistics`.
+    with m and s the classes' means and deviations, see :func:`class_statistics`.
 
     Args:
-        x: ``[m, d]`` features of one side.
-        y: ``[m]`` integer classes of ``x``; None on either side leaves the label term out.
-        x2: ``[m2, d]`` features of the other side.
-        y2: ``[m2]`` integer classes of ``x2``.
-        covariance: how a class's spread enters: ``"diag"``, ``"full"`` or ``"none"``.
-        label_weight: w, at least 0.
+        x: the features of the first data set, ``[m, d]``.
+        y: the integer classes of ``x``, ``[m]``. Without the classes of both data sets the label term is left out.
+        x2: the features of the second data set, ``[m2, d]``.
+        y2: the integer classes of ``x2``, ``[m2]``.
+        covariance: the deviations s of a class: ``"diag"``: standard deviations; ``"full"``: the square root of the
+            covariance; ``"none"``: no deviations.
+        label_weight: the weight w of the label term, at least 0.
 
     Returns:
         ``[m, m2]`` costs in squared feature units, in the dtype of ``x``; exactly 0 between equal samples.
 
     Raises:
-        ConfigurationError: a side is empty, has NaN or infinite rows, other features than the other side, labels that
-            do not fit, or a negative weight.
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or an option is out of range.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [2.0], [4.0]]), torch.tensor([0, 0, 1])
@@ -92,24 +96,27 @@ def label_embedding(
     label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
-    """Embed labeled samples as points whose squared distances are :func:`label_augmented_cost`'s.
+    """Embed labeled samples as points whose squared distances are the costs of :func:`label_augmented_cost`.
 
-    The points are [x; sqrt(w) m_y; sqrt(w) s_y]. In this form labels pass through any method for points, such as
-    :class:`TransportClient`. An embedded sample reveals its features and its class's mean and deviation; the protocol
-    sends averages of several samples.
+    The point of a sample with features x and label y is [x; sqrt(w) m_y; sqrt(w) s_y], with m and s the classes' means
+    and deviations. In this form any method for points, such as :class:`TransportClient`, takes labels into account. An
+    embedded sample reveals its features and its class's mean and deviation; a :class:`TransportClient` sends averages
+    of several embedded samples.
 
     Args:
-        x: ``[m, d]`` features.
-        y: ``[m]`` integer classes; None: ``x`` as it is.
-        covariance: ``"diag"`` (d' = 3 d), ``"none"`` (2 d) or ``"full"`` (2 d + d^2).
-        label_weight: w, at least 0; the same on both sides.
+        x: the samples' features, ``[m, d]``.
+        y: the samples' integer classes, ``[m]``; None: the points are ``x`` itself.
+        covariance: the deviations s, see :func:`label_augmented_cost`. The points have d' = 3 d numbers for ``"diag"``,
+            2 d for ``"none"``, and 2 d + d^2 for ``"full"``.
+        label_weight: the weight w of the label term, at least 0; the same for both data sets.
         statistics: the class statistics of ``x`` and ``y``; None: they are computed.
 
     Returns:
-        ``[m, d']``, in the dtype of ``x``.
+        The points, ``[m, d']``, in the dtype of ``x``.
 
     Raises:
-        ConfigurationError: wrong input, or a full covariance of more than 64 features.
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
+            ``covariance="full"`` with more than 64 features.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [2.0], [4.0]]), torch.tensor([0, 0, 1])

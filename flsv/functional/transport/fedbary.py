@@ -1,21 +1,24 @@
-"""FedBary: values of a client's samples, with access to the validation samples or through the protocol.
+"""FedBary: values of a client's samples, computed with the validation samples or with the points a client receives.
 
-After Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3. It differs
-from LAVA, which takes one dual of features and labels together: :func:`lava`.
+After Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3. LAVA
+(:func:`lava`) differs in that it takes one dual potential of features and labels together.
 
-The paper's potential does not detect label noise: how near a sample's features are to others varies more between clean
-samples than a wrong label adds, and a self-term with labels lets mislabeled samples explain each other. So the
-potential is split into parts, all at one eps:
+The paper's potential does not detect label noise: the distances of clean samples' features from other samples vary more
+than a wrong label adds, and if labels enter the potential of the samples towards themselves, mislabeled samples explain
+each other. The potential f(from -> to) is therefore split into parts, all with one regularization eps. For a sample
+with features x and label y they are
 
-    features:  f(x -> validation) - f(x -> x), on the features alone,
-    labels:    f((x, y) -> validation) - f(x -> validation), what the label adds for the same features,
+    features:  f(x -> validation) - f(x -> x), from the features alone,
+    labels:    f((x, y) -> validation) - f(x -> validation), the effect of the label for the same features,
     both:      features + 2 labels.
 
-The label's part has an offset per class, which depends on the two sides' class shares and not on the sample: it would
-flag whole classes of a client whose shares differ. So "labels" and "both" are relative to the mean of the sample's own
-class; "features" is equation 11 unchanged. (A class whose labels are all wrong is thus not detected by its labels.)
+The part "labels" has an offset for each class, which depends on the two data sets' class shares and not on the sample:
+it would flag whole classes of a client whose class shares differ. So the mean over the sample's own class is subtracted
+from "labels" and "both"; "features" is equation 11 unchanged. (The labels of a class whose labels are all wrong are
+thus not detected.)
 
-Through the protocol "validation" is gamma, whose first d coordinates are the features' own interpolating measure.
+A client without the validation samples replaces them by gamma, the points that the server has sent to it (see
+:mod:`flsv.functional.transport.federated`), whose first d coordinates are features.
 """
 
 from __future__ import annotations
@@ -51,25 +54,27 @@ def direct_values(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute calibrated gradients of the client's samples against the validation samples themselves.
+    """Compute the values (calibrated gradients) of a client's samples, with access to the validation samples.
 
     Args:
-        x: ``[m, d]`` the client's samples.
-        y: ``[m]`` their integer classes; None on either side: features only.
-        x2: ``[m2, d]`` the validation samples.
-        y2: ``[m2]`` their classes.
+        x: the features of the client's samples, ``[m, d]``.
+        y: the integer classes of the client's samples, ``[m]``. Without both classes only features count.
+        x2: the features of the validation samples, ``[m2, d]``.
+        y2: the integer classes of the validation samples, ``[m2]``.
         part: ``"features"``, ``"labels"`` or ``"both"``, see :mod:`flsv.functional.transport.fedbary`.
-        blur: eps, relative to the mean squared feature distance between both sides; above 0.
+        blur: the regularization, as a fraction of the mean squared feature distance between ``x`` and ``x2``; above 0.
         scaling: see :func:`debiased_potential`.
         covariance: see :func:`label_augmented_cost`.
-        label_weight: w of :func:`label_augmented_cost`. If the label term is much larger than feature distances,
-            the class shares of both sides decide instead of the labels: on PCA features 0.5 to 1 is good, more is not.
+        label_weight: the weight of the label term, see :func:`label_augmented_cost`. If the label term is much larger
+            than feature distances, the class shares of the two data sets decide instead of the labels: on PCA features
+            take 0.5 to 1.
 
     Returns:
-        ``[m]`` in squared feature units, sums to 0; positive means harmful.
+        The samples' values, ``[m]``, in squared feature units, which sum to 0; positive means harmful.
 
     Raises:
-        ConfigurationError: wrong samples, labels or settings, or ``part="labels"`` without labels.
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
+            ``part="labels"`` without labels.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])
@@ -93,29 +98,30 @@ def client_values(
     label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
-    """Compute calibrated gradients of the client's samples against the points that the protocol has sent to it.
+    """Compute the values (calibrated gradients) of a client's samples, without access to the samples of others.
 
-    It needs no access to the samples of others.
+    The points that the server has sent to the client, see :class:`TransportClient`, replace the validation samples.
 
     Args:
-        x: ``[m, d]`` the client's samples.
-        y: ``[m]`` their integer classes; None: features only.
-        gamma: ``[S, d']`` points that the client has received: gamma (or eta_Q) of a protocol whose sides passed their
-            :func:`label_embedding`. Without ``y`` it may be of features only (d' = d); else its
-            first d coordinates are used.
+        x: the features of the client's samples, ``[m, d]``.
+        y: the integer classes of the client's samples, ``[m]``; None: only features count.
+        gamma: the points that the client has received, ``[S, d']``, from a :class:`TransportServer` if both sides
+            passed their :func:`label_embedding` of d' numbers. Without ``y`` only the first d numbers of a point are
+            used, and d' may be d.
         part: ``"features"``, ``"labels"`` or ``"both"``, see :mod:`flsv.functional.transport.fedbary`.
-        blur: eps, relative to the mean squared feature distance between ``x`` and ``gamma``; above 0.
+        blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and
+            ``gamma``; above 0.
         scaling: see :func:`debiased_potential`.
-        covariance: as in the protocol's embeddings.
-        label_weight: as in the protocol's embeddings; see :func:`direct_values`.
+        covariance: the same as in the label embeddings.
+        label_weight: the same as in the label embeddings; see :func:`direct_values`.
         statistics: the client's class statistics; None: they are computed.
 
     Returns:
-        ``[m]`` in squared feature units, sums to 0; positive means harmful.
+        The samples' values, ``[m]``, in squared feature units, which sum to 0; positive means harmful.
 
     Raises:
-        ConfigurationError: wrong samples, labels or settings, ``part="labels"`` without labels, or a gamma of other
-            dimension than the embedding.
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range,
+            ``part="labels"`` without labels, or ``gamma`` does not have the dimension of the embedding.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]]), torch.tensor([0, 0, 1, 1, 1])
@@ -139,7 +145,20 @@ def _values(
     blur: float,
     scaling: float,
 ) -> Tensor:
-    """Compute the calibrated gradient of the parts; one cost matrix is in memory at a time."""
+    """Compute the samples' values for one choice of ``part``; one cost matrix is in memory at a time.
+
+    Args:
+        x: the features of the client's samples, ``[m, d]``.
+        y: their classes, ``[m]``, or None.
+        x2: the features of the validation samples (or of gamma), ``[m2, d]``.
+        labeled: a function that computes the cost matrix ``[m, m2]`` with labels; None: without labels.
+        part: ``"features"``, ``"labels"`` or ``"both"``.
+        blur: see :func:`direct_values`.
+        scaling: see :func:`direct_values`.
+
+    Returns:
+        The calibrated gradient of the chosen potential, ``[m]``.
+    """
     if part == "labels" and labeled is None:
         raise ConfigurationError('part="labels" needs classes on both sides. Pass them, or part="features".')
     cost = label_augmented_cost(x, None, x2, None)

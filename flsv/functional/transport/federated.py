@@ -3,18 +3,18 @@
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 5 to 8 and Algorithm 1
 with a validation set; Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024 (arXiv 2310.01973).
 
-In an iteration the server sends S points gamma; the client answers with eta_P, the interpolant of its samples P and
-gamma, and with W(P, gamma); the server forms eta_Q from gamma and its samples Q, and the next gamma from eta_P and
-eta_Q. By the triangle inequality W(P, gamma) + W(gamma, Q) is never below W(P, Q), and is equal to it if gamma is on
-the geodesic.
+W is the Wasserstein distance, P are the client's m samples and Q the server's samples. In an iteration the server sends
+S points gamma. The client answers with eta_P, the interpolant of P and gamma, and with W(P, gamma). The server computes
+eta_Q, the interpolant of gamma and Q, and the next gamma, the interpolant of eta_P and eta_Q. By the triangle
+inequality W(P, gamma) + W(gamma, Q) is never below W(P, Q), and is equal to it if gamma is on the geodesic.
 
-Both ways S interpolated points and one number are sent. A point is a mean of m/S of the client's samples and of a point
-that the server has sent and can subtract again. With S >= m the server then has the samples themselves, with S >= m/2
-points in which one sample has half of the weight or more (``docs/results/fedbary_reconstruction.md``). A client
-therefore answers fewer than m/2 points, unless ``allow_reconstruction`` is set; the distance is then biased upwards.
-This is no proof of privacy: many iterations send many means. If both sides pass embeddings of :func:`label_embedding`,
-labels are sent as part of the points: as averages of class means and deviations, which for a class of one sample are
-the sample.
+The server sends S points; the client sends S points and one number. A point of the client is the mean of m/S of its
+samples, averaged with a point that the server has sent and can subtract again. With S >= m the server can therefore
+reconstruct the samples, and with S >= m/2 points in which one sample has at least half of the weight
+(``docs/results/fedbary_reconstruction.md``). So a client answers only fewer than m/2 points, which biases the distance
+upwards, unless ``allow_reconstruction`` is set. This does not prove privacy: many iterations send many means. If both
+sides pass embeddings of :func:`label_embedding`, labels are sent as part of the points: as averages of class means and
+deviations, which for a class of one sample are the sample.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from flsv.functional.transport.interpolation import interpolate_along, interpola
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
-# Two optimal plans in a row need not compose to an optimal one: from a wide first gamma the protocol ends in some
-# pairing of P and Q that no iteration improves. If gamma starts as nearly a point, eta_P and eta_Q are small copies of
-# P and Q, whose matching is that of P and Q, and stays so. The spread only breaks ties.
+# The composition of two optimal plans need not be optimal: if the first gamma is widely spread, the protocol ends in
+# some pairing of P and Q that no iteration improves. If gamma starts as nearly a single point, eta_P and eta_Q are
+# small copies of P and Q, so that their optimal plan is that of P and Q, in all iterations. The spread breaks ties.
 SPREAD = 1e-4
 
 
 @checked
 class TransportClient:
-    """The client of the protocol: it holds its samples and answers the server's points.
+    """The client of the federated Wasserstein distance: it has samples, and answers the points that the server sends.
 
     Args:
-        x: ``[m, d]`` samples (or their embeddings).
-        t: the place of the interpolants between the client's samples (0) and the server's points (1).
-        p: exponent of the distance.
-        allow_reconstruction: answer any number of points, even if they reveal the samples.
+        x: the client's samples (or their embeddings), ``[m, d]``.
+        t: where the answered points lie on the way from the client's samples (0) to the server's points (1).
+        p: the exponent of the Wasserstein distance.
+        allow_reconstruction: answer any number of points, even if the answer reveals the samples.
 
     Example:
         >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
@@ -62,16 +62,18 @@ class TransportClient:
         return self._x.shape[1]
 
     def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        """Answer the server's points with interpolants and a distance.
+        """Answer the server's points with interpolated points and a distance.
 
         Args:
-            gamma: ``[S, d]``, the server's points.
+            gamma: the server's points, ``[S, d]``.
 
         Returns:
-            eta_P ``[S, d]`` and W(P, gamma).
+            The points between the client's samples and ``gamma``, ``[S, d]``, and the Wasserstein distance between the
+            samples and ``gamma``.
 
         Raises:
-            ConfigurationError: points of another dimension, or so many that the answer would reveal samples.
+            ConfigurationError: the points have another dimension than the samples, or are so many that the answer would
+                reveal samples.
         """
         check_pair(self._x, gamma, "the client's samples", "gamma")
         if not self._allow:
@@ -83,18 +85,20 @@ class TransportClient:
 
 @checked
 class TransportServer:
-    """The server of the protocol, towards one client: it holds the validation samples, gamma and the estimate.
+    """The server of the federated Wasserstein distance, towards one client: it has the validation samples.
 
     Args:
-        x2: ``[m2, d]`` validation samples (or their embeddings).
-        t: the place of the interpolants on the way to the server's samples; 0.5 is the paper's. Above 0.5 gamma ends
-            nearer to Q, at t^2 / (t^2 + (1 - t)^2) of the way, and reveals more of it; the client must use the same t.
-        p: exponent of the distance.
+        x2: the validation samples (or their embeddings), ``[m2, d]``.
+        t: where interpolated points lie on the way towards the server's samples; the paper's value is 0.5. Above 0.5
+            the points end nearer to the server's samples, at t^2 / (t^2 + (1 - t)^2) of the way from the client's
+            samples, and reveal more of them. The client must use the same t.
+        p: the exponent of the Wasserstein distance.
 
     Attributes:
-        gamma: ``[S, d]``, the points to send next; None before :meth:`start`.
-        eta: ``[S, d]``, eta_Q of the last step, between gamma and Q; None before the first step.
-        distance: W(P, gamma) + W(gamma, Q) of the last step; NaN before the first step.
+        gamma: the points to send next, ``[S, d]``; None before :meth:`start`.
+        eta: the points between gamma and the server's samples in the last step, ``[S, d]``; None before the first step.
+        distance: the estimated distance after the last step: from the client's samples to gamma, plus from gamma to the
+            server's samples; NaN before the first step.
 
     Example:
         >>> server = TransportServer(torch.tensor([[4.0], [6.0]]))
@@ -114,20 +118,20 @@ class TransportServer:
         self.distance = x2.new_tensor(torch.nan)
 
     def start(self, support: int, dim: int | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """Draw the first gamma: S normal points close to the mean of the server's samples.
+        """Draw the first points to send: normal points close to the mean of the server's samples.
 
         Their standard deviation is 1e-4 times that of the samples.
 
         Args:
-            support: S, at least 1.
-            dim: the dimension of the client's points, if known.
-            generator: draws the points; None: torch's default.
+            support: the number S of points, at least 1.
+            dim: the dimension of the client's points; None: not known, and not checked.
+            generator: the random generator that draws the points; None: torch's default.
 
         Returns:
-            ``[S, d]``.
+            The points gamma, ``[S, d]``.
 
         Raises:
-            ConfigurationError: the dimensions differ, or S is below 1.
+            ConfigurationError: the dimensions of the two sides differ, or ``support`` is below 1.
         """
         if dim is not None and dim != self._x.shape[1]:
             raise ConfigurationError(
@@ -141,17 +145,17 @@ class TransportServer:
         return self.gamma
 
     def step(self, eta: Tensor, distance: Tensor) -> Tensor:
-        """Compute the next gamma from a client's answer.
+        """Compute the next points to send from a client's answer.
 
         Args:
-            eta: ``[S, d]``, the client's eta_P.
-            distance: W(P, gamma).
+            eta: the client's interpolated points, ``[S, d]``, see :meth:`TransportClient.answer`.
+            distance: the distance from the client's samples to gamma, from the same answer.
 
         Returns:
-            ``[S, d]``, the next gamma.
+            The next gamma, ``[S, d]``.
 
         Raises:
-            ConfigurationError: before :meth:`start`, or an answer that does not fit gamma.
+            ConfigurationError: :meth:`start` has not been called, or ``eta`` has another shape than gamma.
         """
         if self.gamma is None or eta.shape != self.gamma.shape:
             wanted = "start() first" if self.gamma is None else f"eta_P {list(self.gamma.shape)}"
@@ -169,10 +173,11 @@ class FederatedDistance:
     """The result of :func:`federated_wasserstein`.
 
     Attributes:
-        distance: W(P, gamma) + W(gamma, Q) at the last iteration, in feature units; not below W(P, Q).
-        gamma: ``[S, d]``, the interpolating measure after the last iteration.
-        history: ``[iterations]``, the distance at each.
-        eta: ``[S, d]``, the server's last eta_Q.
+        distance: the estimate of the Wasserstein distance at the last iteration, in feature units; not below the exact
+            distance.
+        gamma: the interpolating measure's points after the last iteration, ``[S, d]``.
+        history: the estimate at each iteration, ``[iterations]``.
+        eta: the points between gamma and the server's samples in the last iteration, ``[S, d]``.
     """
 
     distance: Tensor
@@ -193,27 +198,27 @@ def federated_wasserstein(
     generator: torch.Generator | None = None,
     allow_reconstruction: bool = False,
 ) -> FederatedDistance:
-    """Compute the Wasserstein distance of two sets of samples by the protocol.
+    """Compute the Wasserstein distance between a client's and the server's samples without sending samples.
 
-    A :class:`TransportClient` holds ``x``, a :class:`TransportServer` holds ``x2``.
-
-    If S = m = m2 the error about halves per iteration.
+    A :class:`TransportClient` with ``x`` and a :class:`TransportServer` with ``x2`` exchange interpolated points. If
+    both have S samples and exchange S points, each iteration about halves the error.
 
     Args:
-        x: ``[m, d]`` the client's samples.
-        x2: ``[m2, d]`` the server's samples.
-        support: S, the points that are sent.
-        iterations: K, at least 1.
-        t: place of the interpolants; 0.5 is the middle.
-        p: exponent of the distance.
-        generator: draws the first gamma; None: torch's default.
-        allow_reconstruction: allow S >= m/2, from which the client's samples can be reconstructed.
+        x: the client's samples, ``[m, d]``.
+        x2: the server's samples, ``[m2, d]``.
+        support: S, the number of points that are sent.
+        iterations: the number of iterations, at least 1.
+        t: where interpolated points lie on the way towards the server's samples; 0.5 is the middle.
+        p: the exponent of the Wasserstein distance.
+        generator: the random generator that draws the first points; None: torch's default.
+        allow_reconstruction: allow S >= m/2, with which the client's samples can be reconstructed.
 
     Returns:
-        See :class:`FederatedDistance`.
+        The distance, its history and the last points.
 
     Raises:
-        ConfigurationError: wrong samples or settings, or S >= m/2 without ``allow_reconstruction``.
+        ConfigurationError: samples are empty, not finite or of wrong shapes, an option is out of range, or S >= m/2
+            without ``allow_reconstruction``.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [2.0]])

@@ -3,9 +3,10 @@
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, definition 4 and equation 6,
 after Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024 (arXiv 2310.01973).
 
-With as many points on both sides the optimal plan is a permutation, and moving each point along it (McCann) gives the
-geodesic itself. With S points on one side only, each of them moves towards the mean of the points matched with it: a
-barycentric projection, which stays near the geodesic and averages m/S samples into a point.
+If both sides have the same number of points, the optimal plan is a permutation, and moving each point towards its
+partner gives the geodesic itself (McCann). If one side has S points and the other m samples, each of the S points moves
+towards the mean of the samples that the plan matches with it: a barycentric projection, which stays near the geodesic
+and averages m/S samples into a point.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from flsv.utilities.declared import checked
 
 @checked
 def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> Tensor:
-    """Move the points of ``x`` part of the way to ``x2`` (eq. 6); on the geodesic if m2 = m.
+    """Move the points of ``x`` part of the way to ``x2`` (eq. 6).
+
+    If both sides have the same number of points, the result is on the Wasserstein geodesic between them.
 
     Args:
-        x: ``[m, d]`` samples, equally heavy.
-        x2: ``[m2, d]`` samples, equally heavy.
-        t: the place on the way, in (0, 1): 0 is ``x``, 1 is ``x2``.
-        p: the exponent of the plan's cost.
+        x: equally heavy samples, ``[m, d]``.
+        x2: equally heavy samples, ``[m2, d]``.
+        t: the part of the way, in (0, 1): 0 would be ``x``, 1 would be ``x2``.
+        p: the exponent of the distance in the optimal plan's cost, at least 1.
 
     Returns:
-        ``[m, d]`` in the dtype of ``x``.
+        The interpolating measure's points, ``[m, d]``, in the dtype of ``x``.
 
     Raises:
-        ConfigurationError: wrong samples, t or p.
+        ConfigurationError: the samples are empty, not finite or of wrong shapes, or ``t`` or ``p`` is out of range.
 
     Example:
         >>> interpolating_measure(torch.tensor([[0.0], [1.0]]), torch.tensor([[5.0], [2.0]]), t=0.25)
@@ -45,13 +48,33 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
 
 
 def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute the optimal plan ``[m, m2]`` between two sets of points, and W_p."""
+    """Compute the optimal transport between two sets of equally heavy points.
+
+    Args:
+        x: the points of the first set, ``[m, d]``.
+        x2: the points of the second set, ``[m2, d]``.
+        p: the exponent of the distance, at least 1.
+
+    Returns:
+        The optimal plan ``[m, m2]``, and the Wasserstein distance W_p.
+    """
     plan, distance = transport_plan(squared_distances(x, x2), p)
     return plan.to(x), distance.to(x)
 
 
 def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: float) -> Tensor:
-    """Interpolate along a plan (eq. 6), on the side that has ``support`` points."""
+    """Interpolate between two sets of points along a plan (eq. 6).
+
+    Args:
+        x: the points of the first set, ``[m, d]``.
+        x2: the points of the second set, ``[m2, d]``.
+        plan: the plan between the two sets, ``[m, m2]``.
+        support: m or m2, the number of points of the result: the points of this side are moved.
+        t: the part of the way from ``x`` (0) to ``x2`` (1).
+
+    Returns:
+        ``[support, d]``.
+    """
     if support == len(x):
         return torch.lerp(x, len(x) * (plan @ x2), t)
     return torch.lerp(len(x2) * (plan.T @ x), x2, t)

@@ -1,20 +1,21 @@
-"""LAVA: values of samples from one dual of the transport between labeled data sets.
+"""LAVA: values of samples from a dual potential of the transport between two labeled data sets.
 
-Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023. The ground cost is C((x, y),
-(x', y')) = d(x, x') + c W_d(mu(. | y), mu'(. | y')): the distance of two labels is the transport distance between their
-classes' samples (Alvarez-Melis and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS 2020). A sample's
-value is the calibrated gradient of the dual at that sample.
+Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023. The ground cost between a
+sample x with label y and another sample x' with label y' is C = d(x, x') + c W_d(mu(. | y), mu'(. | y')): the distance
+of two labels is the transport distance W_d between the samples of their classes (Alvarez-Melis and Fusi, "Geometric
+Dataset Distances via Optimal Transport", NeurIPS 2020), and c is the weight of the labels. The value of a sample is the
+calibrated gradient of the dual potential at that sample.
 
-As in the settings of the public code (p = 2, exact inner transport, debiased, eps = 0.1), d is half the squared
-Euclidean distance and the dual is entropic, less the dual towards the client's own samples (Feydy et al., AISTATS
-2019).
+As with the settings of the public code (p = 2, exact inner transport, debiased, eps = 0.1), d is half the squared
+Euclidean distance, and the dual potential is the entropic one minus the entropic potential towards the client's own
+samples (Feydy et al., AISTATS 2019).
 
-Departures: the duals are solved to tolerance, or there is a warning, whereas GeomLoss makes one pass of annealing; the
-inner distance is exact by the network simplex, whereas GeomLoss's is entropic. The port in opendataval, which is the
-code that was compared, halves the inner distance twice, so that its weight of 1 is ``label_weight=0.5`` here, and omits
-the self-term when it asks for the dual.
+Departures: the potentials are solved to a tolerance, otherwise there is a warning, whereas GeomLoss makes one pass of
+annealing. The distance between classes is exact, by the network simplex, whereas that of GeomLoss is entropic. The port
+in opendataval, with which the values were compared, halves the distance between classes twice, so that its weight of 1
+is ``label_weight=0.5`` here, and omits the potential towards the client's own samples.
 
-:func:`direct_values` is another estimator with the same access, this package's own.
+:func:`direct_values`, which also needs access to both data sets, is this package's own estimator.
 """
 
 from __future__ import annotations
@@ -47,26 +48,28 @@ def lava(
     eps: Positive = 0.1,
     scaling: Scaling = 0.7,
 ) -> Tensor:
-    """Compute LAVA's values: calibrated gradients of the debiased dual.
+    """Compute LAVA's values of a client's samples: calibrated gradients of the debiased dual potential.
 
-    The ground cost is |x - x'|^2 / 2 + c W_2^2(class of y, class of y') / 2.
+    The ground cost is |x - x'|^2 / 2 + c W_2^2(class of y, class of y') / 2, with c = ``label_weight``.
 
     Args:
-        x: ``[m, d]`` features of the client's samples.
-        y: ``[m]`` their integer classes.
-        x2: ``[m2, d]`` the validation samples.
-        y2: ``[m2]`` integer classes of ``x2``. Classes are compared by their samples, not by their numbers.
-        inner: the distance between classes, see :func:`class_distances`.
-        label_weight: c, at least 0; 0 leaves the labels out.
-        eps: entropic regularization, in half squared feature units, above 0; at least 1e-5 of the largest cost is
-            used.
-        scaling: factor of eps from stage to stage, in (0, 1).
+        x: the features of the client's samples, ``[m, d]``.
+        y: the integer classes of the client's samples, ``[m]``.
+        x2: the features of the validation samples, ``[m2, d]``.
+        y2: the integer classes of the validation samples, ``[m2]``. Classes are compared by their samples, not by their
+            numbers.
+        inner: the kind of distance between classes, see :func:`class_distances`.
+        label_weight: the weight c of the labels, at least 0; with 0 labels do not enter.
+        eps: the entropic regularization, in half squared feature units, above 0; values below 1e-5 of the largest cost
+            count as this much.
+        scaling: the factor of the regularization from one stage to the next, in (0, 1).
 
     Returns:
-        ``[m]`` in half squared feature units, sums to 0; positive means harmful.
+        The samples' values, ``[m]``, in half squared feature units, which sum to 0; positive means harmful.
 
     Raises:
-        ConfigurationError: wrong samples, labels or settings, or a cost matrix above 800 MiB.
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
+            the cost matrix is larger than 800 MiB.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])
@@ -81,23 +84,24 @@ def lava(
 
 @checked
 def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inner = "exact") -> Tensor:
-    """Compute squared 2-Wasserstein distances between the classes of two sides.
+    """Compute squared 2-Wasserstein distances between the classes of two data sets.
 
     Args:
-        x: ``[m, d]`` samples of one side.
-        y: ``[m]`` their integer classes, of which V are present.
-        x2: ``[m2, d]`` samples of the other side; the same tensors as ``x`` and ``y`` are solved once per pair.
-        y2: ``[m2]`` their classes, of which V2 are present.
-        inner: ``"exact"``: between the samples, a linear programme for each pair of classes (under a second for ten
-            classes of 100 samples; the time grows with the cube of a class's size). ``"gaussian"``: between the
-            Gaussians fitted to them, |m - m'|^2 + tr(S + S' - 2 (S^(1/2) S' S^(1/2))^(1/2)) (Bures), for large classes
-            of few features.
+        x: the samples of the first data set, ``[m, d]``.
+        y: their integer classes, ``[m]``, of which V are present.
+        x2: the samples of the second data set, ``[m2, d]``. If ``x2`` and ``y2`` are the same tensors as ``x`` and
+            ``y``, each pair of classes is solved only once.
+        y2: the integer classes of ``x2``, ``[m2]``, of which V2 are present.
+        inner: ``"exact"``: the distance between the classes' samples, a linear program for each pair of classes (under
+            a second for ten classes of 100 samples; the time grows with the cube of a class's size). ``"gaussian"``:
+            the distance between the Gaussians fitted to the classes, for large classes of few features. With means m,
+            m' and covariances S, S' it is |m - m'|^2 + tr(S + S' - 2 (S^(1/2) S' S^(1/2))^(1/2)) (Bures).
 
     Returns:
-        ``[V, V2]`` float64 in squared feature units, classes ascending.
+        float64 ``[V, V2]`` in squared feature units, classes ascending.
 
     Raises:
-        ConfigurationError: wrong samples or labels, or an unknown ``inner``.
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or ``inner`` is unknown.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [2.0], [5.0], [7.0]]), torch.tensor([0, 0, 1, 1])
@@ -121,9 +125,9 @@ def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inne
 
 
 def _bures(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
-    """Compute the Bures distances between the Gaussians fitted to the classes.
+    """Compute the squared distances between the Gaussians fitted to the classes, see :func:`class_distances`.
 
-    With roots R, R' of the covariances the last term is the nuclear norm of R R'.
+    With R and R' the square roots of the covariances, tr((S^(1/2) S' S^(1/2))^(1/2)) is the nuclear norm of R R'.
     """
     first, other = (class_statistics(points.double(), c, covariance="full") for points, c in ((x, y), (x2, y2)))
     assert first.deviations is not None
@@ -135,7 +139,7 @@ def _bures(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
 
 
 def _cost(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, inner: Inner, label_weight: float) -> Tensor:
-    """Compute the ground cost ``[m, m2]`` of features and classes."""
+    """Compute the ground cost ``[m, m2]`` of features and classes; arguments as in :func:`lava`."""
     cost = label_augmented_cost(x, None, x2, None).div_(2)
     if label_weight > 0:
         between = (label_weight / 2 * class_distances(x, y, x2, y2, inner=inner)).to(cost)

@@ -1,12 +1,12 @@
-"""Dual potentials of the client's samples, and the calibrated gradient made of them.
+"""Dual potentials of optimal transport on a client's samples, and the calibrated gradients made of them.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 10 and 11, after Just
 et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023.
 
-The paper takes the potentials of the exact linear programme. Against an interpolant, which lies on the transport rays,
-these are degenerate: many are optimal, and the solver's choice is arbitrary. Here potentials are debiased and entropic
-(Feydy et al., "Interpolating between Optimal Transport and MMD using Sinkhorn Divergences", AISTATS 2019): unique up to
-a constant, and without the pull of the entropy towards the center of the cloud.
+The paper takes the potentials of the exact linear program. Between a client's samples and an interpolating measure
+these are degenerate: many potentials are optimal, and the solver's choice among them is arbitrary. The potentials here
+are entropic, hence unique up to a constant, and debiased, which removes the bias of the entropy towards the center of
+the samples (Feydy et al., "Interpolating between Optimal Transport and MMD using Sinkhorn Divergences", AISTATS 2019).
 """
 
 from __future__ import annotations
@@ -28,34 +28,36 @@ BLOCK_BYTES = 64 * 2**20
 MAX_BYTES = 800 * 2**20
 STAGE_ITERATIONS = 20
 LAST_ITERATIONS = 5000
-BLOCK = 20  # iterations between two checks of the error, each of which waits for the device
-TOLERANCE = 1e-4  # of potentials, in eps: the mean relative error of the marginals over 1 - the rate at which it falls
+BLOCK = 20  # iterations between two checks of the error, since each check waits for the device
+TOLERANCE = 1e-4  # error of potentials, in eps: the marginals' mean relative error / (1 - the rate at which it falls)
 MOST_OMEGA = 1.99
 FARTHEST = 200.0  # largest logarithm of a scaling, so that its exponential stays finite
-SMALLEST_EPS = 1e-5  # relative to the largest cost: below, float32 potentials are rounding errors
+SMALLEST_EPS = 1e-5  # relative to the largest cost; with a smaller eps, float32 potentials are rounding errors
 TINY = 1e-300
-NO_MASS = 1e-200  # below: products with it would be denormal numbers, which are slow
-#: Logarithms of the scalings of rows and of columns, the iterations spent, and the remaining error.
+NO_MASS = 1e-200  # smaller masses count as 0: products with them would be denormal numbers, which are slow
+#: A stage's result: the logarithms of the rows' and the columns' scalings, the iterations used, the remaining error.
 Finished = tuple[Tensor, Tensor, int, float]
 Finish = Callable[[Tensor, int], Finished]
 
 
 def calibrated_gradient(potential: Tensor) -> Tensor:
-    """Compute how the distance changes if a sample gets more mass (eq. 11).
+    """Compute, for each sample, how the transport distance changes if the sample gets more mass (eq. 11).
 
-        f_l - sum_{j != l} f_j / (m - 1)
+    The calibrated gradient of sample l among m samples with the dual potentials f is
 
-    Positive means harmful: more of this sample would push the distributions apart. (The caption of the paper's figure 2
-    says the opposite of its section 4.3, which is followed here.)
+        f_l - sum_{j != l} f_j / (m - 1).
+
+    Positive means harmful: more of this sample would increase the distance between the distributions. (This follows
+    section 4.3 of the paper; the caption of its figure 2 says the opposite.)
 
     Args:
-        potential: ``[m]`` dual potential f on the samples, up to a constant.
+        potential: the dual potentials f of the samples, ``[m]``, up to a constant.
 
     Returns:
-        ``[m]``, sums to 0; 0 for a single sample.
+        ``[m]``, which sums to 0; 0 for a single sample.
 
     Raises:
-        ConfigurationError: not a vector of at least one number.
+        ConfigurationError: ``potential`` is empty or not a vector.
 
     Example:
         >>> calibrated_gradient(torch.tensor([1.0, 2.0, 6.0]))
@@ -81,28 +83,29 @@ def debiased_potential(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the debiased entropic potential f_xy - f_xx on the samples of ``x``.
+    """Compute the debiased entropic dual potential of the samples ``x`` in the transport to ``x2``.
 
-    It is the potential towards ``x2`` less the potential of ``x`` towards itself.
+    It is the entropic potential towards ``x2`` minus the entropic potential of ``x`` towards itself.
 
-    The regularization eps is annealed from the largest cost down to ``blur`` times the mean cost between ``x`` and
-    ``x2`` (p = 2), by ``scaling`` a stage.
+    The regularization eps falls in stages from the largest cost down to ``blur`` times the mean cost between ``x`` and
+    ``x2``; the cost is the squared distance of :func:`label_augmented_cost`.
 
     Args:
-        x: ``[m, d]`` samples.
-        x2: ``[m2, d]`` samples, or points of an interpolating measure.
-        blur: final eps, relative to the mean squared cost, so that it is independent of the scale of the data.
-        scaling: factor of eps from stage to stage, in (0, 1).
-        y: ``[m]`` integer classes; None on either side leaves the label term out.
-        y2: ``[m2]`` integer classes of ``x2``.
+        x: samples, ``[m, d]``.
+        x2: samples, or points of an interpolating measure, ``[m2, d]``.
+        blur: the final eps, as a fraction of the mean cost, so that it does not depend on the scale of the data.
+        scaling: the factor of eps from one stage to the next, in (0, 1).
+        y: the integer classes of ``x``, ``[m]``. Without the classes of both sides labels do not enter the cost.
+        y2: the integer classes of ``x2``, ``[m2]``.
         covariance: see :func:`label_augmented_cost`.
         label_weight: see :func:`label_augmented_cost`.
 
     Returns:
-        ``[m]`` in squared feature units and the dtype of ``x``; 0 where both sides are equal sets.
+        ``[m]`` in squared feature units, in the dtype of ``x``; 0 if both sides are equal sets.
 
     Raises:
-        ConfigurationError: wrong samples, labels or settings, or a cost matrix above 800 MiB.
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
+            the cost matrix is larger than 800 MiB.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [2.0], [9.0]])
@@ -120,33 +123,59 @@ def debiased_potential(
 
 
 def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
-    """Compute the entropic potential ``[m]`` of a set towards itself, from its costs ``[m, m]`` (overwritten).
+    """Compute the entropic potential of a set of samples towards itself.
 
-    The two sides are the same set, so the last stage goes half-way, too: where eps is small, next to no mass moves, and
-    alternating turns would keep the two sides apart.
+    Both sides are the same set. The last stage therefore updates both sides at once, like all other stages (see
+    :func:`_half_way`): if eps is small almost no mass moves, and alternating updates would keep the sides' potentials
+    different.
+
+    Args:
+        cost: the costs between the samples, ``[m, m]``, which are overwritten.
+        eps: the final regularization, in the unit of the costs.
+        scaling: the factor of eps from one stage to the next, in (0, 1).
+
+    Returns:
+        ``[m]``.
     """
     return _potentials(cost, eps, scaling, _half_way)[0]
 
 
 def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tensor, Tensor]:
-    """Compute potentials f ``[m]`` and g ``[m2]``, of equal mean, for equally heavy samples.
+    """Compute the entropic dual potentials of two sets of equally heavy samples.
 
-    A stage sets eps, takes one step in logarithms (which cannot overflow), and continues with products with the plan's
-    matrix in double precision, which are much faster. Both sides move half-way at once (in turns, the offset between
-    far-apart clusters, which hardly any mass determines, would favor one side); only the last stage goes in turns, with
-    over-relaxation, see :func:`_over_relaxed`. It ends when the potentials are within 1e-4 eps of their limit, as
-    estimated from the marginals' error and its rate of decrease; otherwise there is a warning with the error.
+    The regularization eps falls in stages. A stage takes one step in logarithms, which cannot overflow, and continues
+    with products with the plan's matrix in double precision, which are much faster. Both sides are updated at once, by
+    half of the full step: alternating updates would favor one side in the offset between far-apart clusters, which
+    hardly any mass determines. Only the last stage alternates, with over-relaxation, see :func:`_over_relaxed`. It ends
+    when the potentials are within 1e-4 eps of their limit, as estimated from the marginals' error and its rate of
+    decrease. If it does not get there, a warning gives the remaining error.
 
     Args:
-        cost: ``[m, m2]``, overwritten.
+        cost: the costs between the two sets, ``[m, m2]``, which are overwritten.
         eps: the final regularization, in the unit of the costs.
-        scaling: factor of eps from stage to stage, in (0, 1).
+        scaling: the factor of eps from one stage to the next, in (0, 1).
+
+    Returns:
+        The potentials ``[m]`` and ``[m2]`` of the two sets, shifted to equal means.
+
+    Raises:
+        ConfigurationError: the cost matrix is larger than 800 MiB.
     """
     return _potentials(cost, eps, scaling, _over_relaxed)
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
-    """Anneal eps from the largest cost to its final value; ``finish`` does the last stage."""
+    """Compute the potentials of both sides, with eps falling from the largest cost to its final value.
+
+    Args:
+        cost: the costs ``[m, m2]``, which are overwritten.
+        eps: the final regularization, in the unit of the costs.
+        scaling: the factor of eps from one stage to the next.
+        finish: the function for the last stage, :func:`_half_way` or :func:`_over_relaxed`.
+
+    Returns:
+        The potentials ``[m]`` and ``[m2]``, of equal means.
+    """
     if cost.numel() * cost.element_size() > MAX_BYTES:
         raise ConfigurationError(
             f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {MAX_BYTES >> 20} MiB. "
@@ -184,7 +213,12 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
 
 
 def _half_way(plan: Tensor, iterations: int) -> Finished:
-    """Move both sides at once, half of the way that their marginals ask for."""
+    """Scale the rows and the columns of a plan at once, each by the square root of what its marginals require.
+
+    Args:
+        plan: ``[m, m2]``, the plan to scale.
+        iterations: the largest number of iterations.
+    """
     u, v = plan.new_ones(len(plan)), plan.new_ones(plan.shape[1])
     steps, error = 0, math.inf
     while steps < iterations and error >= TOLERANCE:
@@ -196,11 +230,16 @@ def _half_way(plan: Tensor, iterations: int) -> Finished:
 
 
 def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
-    """Move the sides in turns, omega times as far as their marginals ask for.
+    """Scale the columns and the rows of a plan alternately, by the power omega of what their marginals require.
 
     Thibault, Chizat, Dossal, Papadakis, "Overrelaxed Sinkhorn-Knopp Algorithm for Regularized Optimal Transport",
-    Algorithms 14(5), 2021. With omega = 1 the error falls by lambda a turn, which is next to 1 where eps is small; with
-    omega = 2 / (1 + (1 - lambda)^(1/2)) by omega - 1 (Young). Lambda is estimated from how the error falls.
+    Algorithms 14(5), 2021. With omega = 1 the error falls by a factor lambda per iteration, which is close to 1 if eps
+    is small. With omega = 2 / (1 + (1 - lambda)^(1/2)) it falls by the factor omega - 1 (Young). Lambda is estimated
+    from the decrease of the error.
+
+    Args:
+        plan: ``[m, m2]``, the plan to scale.
+        iterations: the largest number of iterations.
     """
     u, v = plan.new_zeros(len(plan)), plan.new_zeros(plan.shape[1])
     omega, most, before, error, steps = 1.0, MOST_OMEGA, math.inf, math.inf, 0
@@ -214,7 +253,7 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
         steps += BLOCK
         step = float(across.abs().mean() + down.abs().mean())
         if not math.isfinite(step):
-            # Far from the limit such a long stride leads away from it; turns with omega = 1 never do.
+            # Far from the limit, over-relaxation can diverge; omega = 1 never does.
             (u, v), omega, most, before = known, 1.0, 1 + (omega - 1) / 2, math.inf
             continue
         rate = max((step / before) ** (1 / BLOCK), omega - 1)
@@ -230,7 +269,20 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
 
 
 def _soft_minimum(cost: Tensor, other: Tensor, eps: float) -> Tensor:
-    """Compute -eps log mean_j exp((other_j - cost_ij) / eps), a block of rows at a time."""
+    """Compute the soft minimum of each row of the costs minus the other side's potentials.
+
+        -eps log mean_j exp((other_j - cost_ij) / eps),
+
+    in blocks of rows, which bound the memory.
+
+    Args:
+        cost: the costs ``[m, m2]``.
+        other: the potentials ``[m2]`` of the other side.
+        eps: the regularization.
+
+    Returns:
+        ``[m]``.
+    """
     rows = max(1, BLOCK_BYTES // (cost.element_size() * cost.shape[1]))
     parts = [torch.logsumexp((other - block) / eps, 1) for block in cost.split(rows)]
     return -eps * (torch.cat(parts) - math.log(cost.shape[1]))

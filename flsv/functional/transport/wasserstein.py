@@ -1,7 +1,7 @@
-"""Exact Wasserstein distances between samples, and the contribution shares that follow from them.
+"""Exact Wasserstein distances between samples, and contribution shares that are inversely proportional to them.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 1 and section 4.2, by
-POT's network simplex.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 1 and section 4.2. The
+transport is solved by POT's network simplex.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flsv.functional.transport.cost import label_augmented_cost
 from flsv.utilities.declared import NonNegative, checked
 from flsv.utilities.errors import ConfigurationError
 
-# POT's default of 100 000 pivots stops short from about 2000 samples a side.
+# POT's default of 100 000 pivots is too few from about 2000 samples on either side.
 MAX_PIVOTS = 100_000_000
 
 
@@ -31,18 +31,18 @@ def wasserstein_distance(
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
-    """Compute the Wasserstein distance between two sets of samples.
+    """Compute the Wasserstein distance between two sets of equally heavy samples.
 
         W_p = (min over plans pi of sum_ij pi_ij d_ij^p)^(1/p)
 
-    with d the root of :func:`label_augmented_cost`.
+    with d_ij the square root of :func:`label_augmented_cost` between samples i and j.
 
     Args:
-        x: ``[m, d]`` samples of one side.
-        x2: ``[m2, d]`` samples of the other.
-        y: ``[m]`` integer classes; None on either side leaves the label term out.
-        y2: ``[m2]`` integer classes of ``x2``.
-        p: the exponent, at least 1.
+        x: the samples of the first set, ``[m, d]``.
+        x2: the samples of the second set, ``[m2, d]``.
+        y: the integer classes of ``x``, ``[m]``. Without the classes of both sets labels do not enter the cost.
+        y2: the integer classes of ``x2``, ``[m2]``.
+        p: the exponent of the distances, at least 1.
         covariance: see :func:`label_augmented_cost`.
         label_weight: see :func:`label_augmented_cost`.
 
@@ -50,7 +50,7 @@ def wasserstein_distance(
         A scalar in feature units, in the dtype of ``x``; exactly 0 between equal sets.
 
     Raises:
-        ConfigurationError: wrong samples, labels or p.
+        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or an option is out of range.
 
     Example:
         >>> wasserstein_distance(torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [3.0]]))
@@ -63,8 +63,16 @@ def wasserstein_distance(
 
 
 def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute an optimal plan ``[m, m2]`` (a vertex of the polytope) for squared distances, and W_p."""
-    import ot  # imports scikit-learn and pandas, which most formulas do not need
+    """Compute an optimal transport plan between two sets of equally heavy points.
+
+    Args:
+        squared: the squared distances between the points, ``[m, m2]``.
+        p: the exponent of the distances in the cost, at least 1.
+
+    Returns:
+        The plan ``[m, m2]`` (a vertex of the polytope of all plans), and the Wasserstein distance W_p.
+    """
+    import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
 
     cost = squared.detach().cpu().double().numpy()
     cost = cost if p == 2 else cost ** (p / 2)
@@ -75,19 +83,19 @@ def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
 
 def contribution_shares(distances: Tensor) -> Tensor:
-    """Compute shares that are inversely proportional to distances.
+    """Compute clients' contribution shares, which are inversely proportional to their distances.
 
-        (1/W_i) / sum_j (1/W_j)
+        (1/W_i) / sum_j (1/W_j)    for the distance W_i of client i
 
     Args:
-        distances: ``[n]``, at least 0; NaN for a client never seen, inf for an infinite distance.
+        distances: the clients' distances, ``[n]``, at least 0 (possibly inf); NaN for a client without a distance.
 
     Returns:
-        ``[n]`` shares that sum to 1 over the clients seen; NaN stays NaN and does not count. If clients are at
-        distance 0 they share everything equally, which is the limit.
+        The shares, ``[n]``, which sum to 1; NaN for clients without a distance, which are left out. If there are
+        clients at distance 0, they share everything equally, which is the limit.
 
     Raises:
-        ConfigurationError: a negative distance, or not a vector.
+        ConfigurationError: a distance is negative, or ``distances`` is not a vector.
 
     Example:
         >>> contribution_shares(torch.tensor([1.0, 2.0, float("nan"), 2.0]))
@@ -99,7 +107,7 @@ def contribution_shares(distances: Tensor) -> Tensor:
         raise ConfigurationError(f"distances: expected a vector of numbers of at least 0, got {distances}.")
     seen = ~distances.isnan()
     nearest = distances[seen].min() if seen.any() else distances.new_zeros(())
-    # Relative to the nearest, so that distances of 1e-300 do not overflow; 0/0 and inf/inf are ties with the nearest.
+    # Relative to the smallest distance, so that 1/1e-300 does not overflow; 0/0 and inf/inf are ties with the smallest.
     share = torch.where(distances == nearest, torch.ones_like(distances), nearest / distances)
     share = share.where(seen, torch.full_like(distances, torch.nan))
     return share / share[seen].sum()
