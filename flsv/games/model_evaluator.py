@@ -168,7 +168,7 @@ class ModelEvaluator(VectorEvaluator):
                 self.chunk = len(rows) // 2
 
     def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
-        """Evaluate the models with the indices ``rows`` at once into ``sums``, and tell whether they fit into memory."""
+        """Evaluate the models with the indices ``rows`` into ``sums``, and tell whether they fit into memory."""
         try:
             self._score(rows, self._stacked(build, rows), sums)
         except RuntimeError as error:

@@ -107,7 +107,7 @@ class ModelScore:
         return "logged" if isinstance(self.of, str) else self
 
     def utility(self, values: Tensor) -> Tensor:
-        """Convert the measure's values to utilities, of which more is better: for ``mode="min"`` the sign is changed."""
+        """Convert the measure's values to utilities, of which more is better: ``mode="min"`` changes the sign."""
         return -values if self.mode == "min" else values
 
 

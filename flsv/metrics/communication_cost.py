@@ -40,11 +40,11 @@ class CommunicationCost(ContributionMetric):
         As a contribution: it measures traffic, not usefulness.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ValueError: shapes that do not fit, unknown or repeated client ids.
+        ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
         >>> cost = CommunicationCost(num_clients=3)
@@ -95,7 +95,7 @@ class CommunicationCost(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
+            client_ids: ``[k]``, the ids of the round's k clients.
             uploaded: ``[k]``, numbers sent to the server.
             downloaded: ``[k]``, numbers received from it.
             uploaded_bytes: ``[k]``; None: 4 bytes a number.

@@ -73,7 +73,7 @@ class ContributionEstimation(ContributionMetric):
         clients, which are equally different. It is made for FedCE's weights.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         combine: ``"times"``, as above, or ``"plus"``: the sum of the two factors.
         performance: m, a score in [0, 1] of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value that
             the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
@@ -112,7 +112,7 @@ class ContributionEstimation(ContributionMetric):
     per_class = False
     to_pay_by = False
     evaluates = True
-    #: Where a ``FederatedLoop`` finds the arguments of ``update``.
+    #: Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of, "aggregate": _aggregate}
     # No over_rounds, and so no intervals: shares of means over rounds are not means of the rounds' shares.
     plot_lower_bound = 0.0
@@ -156,9 +156,9 @@ class ContributionEstimation(ContributionMetric):
         """Add a round, and ask its clients.
 
         Args:
-            client_ids: ``[k]``.
-            client_updates: ``[k, P]``, parameters only.
-            aggregation_weights: ``[k]``.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers).
+            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
             aggregate: ``[P]``, the models' average by these weights.
             clients: the cohort.
         """

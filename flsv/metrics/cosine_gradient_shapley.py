@@ -46,7 +46,7 @@ class CosineGradientShapley(ContributionMetric):
         wrong.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         alpha: in [0, 1), how much of a reputation is memory.
         floor: the least reputation in a cohort, above 0.
         init: the past of the first round: ``"zero"``, as in the authors' code, where the reputations are
@@ -56,7 +56,7 @@ class CosineGradientShapley(ContributionMetric):
 
     Raises:
         ConfigurationError: alpha outside [0, 1), floor not above 0, another ``init``.
-        ValueError: shapes that do not fit, unknown or repeated client ids; a merge.
+        ValueError: shapes do not fit, or client ids are unknown or repeated; metrics are merged.
 
     Example:
         >>> metric = CosineGradientShapley(num_clients=4, alpha=0.5)
@@ -73,7 +73,7 @@ class CosineGradientShapley(ContributionMetric):
     to_pay_by = False
     full_state_update = True
     mergeable = False
-    #: Where a ``FederatedLoop`` finds the arguments of ``update``.
+    #: Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of}
     over_rounds = "sum"
     plot_lower_bound = 0.0
@@ -106,7 +106,7 @@ class CosineGradientShapley(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
+            client_ids: ``[k]``, the ids of the round's k clients.
             client_updates: ``[k, P]``, parameters only; a ``FederatedLoop`` passes the cohort's matrix, without a copy.
             num_samples: ``[k]``; None: the shares of the first round are equal.
             aggregation_weights: ``[k]``; None: the reputations are the weights.

@@ -38,7 +38,7 @@ class DomainRelevance(ContributionMetric):
         tens of clients would each have to receive many models.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         alpha: in [0, 1), the share of the old score that stays. The paper gives none.
         truth: ``[n, n]``, above 0 where a pair is relevant. By default, in a ``FederatedLoop``, the label overlap
             (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: it serves
@@ -47,7 +47,7 @@ class DomainRelevance(ContributionMetric):
 
     Raises:
         ConfigurationError: alpha outside [0, 1).
-        ValueError: shapes that do not fit, unknown or repeated client ids.
+        ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
         >>> metric = DomainRelevance(num_clients=3, truth=torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
@@ -91,7 +91,7 @@ class DomainRelevance(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
+            client_ids: ``[k]``, the ids of the round's k clients.
             peer_values: ``[k, n]``, NaN for clients not looked at.
         """
         n = self.num_clients

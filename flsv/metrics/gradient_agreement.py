@@ -46,7 +46,7 @@ class GradientAgreement(ContributionMetric):
         may overstate their numbers of samples and nothing bounds them (:class:`flsv.filters.SampleCap`).
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         blend: b in [0, 1], the weight of the agreement.
         loss: for modules other than classifiers: the loss that they log in ``validation_step``, such as
             ``"val_loss"``. Its slopes are difference quotients, one evaluation a client. None: the classifier's
@@ -59,7 +59,7 @@ class GradientAgreement(ContributionMetric):
     Raises:
         ConfigurationError: ``blend`` out of range; ``balanced`` with a ``loss``; before the first round, a loss that
             the module does not log.
-        ValueError: shapes that do not fit, unknown or repeated client ids.
+        ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
         >>> metric = GradientAgreement(num_clients=4)
@@ -107,7 +107,7 @@ class GradientAgreement(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return {"gradient_products": self._slopes, "client_updates": parameters_of}
 
     def _slopes(self, round: Round) -> Tensor:
@@ -127,10 +127,12 @@ class GradientAgreement(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
-            gradient_products: ``[k]``, g . d_i.
-            client_updates: ``[k, P]``, parameters only; a ``FederatedLoop`` passes the cohort's matrix.
-            num_samples: ``[k]``.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
+                updates d_i.
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers); a ``FederatedLoop``
+                passes the round's :class:`ClientMatrix`.
+            num_samples: ``[k]``, the clients' numbers of training samples.
         """
         matrix = self._matrix(client_ids, client_updates)
         k = len(client_ids)

@@ -43,7 +43,7 @@ class GradientShapley(ContributionMetric):
         performance other than the loss: take :class:`CumulativeShapley`.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         order: 1 or 2.
         momentum: mu in [0, 1) of a moving average over a client's rounds; 0: the last round's value.
         loss: for modules other than classifiers, such as language models: the loss that they log in
@@ -84,7 +84,7 @@ class GradientShapley(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return _products(self)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -95,9 +95,11 @@ class GradientShapley(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
-            gradient_products: ``[k]``, g . d_i.
-            hessian_products: ``[k, k]``, d_i^T H d_j; None: the first order.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
+                updates d_i.
+            hessian_products: ``[k, k]``, the products d_i^T H d_j with the loss's Hessian H; None: only the first order
+                is used.
         """
         values = gradient_shapley(gradient_products, hessian_products)
         self.history = momentum_add(self.history, client_ids, values[:, None], self.momentum)

@@ -51,8 +51,8 @@ class InRunShapley(ContributionMetric):
         at the clients, and without a validation set at the server.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M, likewise.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
         order: 1, or 2, which takes k Hessian-vector products on the validation set a round.
         loss: for modules other than classifiers, such as language models: the loss that they log in
             ``validation_step``, such as ``"val_loss"``, with order 1; samples without classes are of one. None: the
@@ -105,7 +105,7 @@ class InRunShapley(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return _products(self) | {"server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:

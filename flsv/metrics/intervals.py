@@ -138,7 +138,7 @@ class WithIntervals(Metric):
         """Record a round's own overall values, once in every ``update``; without ``over_rounds`` nothing is recorded.
 
         Args:
-            client_ids: ``[k]``.
+            client_ids: ``[k]``, the ids of the round's k clients.
             values: ``[k]``, the clients' values by this round alone, over all classes.
             factor: the values' factor in a ``"sum"``, ``[k]`` or one for all, such as by the client's chance to be
                 drawn.

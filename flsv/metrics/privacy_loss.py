@@ -33,11 +33,11 @@ class PrivacyLoss(ContributionMetric):
 
     Args:
         privacy: the mechanism that the clients apply to their updates.
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ValueError: unknown or repeated client ids.
+        ValueError: client ids are unknown or repeated.
 
     Example:
         >>> metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=3.0), num_clients=3)

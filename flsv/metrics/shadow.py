@@ -157,8 +157,9 @@ class ShadowShapley(MeasuredMetric):
         judge. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
+            its own.
         coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-two-out"`` of ten to
             twelve, ``"pairs+leave-one-out"`` of others; by fits the truest of ``"all"``, these two, ``"both"`` and
             ``"singles"`` within ``max_fits``),
@@ -166,7 +167,7 @@ class ShadowShapley(MeasuredMetric):
             but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two), ``"all"``,
             or a list of lists of members. The empty and the full coalition are always evaluated.
         performance: the performance measure of a model, see :mod:`flsv.games.performance`.
-        per_class: values per class, with the number of classes taken from the data.
+        per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last; between them the previous values stand.
             Training goes on in every round. None: every round; of other performances than ``"accuracy"``,
@@ -174,8 +175,9 @@ class ShadowShapley(MeasuredMetric):
             a run.
         max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
             a fit of its own. Coalitions that are named are trained whatever they cost.
-        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
-            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
+        judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
+            they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
+            :mod:`flsv.games.judges`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -224,7 +226,7 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return {"utility": self._game}
 
     @property
@@ -269,10 +271,10 @@ class ShadowShapley(MeasuredMetric):
         """Compute the values of the coalitions' game after a round.
 
         Args:
-            client_ids: ``[k]``.
+            client_ids: ``[k]``, the ids of the round's k clients.
             coalitions: bool ``[K, n]``, the empty and the full one among them.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``.
-            round_index: from 0.
+            round_index: the round's index, from 0.
         """
         if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
             raise ValueError(f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}.")

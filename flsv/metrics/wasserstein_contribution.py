@@ -40,7 +40,7 @@ class WassersteinContribution(ContributionMetric):
         where clients may send made-up summaries, which nothing checks.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.valuation.features.Features`.
         support: points of the interpolating measures; None: 100, or as many as the smallest client can afford without
             giving its samples away, see :class:`flsv.valuation.FedBary`.
@@ -104,7 +104,7 @@ class WassersteinContribution(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return {"generator": lambda round: round.generator(type(self).__name__)}
 
     def check(self, num_samples: Tensor) -> None:

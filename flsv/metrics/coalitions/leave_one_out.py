@@ -15,9 +15,9 @@ class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args"
     .. math::
         v_i = U(C) - U(C \setminus i)
 
-    Inputs and arguments are those of :class:`flsv.metrics.PartialFederatedShapley`, without the estimator's.
-    ``compute`` gives ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client never seen
-    is NaN.
+    U(S) is the performance of the model of coalition S, and C the round's k clients. Inputs and arguments are those of
+    :class:`flsv.metrics.PartialFederatedShapley`, without the arguments of the estimator. ``compute`` gives
+    ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
 
     When not to use it:
         For payment: two clients with the same data both have 0, since neither is missed without the other; the values

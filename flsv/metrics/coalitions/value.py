@@ -104,9 +104,10 @@ class CoalitionValue(MeasuredMetric):
         :class:`GradientAgreement` there.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M. Where it is set, values are per class: the game of each class's accuracy.
-        performance: the performance measure of a coalition's model, where values are not per class: ``"accuracy"``,
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
+            its own.
+        performance: the performance measure of a coalition's model if values are not per class: ``"accuracy"``,
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
             the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
         value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
@@ -124,11 +125,12 @@ class CoalitionValue(MeasuredMetric):
             that is a gain, and a free rider gets a positive value. ``"aggregation"``: by the weights of
             the round's own aggregation, made to sum to 1 inside a coalition; ``"aggregation-fixed"``: by those as they
             are, so that a small coalition makes a small step.
-        per_class: values per class, with the number of classes taken from the data.
-        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better; of a torchmetrics metric where
-            it does not say so itself.
-        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
-            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
+        per_class: compute values per class, with the number of classes taken from the data.
+        mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
+            without ``higher_is_better``.
+        judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
+            they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
+            :mod:`flsv.games.judges`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -246,8 +248,8 @@ class CoalitionValue(MeasuredMetric):
         Args:
             client_ids: ``[k]``, the players.
             utility: ``utility(masks: bool [K, k]) -> [K]`` or ``[K, M]``.
-            generator: of the estimator.
-            round_index: from 0.
+            generator: the estimator's generator of random numbers.
+            round_index: the round's index, from 0.
             aggregation_weights: ``[k]``; not used: the utility has them.
         """
         factor = self.fold.factor(round_index)
