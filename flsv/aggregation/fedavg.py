@@ -20,7 +20,8 @@ class FedAvg(Aggregator):
     """Average of the clients' models, weighted by their numbers of training samples or equally.
 
     Args:
-        weighting: ``"samples"`` (McMahan et al.) or ``"uniform"``.
+        weighting: the clients' weights: ``"samples"``, in proportion to their numbers of samples (McMahan et al.), or
+            ``"uniform"``, equal.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Example:

@@ -1,4 +1,6 @@
-"""Filters: steps of the server between receiving a cohort's updates and measuring and aggregating them."""
+"""Filters: what the server does with the updates of a round after receiving them and before measuring and aggregating
+them.
+"""
 
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort

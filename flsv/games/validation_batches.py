@@ -60,7 +60,7 @@ def _recut(batches: list[Pair], size: int) -> list[Pair]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a clone of a tensor made in inference mode, which could not be part of an autograd graph."""
+    """Return the tensor, or a clone if it was made in inference mode and so could not be part of an autograd graph."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 

@@ -71,7 +71,7 @@ class Fold(ABC):
         return {}
 
     def prior(self, num_clients: int | None) -> float | None:
-        """Return the value that samplers and aggregators assume for a client that never took part; None: they get NaN."""
+        """Return the value that samplers and aggregators assume for a client that never took part; None: NaN."""
         if self.init == "uniform":
             return None if num_clients is None else 1 / num_clients
         return self.init
