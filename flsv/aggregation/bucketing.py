@@ -32,7 +32,7 @@ class Bucketing(Aggregator):
         size: number of clients in a bucket, s in the paper, which is 2 in most of its experiments.
 
     Raises:
-        ConfigurationError: an argument out of range, or an aggregator that is refused.
+        ConfigurationError: an argument is out of range, or the aggregator is refused.
 
     Example:
         >>> from flsv.aggregation import GeometricMedian

@@ -19,10 +19,10 @@ class FedCE(Aggregator):
     """Aggregate x + sum_i c_i d_i, with x the global model, d_i client i's update and c_i its contribution as estimated
     in earlier rounds; in the first round the weights are equal.
 
-    The authors' code includes the directions of the current round's updates in the weights. Here they are included from
-    the next round on; the clients' errors are so in both implementations. Choices that the paper, which has full
-    participation, leaves open: the cohort's weights are scaled to sum to 1, and a client without an estimate gets the
-    mean of the others' estimates.
+    The authors' code includes the directions of the current round's updates in the weights. Here these directions are
+    included from the next round on, and in both implementations the clients' errors, too. Choices that the paper, which
+    has full participation, leaves open: the cohort's weights are scaled to sum to 1, and a client without an estimate
+    gets the mean of the others' estimates.
 
     Args:
         metric: the name of a :class:`flsv.metrics.ContributionEstimation` among the loop's metrics.

@@ -36,7 +36,7 @@ class TrimmedMean(Aggregator):
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: an argument out of range; before training, a trim above 0 that leaves out no client.
+        ConfigurationError: an argument is out of range; before training: ``trim`` is above 0 but leaves out no client.
 
     Example:
         >>> TrimmedMean(trim=0.3)

@@ -38,8 +38,8 @@ class HeadAlignment(Alignment):
             the last ``nn.Linear``.
 
     Raises:
-        ConfigurationError: a mix out of range; before training, a module without a classifier head, or without one of
-            the classes.
+        ConfigurationError: ``mix`` is out of range; before training: the module has no classifier head, or the head
+            lacks one of the classes.
 
     Example:
         >>> from torch import nn

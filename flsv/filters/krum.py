@@ -32,8 +32,8 @@ class MultiKrum(UpdateFilter):
         keep: m in the paper, the number of clients to keep; None: k - f for a cohort of k clients. ``keep=1`` is Krum.
 
     Raises:
-        ConfigurationError: an argument out of range; before training, a federation that is too small, or a
-            personalizer, which lets clients start from different models.
+        ConfigurationError: an argument is out of range; before training: the federation is too small, or a personalizer
+            lets clients start from different models.
 
     Example:
         >>> MultiKrum(byzantine=2)

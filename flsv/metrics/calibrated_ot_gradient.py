@@ -90,7 +90,7 @@ class CalibratedOTGradient(WassersteinContribution):
         map_clients(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
-        """Compute the clients' shares of samples that are not flagged, ``[num_clients]``; NaN for clients never seen."""
+        """Compute the clients' shares of unflagged samples, ``[num_clients]``; NaN for clients never seen."""
         return 1 - self.flagged
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -26,33 +26,36 @@ def _products(metric: Any) -> dict[str, Any]:
 
 
 class GradientShapley(ContributionMetric):
-    r"""Exact Shapley values of the first- or second-order expansion of U(S) = -L(x + mean of the updates of S).
+    r"""Exact Shapley values of the first- or second-order Taylor expansion of U(S) = -L(x + mean of the updates of S).
 
     .. math::
         U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle - \tfrac12 \bar d_S^\top H \bar d_S
 
-    It costs one gradient of the validation loss and k dot products a round, and k Hessian-vector products for the
-    second order. It is accurate while updates are small; see :func:`flsv.functional.gradient_shapley`.
+    Here L is the validation loss, x the global model, g and H the gradient and Hessian of L at x, d_i client i's update
+    and :math:`\bar d_S` the mean update of coalition S. A round of k clients costs one gradient and k dot products, and
+    k Hessian-vector products for the second order. The expansion is accurate if updates are small; see
+    :func:`flsv.functional.gradient_shapley`.
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i) and ``hessian_products [k, k]``
     (d_i^T H d_j) or None. ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss; a
-    client outside the cohort keeps its value, one never seen is NaN.
+    client that does not take part in a round keeps its value, a client that never took part is NaN.
 
     When not to use it:
-        With large steps (many local epochs, high rates): the expansion is accurate for small updates only. For a
-        performance other than the loss: take :class:`CumulativeShapley`.
+        With large updates (many local epochs, high learning rates): the expansion is accurate for small updates only.
+        For a performance other than the loss: take :class:`CumulativeShapley`.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        order: 1 or 2.
-        momentum: mu in [0, 1) of a moving average over a client's rounds; 0: the last round's value.
-        loss: for modules other than classifiers, such as language models: the loss that they log in
-            ``validation_step``, such as ``"val_loss"``, with order 1. None: the classifier's cross-entropy.
+        order: the order of the expansion, 1 or 2.
+        momentum: mu in [0, 1), the weight of the past in a moving average over a client's rounds; 0 gives the last
+            round's value.
+        loss: for modules other than classifiers, such as language models: the name of the loss that they log in
+            ``validation_step``, such as ``"val_loss"``, with order 1 only. None: the classifier's cross-entropy.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: another order, momentum outside [0, 1), order 2 of a ``loss``; before the first round, a
-            loss that the module does not log, or not with its graph.
+        ConfigurationError: the order is not 1 or 2, the momentum is outside [0, 1), or order 2 is used with a ``loss``;
+            before the first round: the module does not log the loss, or logs it without its autograd graph.
 
     Example:
         >>> metric = GradientShapley(num_clients=3)

@@ -82,7 +82,7 @@ class Upload(ValidatedArguments, ABC):
             name: name of the number: ``"loss"``, the training loss; ``"score"`` or ``"gain"``, of a model on the
                 client's validation samples.
             value: the true number.
-            context: sender and round.
+            context: the update's sender and round.
         """
         return value
 
@@ -119,7 +119,7 @@ def upload(
         vector: the trained model ``[P]``; returned itself if no upload changes the update.
         start: the client's start point ``[P]``.
         global_vector: the global model ``[P]`` at the start of the round.
-        context: sender and round.
+        context: the update's sender and round.
 
     Returns:
         The model ``[P]`` that the server receives, and its size in transmission.
