@@ -159,6 +159,8 @@ def _any(stretches: Tensor) -> Tensor:
 
 
 def _later(stretches: Tensor) -> Tensor:
-    """Return the last row of ``stretches [W, 2]`` that belongs to a part of the run with rounds (no entry is negative)."""
+    """Return the last row of ``stretches [W, 2]`` without a negative entry, which is from a part of the run with
+    rounds.
+    """
     having = stretches[(stretches >= 0).all(1)]
     return having[-1] if len(having) else stretches[-1]

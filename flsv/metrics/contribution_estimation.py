@@ -23,7 +23,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def _aggregate(round: Round) -> Tensor:
-    """Compute the average ``[P]`` of the clients' models with the round's aggregation weights, normalized to sum to 1."""
+    """Compute the average ``[P]`` of the clients' models, by the round's aggregation weights scaled to sum to 1."""
     assert round.aggregation_weights is not None
     return round.combine(_shares(round.aggregation_weights).to(round.client_vectors))
 

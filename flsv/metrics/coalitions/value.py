@@ -205,7 +205,7 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def sign(self) -> str:  # type: ignore[override]  # likewise
-        """That of the fold."""
+        """Meaning of positive, negative and zero values, from the fold."""
         return self.fold.sign
 
     @property
