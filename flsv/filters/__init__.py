@@ -1,5 +1,5 @@
-"""Filters: what the server does with the updates of a round after receiving them and before measuring and aggregating
-them.
+"""Filters: changes that the server makes to a round's updates after it receives them and before it measures and
+aggregates them.
 """
 
 from flsv.filters.base import UpdateFilter

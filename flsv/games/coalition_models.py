@@ -33,8 +33,8 @@ class CoalitionModels:
         round: the round whose clients form the coalitions.
         weighting: the clients' weights: ``"uniform"``, ``"samples"``, a tensor of fixed weights ``[k]``, or
             :class:`Renormalized` weights.
-        server_lr: factor of the weighted mean of updates that is added to the global model's parameters; buffers ignore
-            it.
+        server_lr: the server's learning rate, a factor of the weighted mean update of the parameters; it does not apply
+            to buffers.
 
     Attributes:
         key: a value that is equal for two objects if each coalition has the same model in both.

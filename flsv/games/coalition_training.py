@@ -136,7 +136,7 @@ def make_evaluator(
         trainer: the fit's trainer, with its module on its device.
         space: the map between the module's state and vectors ``[P]``.
         data: the federation's data, with a validation set for the server.
-        measure: the performance measure, see :class:`flsv.games.RetrainedUtility`.
+        measure: the performance measure, as in :class:`flsv.games.RetrainedUtility`.
     """
     if isinstance(measure, ModelScore) and measure.judged:
         loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))

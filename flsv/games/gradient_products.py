@@ -17,8 +17,8 @@ from flsv.games.validation_batches import Pair, checked_logits
 
 
 class GradientProducts(NamedTuple):
-    """Products of updates with the loss's gradient and Hessian, float64, as
-    :func:`flsv.functional.gradient_shapley` takes them.
+    """Products of clients' updates with the validation loss's gradient and Hessian, float64, the input of
+    :func:`flsv.functional.gradient_shapley`.
 
     Attributes:
         gradient: ``[k]``, the dot products g . d_i of the gradient g with the update d_i of each of k clients.

@@ -33,8 +33,8 @@ class CalibratedOTGradient(WassersteinContribution):
     number of flagged samples and a histogram are sent. ``flsv value`` draws the histograms.
 
     Inputs, and all arguments that are not listed here, are the same as for :class:`WassersteinContribution`.
-    ``compute`` returns ``[num_clients]`` in [0, 1], NaN for clients never seen. ``diagnostics`` returns the distances
-    and the shares of flagged samples.
+    ``compute`` returns ``[num_clients]`` in [0, 1], NaN for clients that never took part. ``diagnostics`` returns the
+    distances and the shares of flagged samples.
 
     When not to use it:
         For payment: it counts samples that look unlike the server's samples, among them rare correct samples. With few
@@ -90,7 +90,7 @@ class CalibratedOTGradient(WassersteinContribution):
         map_clients(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
-        """Compute the clients' shares of unflagged samples, ``[num_clients]``; NaN for clients never seen."""
+        """Compute the clients' shares of unflagged samples, ``[num_clients]``; NaN for clients that never took part."""
         return 1 - self.flagged
 
     def diagnostics(self) -> dict[str, Tensor]:

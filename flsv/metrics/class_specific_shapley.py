@@ -31,10 +31,10 @@ class ClassSpecificShapley(ContributionMetric):
 
     As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``, and for
     ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]. 1: the
-    client's update for this class points the same way as the aggregate; 0: orthogonal; negative: opposed. A client
-    outside the cohort keeps its row; a client never seen is NaN. ``per_client`` returns the mean over classes, which is
-    in [-1, 1] too; gamma of eq. 6, with which ShapFed weights its aggregation, is (1 + mean) / 2, see
-    :func:`flsv.functional.participant_weights`.
+    client's update for this class points the same way as the aggregate; 0: orthogonal; negative: opposed. A client that
+    does not take part in a round keeps its row; a client that never took part is NaN. ``per_client`` returns the mean
+    over classes, which is in [-1, 1] too; gamma of eq. 6, with which ShapFed weights its aggregation, is (1 + mean) /
+    2, see :func:`flsv.functional.participant_weights`.
 
     With two classes the rows of the head's update mirror each other (the gradients of two logits sum to 0), so that
     both classes have the same value. The value then shows which clients oppose the majority, such as a client with
@@ -177,12 +177,12 @@ class ClassSpecificShapley(ContributionMetric):
         self.note_round(client_ids, mean)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients, num_classes]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients, num_classes]``, NaN for clients that never took part."""
         return momentum_value(self.history, self.momentum)[:, : self.num_classes]
 
     def per_client(self, value: Tensor) -> Tensor:
         """Compute the mean over classes ``[num_clients]``, in [-1, 1], times the clients' samples with
-        ``weighting="samples"``; NaN for clients never seen.
+        ``weighting="samples"``; NaN for clients that never took part.
         """
         mean = super().per_client(value)
         return mean * momentum_value(self.history, self.momentum)[:, -1].to(mean) if self._weighs else mean

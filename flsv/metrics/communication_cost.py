@@ -130,7 +130,7 @@ class CommunicationCost(ContributionMetric):
         return torch.stack([up, down], dim=1)
 
     def compute(self) -> Tensor:
-        """Compute the numbers sent and received, float64 ``[num_clients, 2]``, NaN for clients never seen."""
+        """Compute the numbers sent and received, float64 ``[num_clients, 2]``, NaN for clients that never took part."""
         return self.exchanged.double().masked_fill(~self.seen[:, None], float("nan"))
 
     def per_client(self, value: Tensor) -> Tensor:

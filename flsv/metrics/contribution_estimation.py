@@ -62,8 +62,8 @@ class ContributionEstimation(ContributionMetric):
     As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only),
     ``aggregation_weights [k]``, ``aggregate [P]`` (the clients' models averaged with these weights) and the
     ``clients``, each of which is asked for the score of the aggregate without its own model. ``compute`` gives
-    ``[num_clients]``, values that sum to 1 up to the floor; NaN for clients never seen. ``diagnostics`` returns the
-    mean cosines and the mean errors.
+    ``[num_clients]``, values that sum to 1 up to the floor; NaN for clients that never took part. ``diagnostics``
+    returns the mean cosines and the mean errors.
 
     Differences from the authors' code, in which all clients take part in all rounds: means are over the rounds in which
     a client took part; the aggregate is scored in the round in which it is computed, while the authors' clients score
@@ -183,7 +183,7 @@ class ContributionEstimation(ContributionMetric):
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
-        """Compute the contributions ``[num_clients]``, NaN for clients never seen."""
+        """Compute the contributions ``[num_clients]``, NaN for clients that never took part."""
         seen = self.seen > 0
         value = torch.full_like(self.cosines, float("nan"))
         if seen.any():

@@ -32,8 +32,8 @@ class CosineGradientShapley(ContributionMetric):
     ``num_samples [k]`` and ``aggregation_weights [k]``. In a ``FederatedLoop`` the metric is updated after aggregation,
     with the weights of that aggregation in :math:`u_N`: with :class:`flsv.aggregation.CGSV` these weights are the
     reputations before the round, as in the paper, and in the first round the clients' shares of the samples.
-    ``compute`` gives ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients never seen.
-    ``diagnostics`` returns each client's last :math:`\varphi_i`.
+    ``compute`` gives ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients that never took
+    part. ``diagnostics`` returns each client's last :math:`\varphi_i`.
 
     The paper has full participation only. Here a round redistributes the sum of its clients' reputations among them, so
     that absent clients keep their reputations; a client that joins late starts from the mean of the known reputations.
@@ -134,7 +134,7 @@ class CosineGradientShapley(ContributionMetric):
         self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def compute(self) -> Tensor:
-        """Compute the reputations ``[num_clients]``, NaN for clients never seen."""
+        """Compute the reputations ``[num_clients]``, NaN for clients that never took part."""
         return self.reputation / self.reputation.nansum()
 
     def diagnostics(self) -> dict[str, Tensor]:

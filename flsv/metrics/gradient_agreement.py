@@ -43,7 +43,7 @@ class GradientAgreement(ContributionMetric):
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i), ``client_updates [k, P]``
     (parameters only) and ``num_samples [k]``. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
-    clients seen, NaN for clients never seen. ``diagnostics`` returns :math:`u_i` and the mean cosines.
+    clients seen, NaN for clients that never took part. ``diagnostics`` returns :math:`u_i` and the mean cosines.
 
     When not to use it:
         Where classes are of very unequal size: the mean loss's gradient is dominated by the large classes. Where
@@ -162,7 +162,7 @@ class GradientAgreement(ContributionMetric):
         self.note_round(ids, parts, torch.ones_like(parts).to(self.round_spread))
 
     def compute(self) -> Tensor:
-        """Compute the shares ``[num_clients]``, NaN for clients never seen."""
+        """Compute the shares ``[num_clients]``, NaN for clients that never took part."""
         return gradient_agreement(*self._parts(), self.blend).float()
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -109,5 +109,5 @@ class GradientShapley(ContributionMetric):
         self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]``, in nats, NaN for clients never seen."""
+        """Compute the values ``[num_clients]``, in nats, NaN for clients that never took part."""
         return momentum_value(self.history, self.momentum).squeeze(-1)

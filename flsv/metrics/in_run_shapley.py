@@ -147,7 +147,7 @@ class InRunShapley(ContributionMetric):
         self.note_round(client_ids, values.sum(1))
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients, M + order]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients, M + order]``, NaN for clients that never took part."""
         return self.total.masked_fill((self.seen == 0)[:, None], float("nan"))
 
     def columns(self) -> list[str]:

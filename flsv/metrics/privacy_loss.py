@@ -72,7 +72,7 @@ class PrivacyLoss(ContributionMetric):
         self.participations = self.participations.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
-        """Compute epsilon ``[num_clients]``, NaN for clients never seen."""
+        """Compute epsilon ``[num_clients]``, NaN for clients that never took part."""
         epsilons = [self.privacy.epsilon(rounds) if rounds else float("nan") for rounds in self.participations.tolist()]
         return torch.tensor(epsilons, device=self.participations.device)
 

@@ -153,7 +153,8 @@ class ShadowShapley(MeasuredMetric):
 
     As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, which include the empty and the full
     coalition, and their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's
-    values ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
+    values ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``; a client that never took
+    part is NaN.
 
     When not to use it:
         With large models or slow sites: clients train and send several models. Where sites must not tell more than one
@@ -336,7 +337,7 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients that never took part."""
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 

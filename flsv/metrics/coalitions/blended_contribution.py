@@ -118,7 +118,7 @@ class BlendedContribution(
         self.cosine = self.cosine.index_add(0, client_ids, cosine.to(self.cosine))
 
     def compute(self) -> Tensor:
-        """Compute the shares ``[num_clients]``, NaN for clients never seen."""
+        """Compute the shares ``[num_clients]``, NaN for clients that never took part."""
         return gradient_agreement(super().compute(), self.cosine / self.seen).to(self.total)
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ class Fold(ABC):
 
     @abstractmethod
     def compute(self, metric: Any) -> Tensor:
-        """Compute the values ``[n, M]``, NaN for clients never seen."""
+        """Compute the values ``[n, M]``, NaN for clients that never took part."""
 
     def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
         """Return the standard error ``[n, M]`` that the estimator's errors imply, and its degrees of freedom; None if

@@ -17,7 +17,7 @@ class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args"
 
     U(S) is the performance of the model of coalition S, and C the round's k clients. Inputs and arguments are those of
     :class:`flsv.metrics.PartialFederatedShapley`, without the arguments of the estimator. ``compute`` gives
-    ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
+    ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client that never took part is NaN.
 
     When not to use it:
         For payment: two clients with the same data both have 0, since neither is missed without the other; the values

@@ -18,15 +18,15 @@ class LowerBoundShapley(CoalitionValue, chosen=("value", "fold")):
     :math:`T_i` rounds in which it took part, and Student's quantile :math:`t`; the deviation includes the error of a
     sampled estimate, and the change of values in the course of training. In a client's first round the bound is its
     value minus the estimator's standard error times the normal quantile. Payment by the bound covers established
-    contributions only: values that vary from round to round, like those of noise and of few samples, give a lower
-    bound, and so does rare participation. The bound does not protect against a client that registers twice, whose
+    contributions only: values that vary from round to round, like those of clients with noise or few samples, make the
+    bound lower, and so does rare participation. The bound does not protect against a client that registers twice, whose
     values vary no more than a single client's values: against that take ``estimator="banzhaf"``, under which two copies
     together have the value of a single client, or ``"beta"`` with ``{"alpha": 1, "beta": 4}``, under which the two have
     less (see :mod:`flsv.functional.shapley.semivalues`).
 
     Inputs are those of :class:`flsv.metrics.PartialFederatedShapley`. ``compute`` gives ``[num_clients]`` or
-    ``[num_clients, num_classes]``, in the utility's unit; NaN for clients never seen. ``diagnostics`` also returns the
-    means.
+    ``[num_clients, num_classes]``, in the utility's unit; NaN for clients that never took part. ``diagnostics`` also
+    returns the means.
 
     When not to use it:
         To estimate the contribution itself: the bound is lower the fewer rounds there are, and does not sum to the

@@ -22,7 +22,7 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
 
     with :math:`SV_i` client *i*'s Shapley value in the round's game, minimum and maximum over the round's clients C,
     and :math:`\beta` the weight of the past; if all values are equal, NSV is 1/2 (the paper does not specify this
-    case). A client outside the cohort keeps its value; all clients start at ``init``.
+    case). A client that does not take part in a round keeps its value; all clients start at ``init``.
 
     **Free riders.** As the paper defines it, a client that returns the model unchanged has a positive value, for two
     reasons. First, in an average over the coalition an update of zero shrinks the others' updates, which improves the
@@ -30,11 +30,11 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
     ranks above all clients with a negative value. Measured with FedAvg on the digits (8 clients, one of them a free
     rider, 20 rounds; equal data and Dirichlet 0.5, 2 seeds each): the free rider's Shapley values are 0.022 to 0.035 on
     average, the honest clients' 0.002 to 0.004; it ranks first, with 0.18 to 0.21 of the SSV where an equal share is
-    0.125. Neither of two remedies is enough by itself: ``normalize="positive"`` gives the free rider 0.25 to 0.38 of
-    the SSV, ``weighting="fixed"`` 0.10 to 0.12. With ``normalize="positive", weighting="fixed", init=None`` it has
-    exactly 0, and no weight under :class:`flsv.aggregation.ShapleyWeighted`. That holds for exact values (cohorts of up
-    to 10 clients), and for models without BatchNorm, whose statistics are averaged in every game. A round without a
-    positive value counts as 0 for all clients.
+    0.125. Neither of the two remedies in flsv is enough by itself: ``normalize="positive"`` gives the free rider 0.25
+    to 0.38 of the SSV, ``weighting="fixed"`` 0.10 to 0.12. With ``normalize="positive", weighting="fixed", init=None``
+    it has exactly 0, and no weight under :class:`flsv.aggregation.ShapleyWeighted`. That holds for exact values
+    (cohorts of up to 10 clients), and for models without BatchNorm, whose statistics are averaged in every game. A
+    round without a positive value counts as 0 for all clients.
 
     Inputs are those of :class:`flsv.metrics.PartialFederatedShapley`. ``compute`` returns ``[num_clients]`` in [0, 1],
     NaN for clients that never took part; samplers and aggregators assume ``init`` for them.
