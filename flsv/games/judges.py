@@ -60,7 +60,8 @@ def judge(
         With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
         the numbers of the client's held-out samples of each of M classes, row 1 + i the numbers of those that model i
         classifies correctly. A class of which the client holds out fewer than :data:`LEAST` samples has zeros in its
-        column; the last column is the sum over all such classes.
+        column; the last column is the sum over all such classes, or 0 if the client holds out fewer than :data:`LEAST`
+        samples of them together.
     """
     if performance is not None:
         return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))

@@ -143,8 +143,8 @@ class WithIntervals(Metric):
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
             values: ``[k]``, the clients' values from this round only, over all classes.
-            factor: the factor of the values in a ``"sum"``, ``[k]`` or one number for all clients, such as the inverse
-                of a client's probability to be drawn.
+            factor: the factor of the values in a ``"sum"``, ``[k]`` or one number for all clients, such as one that
+                depends on the client's probability to be drawn.
             keep: factor by which all earlier factors are multiplied, if past rounds get less weight.
         """
         if self.over_rounds is not None:

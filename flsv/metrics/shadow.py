@@ -337,7 +337,7 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients that never took part."""
+        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; clients that never took part are NaN."""
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 

@@ -274,7 +274,7 @@ class CoalitionValue(MeasuredMetric):
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients that never took part."""
+        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; clients that never took part are NaN."""
         value = self.fold.compute(self)
         return value if self.per_class else value.squeeze(-1)
 
