@@ -31,7 +31,8 @@ class CGSV(Aggregator):
         metric: the name of a :class:`flsv.metrics.CosineGradientShapley` among the loop's metrics.
         scale: length of a normalized update, the paper's Gamma. As the step size of the whole federation it should be
             near the length of the clients' updates.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the scale is not above 0.

@@ -30,7 +30,8 @@ class DivergenceWeighted(Aggregator):
             whole federation's label counts, which are then sent to the clients (as secure aggregation would).
         normalize_divergence: whether to scale the cohort's F to sum to 1. Without it, most weights of the paper's own
             experiments would be negative.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the kind or reference is unknown, or a or b is not finite.

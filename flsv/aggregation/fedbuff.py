@@ -34,7 +34,8 @@ class FedBuff(Aggregator):
 
     Args:
         exponent: exponent of the staleness weight; 0.5 in the paper; with 0 staleness has no effect.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the exponent is negative; before training: the personalizer is not :class:`StaleStarts`.

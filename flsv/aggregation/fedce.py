@@ -26,7 +26,8 @@ class FedCE(Aggregator):
 
     Args:
         metric: the name of a :class:`flsv.metrics.ContributionEstimation` among the loop's metrics.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> FedCE()

@@ -31,7 +31,8 @@ class GeometricMedian(Aggregator):
         smoothing: nu > 0, the distance below which a client's weight no longer grows.
         iterations: the largest number of steps; the paper finds 3 to be enough.
         tolerance: relative decrease of the objective below which the iteration ends.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: an argument is out of range.

@@ -36,7 +36,8 @@ class ShapFedWA(Aggregator):
     Args:
         metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
         weighting: factor on gamma: ``"uniform"``: 1, as in the paper; ``"samples"``: the client's number of samples.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the weighting is unknown.

@@ -34,7 +34,8 @@ class ShapleySoftmax(Aggregator):
             gets the metric's ``prior`` or, if there is no prior, the mean of the other clients' values.
         step: total weight of the clients, in (0, 1]; the global model x has the rest.
         temperature: divisor of the values, above 0.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: the step is outside (0, 1], or the temperature is not above 0; before training: the metric

@@ -28,7 +28,8 @@ class ShapleyWeighted(Aggregator):
             count as 0. A client that never took part gets the metric's ``prior`` or, if there is no prior, the mean of
             the other clients' values.
         normalize: whether to scale the cohort's weights to sum to 1.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> ShapleyWeighted("value")

@@ -33,7 +33,8 @@ class TrimmedMean(Aggregator):
     Args:
         trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end; it should be at
             least the share of bad clients.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: an argument is out of range; before training: ``trim`` is above 0 but leaves out no client.

@@ -28,7 +28,7 @@ class ALittleIsEnough(Collusion):
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
-        knows: see :class:`flsv.attacks.Collusion`; ``"colluders"`` in the paper.
+        knows: the updates that colluders see, see :class:`flsv.attacks.Collusion`; ``"colluders"`` in the paper.
 
     Raises:
         ConfigurationError: an argument is out of range.

@@ -29,7 +29,7 @@ class InnerProductManipulation(Collusion):
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
-        knows: see :class:`flsv.attacks.Collusion`.
+        knows: the updates that colluders see, see :class:`flsv.attacks.Collusion`.
 
     Raises:
         ConfigurationError: the length is not above 0.

@@ -29,7 +29,8 @@ class MinMax(Collusion):
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
-        knows: see :class:`flsv.attacks.Collusion`; ``"all"`` in the paper's strongest attack.
+        knows: the updates that colluders see, see :class:`flsv.attacks.Collusion`; ``"all"`` in the paper's strongest
+            attack.
 
     Raises:
         ConfigurationError: an argument is out of range.

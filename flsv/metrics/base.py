@@ -53,7 +53,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: a number is out of range, or an argument is changed after construction.

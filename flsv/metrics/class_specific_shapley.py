@@ -63,7 +63,7 @@ class ClassSpecificShapley(ContributionMetric):
             by the moving average of the client's number of samples, with the momentum of the cosines.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the momentum is outside [0, 1), or the source or weighting is unknown.

@@ -44,7 +44,7 @@ class CommunicationCost(ContributionMetric):
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ValueError: shapes do not fit, or client ids are unknown or repeated.

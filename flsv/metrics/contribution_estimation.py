@@ -85,7 +85,7 @@ class ContributionEstimation(ContributionMetric):
         mode: ``"max"`` for a value that the module logs.
         cap: the largest mean error of a client, as a multiple of the median over all clients; larger errors, which
             clients report themselves, are cut. None, as in the paper: no cap.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an option is unknown, or less is better for the performance; before training: a client has

@@ -44,7 +44,7 @@ class DomainRelevance(ContributionMetric):
         truth: ``[n, n]``, above 0 for a relevant pair. By default, in a ``FederatedLoop``, the label overlap
             (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: the overlap
             is used only to evaluate the scores.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``alpha`` is outside [0, 1).

@@ -58,7 +58,7 @@ class GradientAgreement(ContributionMetric):
         balanced: use a cross-entropy in which all classes of the validation set have the same weight, for models that
             are evaluated by balanced accuracy: if most samples are of one class, the mean loss hardly depends on the
             other classes.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``blend`` is out of range, or ``balanced`` is used with a ``loss``; before the first round:

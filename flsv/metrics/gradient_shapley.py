@@ -51,7 +51,7 @@ class GradientShapley(ContributionMetric):
             round's value.
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
             ``validation_step``, such as ``"val_loss"``, with order 1 only. None: the classifier's cross-entropy.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the order is not 1 or 2, the momentum is outside [0, 1), or order 2 is used with a ``loss``;

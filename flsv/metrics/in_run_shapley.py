@@ -28,13 +28,14 @@ class InRunShapley(ContributionMetric):
         -\langle g, d_i \rangle = \sum_{z} f_{t(z)} \langle g, \nabla l_z \rangle + \text{rest}
 
     with :math:`\eta` the server's learning rate, :math:`w_i` client i's weight, :math:`d_i` its update, z its samples,
-    :math:`l_z` their losses and :math:`f_{t(z)}` the factor of the step t(z) in which z was used. ``order=1`` uses the
-    first term of :math:`\phi_i` only. The server computes :math:`\phi_i` from the update alone, so that a client cannot
-    raise its value by its report (:class:`flsv.training.algorithms.InRunValues`), which only divides the value among
-    classes. The column ``"rest"`` is the part that no sample has caused: weight decay, clipping, momentum of an earlier
-    round, changes by uploads or attacks, steps that the client did not examine. The column ``"curvature"`` is the
-    second-order term: how far the updates of all clients together overshoot. It is one number per client and not per
-    class, since it depends on the whole round's step D, which is not known during local training.
+    :math:`l_z` their losses and :math:`f_{t(z)}` the factor with which the gradient of the local step t(z), which used
+    z, enters the update. ``order=1`` uses the first term of :math:`\phi_i` only. The server computes :math:`\phi_i`
+    from the update alone, so that a client cannot raise its value by its report
+    (:class:`flsv.training.algorithms.InRunValues`), which only divides the value among classes. The column ``"rest"``
+    is the part that no sample has caused: weight decay, clipping, momentum of an earlier round, changes by uploads or
+    attacks, steps that the client did not examine. The column ``"curvature"`` is the second-order term: how far the
+    updates of all clients together overshoot. It is one number per client and not per class, since it depends on the
+    whole round's step D, which is not known during local training.
 
     Values are summed over rounds, as the paper sums them over steps; absent clients get 0. The sum of a client's row
     equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is accurate if updates are
@@ -61,7 +62,7 @@ class InRunShapley(ContributionMetric):
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
             ``validation_step``, such as ``"val_loss"``, with order 1 only; samples without classes count as one class.
             None: the classifier's cross-entropy.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the order is not 1 or 2, or order 2 is used with a ``loss``; in a loop: clients do not

@@ -34,7 +34,7 @@ class PrivacyLoss(ContributionMetric):
     Args:
         privacy: the mechanism that the clients apply to their updates.
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ValueError: client ids are unknown or repeated.

@@ -183,7 +183,7 @@ class ShadowShapley(MeasuredMetric):
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
             they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
             :mod:`flsv.games.judges`.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an unknown option; per-class values with a performance other than accuracy; in a loop,
@@ -337,7 +337,9 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; clients that never took part are NaN."""
+        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
+        part.
+        """
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 

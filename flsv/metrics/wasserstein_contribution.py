@@ -53,7 +53,7 @@ class WassersteinContribution(ContributionMetric):
             that need no model.
         allow_reconstruction: allow a support from which the server can reconstruct samples.
         options: further arguments of :class:`flsv.valuation.FedBary`.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an argument is out of range, or clients have too few samples for the support; at an update:

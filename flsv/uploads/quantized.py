@@ -30,7 +30,8 @@ class Quantized(Compression):
         bits: the number of bits per entry, 2 to 8.
         bucket: number of consecutive entries that share a scale.
         stochastic: whether to round at random, without bias.
-        error_feedback: see :class:`flsv.uploads.Compression`.
+        error_feedback: whether a client adds the part that it did not send to its next update, see
+            :class:`flsv.uploads.Compression`.
 
     Raises:
         ConfigurationError: an argument is out of range.

@@ -26,7 +26,8 @@ class TopK(Compression):
 
     Args:
         share: the share of entries that are sent, in (0, 1]; above 1/2 the result is larger than the whole update.
-        error_feedback: see :class:`flsv.uploads.Compression`; without it small entries are never sent.
+        error_feedback: whether a client adds the part that it did not send to its next update, see
+            :class:`flsv.uploads.Compression`; without it small entries are never sent.
 
     Raises:
         ConfigurationError: the share is out of range.

@@ -48,11 +48,11 @@ class BlendedContribution(
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
-        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: as for that class.
+        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
-        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        kwargs: see ``torchmetrics.Metric``.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the estimator is unknown, or the decay is out of range.

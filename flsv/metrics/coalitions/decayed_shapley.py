@@ -42,15 +42,15 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
         threshold: rounds with decay^t below it are not evaluated; at most ``decay``.
-        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: as for that class.
+        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         normalize: divide each round's values by their sum; if False, the value is in the unit of the performance.
         performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
         coalition_weights: the weights of a coalition's updates: ``"renormalized"``, the aggregation's weights, scaled
             to sum to 1 inside the coalition (eq. 4), or ``"fixed"``, the aggregation's weights without scaling
             (Algorithm 1, line 12), so that a small coalition's model moves less.
-        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        kwargs: see ``torchmetrics.Metric``.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the estimator or the kind of weights is unknown, or the decay or threshold is out of range.

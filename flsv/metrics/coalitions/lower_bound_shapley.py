@@ -34,15 +34,15 @@ class LowerBoundShapley(CoalitionValue, chosen=("value", "fold")):
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        num_classes: as for :class:`flsv.metrics.PartialFederatedShapley`, like all arguments down to ``mode``.
-        estimator: as for that class.
-        estimator_args: as for that class.
-        performance: as for that class.
-        weighting: as for that class.
-        per_class: as for that class.
-        mode: as for that class.
+        num_classes: M, the number of classes. If it is set, values are per class.
+        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
+        performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
+        weighting: how a coalition's updates are averaged, as for :class:`flsv.metrics.PartialFederatedShapley`.
+        per_class: compute values per class, with the number of classes taken from the data.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         confidence: confidence level of the bound, in [0.5, 1); 0.5 gives the mean itself.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the confidence is outside [0.5, 1); for other errors see

@@ -83,13 +83,13 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
             evaluates it again at each multiple of this number). A shorter run has no values, and a warning is given
             before it starts.
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: as for that class.
+        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
         coalition_weights: as for :class:`flsv.metrics.DecayedShapley`. ``"fixed"`` equals the paper's game even if the
             weights change between rounds.
-        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        kwargs: see ``torchmetrics.Metric``.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``rounds`` is below 1, or the estimator or the kind of weights is unknown.

@@ -55,7 +55,7 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
         init: the value before a client's first round, from which the moving average starts: a number, or ``"uniform"``,
             1/n, as in S-FedAvg. Samplers and aggregators assume this value for clients that never took part. None: the
             average starts at the first round's value.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the estimator, its arguments or the weighting are unknown; the momentum is outside [0, 1); a

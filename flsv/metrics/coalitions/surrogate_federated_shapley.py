@@ -48,14 +48,14 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
         beta: the weight of the past. The authors' code gives the present round the weight 0.3, which is beta = 0.7 in
             their eq. 3.
         init: the value before a client's first round. None: the average starts at the first round's value.
-        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: as for that class.
-        performance: as for that class.
-        weighting: as for that class.
+        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
+        performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
+        weighting: how a coalition's updates are averaged, as for :class:`flsv.metrics.PartialFederatedShapley`.
         normalize: ``"min-max"``, as above, or ``"positive"``: max(SV_i, 0) / max SV; see
             :func:`flsv.functional.normalize_shapley`.
-        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        kwargs: see ``torchmetrics.Metric``.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``beta`` is outside [0, 1) or ``init`` outside [0, 1]; the estimator, its arguments or the

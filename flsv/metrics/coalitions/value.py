@@ -137,7 +137,7 @@ class CoalitionValue(MeasuredMetric):
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
             they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
             :mod:`flsv.games.judges`.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the value, fold or weighting is unknown; the estimator does not compute the value or does
@@ -274,7 +274,9 @@ class CoalitionValue(MeasuredMetric):
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; clients that never took part are NaN."""
+        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
+        part.
+        """
         value = self.fold.compute(self)
         return value if self.per_class else value.squeeze(-1)
 
