@@ -18,7 +18,8 @@ from flsv.utilities.declared import Momentum, Positive
 
 
 class CosineGradientShapley(ContributionMetric):
-    r"""CGSV's reputations: how well the direction of each client's updates agrees with that of the cohort.
+    r"""CGSV's reputations: how well the direction of each client's updates agrees with the direction of all clients'
+    updates.
 
     .. math::
         \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),

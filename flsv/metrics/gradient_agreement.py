@@ -23,8 +23,8 @@ EPSILON = 1e-12
 
 
 class GradientAgreement(ContributionMetric):
-    r"""Half the share of the validation loss that a client's updates remove, half the share of agreement with the
-    cohort.
+    r"""The weighted mean of two shares of a client: its share of the decrease of the validation loss, and its share of
+    the agreement between clients' updates.
 
     .. math::
         u_i = -n_i \sum_t \nabla L(x^t) \cdot d_i^t, \qquad a_i = n_i\, \overline{\cos(d_i^t, d_N^t)}, \qquad

@@ -32,10 +32,10 @@ class WassersteinContribution(ContributionMetric):
 
     As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
     ``global_vector [P]`` for features that need it, ``round_index`` and a ``generator``. ``compute`` gives
-    ``[num_clients]``, shares that sum to 1 over the clients seen; NaN for clients that never took part and those
-    without samples. ``diagnostics`` returns the distances, in units of the features. A client that does not take part
-    in a round keeps its last distance; with features of the model, distances of different rounds have different units,
-    so compare only distances of one round.
+    ``[num_clients]``, shares that sum to 1 over the clients seen; NaN for clients that never took part or have no
+    samples. ``diagnostics`` returns the distances, in units of the features. A client that does not take part in a
+    round keeps its last distance; with features of the model, distances of different rounds have different units, so
+    compare only distances of one round.
 
     When not to use it:
         To value the effect of data on training: it compares samples, not models. With images and no good features;

@@ -49,9 +49,9 @@ class ClientSampler(Strategy):
             clients: all n clients, to be asked (:meth:`flsv.core.Client.ask`, within
                 :func:`flsv.core.map_clients`).
             model: the global model ``[P]`` at the start of that round.
-            contributions: as for :meth:`sample`.
-            generator: as for :meth:`sample`.
-            round_index: as for :meth:`sample`.
+            contributions: the metrics' values after the previous round.
+            generator: the only source of randomness.
+            round_index: the round, from 0.
         """
         return self.sample(len(clients), contributions, generator, round_index)
 

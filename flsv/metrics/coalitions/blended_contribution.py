@@ -18,7 +18,8 @@ class BlendedContribution(
     DecayedShapley,
     chosen=("num_classes", "value", "fold", "weighting", "per_class", "threshold", "normalize", "coalition_weights"),
 ):
-    r"""Half a client's share of the rounds' gains by its updates, half its share of agreement with the cohort.
+    r"""The mean of two shares of a client: its share of the rounds' gains, and its share of the agreement between
+    clients' updates.
 
     .. math::
         u_i = \sum_t \omega^t \phi_i(t), \qquad a_i = \overline{\cos(d_i^t, d_N^t)}, \qquad

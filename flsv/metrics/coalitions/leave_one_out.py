@@ -10,7 +10,8 @@ from flsv.utilities.declared import Momentum
 
 
 class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args", "fold")):
-    r"""The loss of performance if a client's update is left out of the round, by k + 1 evaluations a round.
+    r"""The loss of performance if a client's update is left out of a round; it costs k + 1 evaluations per round of k
+    clients.
 
     .. math::
         v_i = U(C) - U(C \setminus i)
