@@ -88,8 +88,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """
 
     to_pay_by = True
-    """Whether the metric is by default used to divide a budget; False if its documentation advises against payment by
-    it.
+    """Whether the metric divides a budget by default; False if its documentation advises against payment by it.
     """
 
     mergeable = True
@@ -325,9 +324,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         self.persistent(True)
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
-        """Wrap ``update`` as torchmetrics does, in a function that also checks the round's clients and counts the
-        rounds.
-        """
+        """Wrap ``update`` as torchmetrics does; the wrapper also checks the round's clients and counts the rounds."""
         arguments = inspect.signature(update)
 
         @functools.wraps(update)
@@ -393,9 +390,7 @@ _OF_THE_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
-    """Return ``{name: value}`` for the metric's arguments that are plain numbers, texts or dataclasses, and for its
-    fold.
-    """
+    """Return ``{name: value}`` for the metric's fold and its arguments that are numbers, texts or dataclasses."""
     names = [*inspect.signature(type(metric)).parameters, "fold"]
     values = {name: getattr(metric, name, None) for name in names}
     plain = (int, float, str, dict, type(None))
