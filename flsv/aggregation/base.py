@@ -13,19 +13,20 @@ from flsv.utilities.declared import Positive
 
 
 class Aggregator(Strategy):
-    """Base class of aggregators. A linear one overrides :meth:`weights`; any other overrides :meth:`aggregate`.
+    """Base class of aggregators. A linear aggregator overrides :meth:`weights`; any other overrides :meth:`aggregate`.
 
     Args:
         server_lr: share of the way to the aggregate that the global model moves. Its buffers (BatchNorm's statistics)
-            move all the way. The server applies it, so that a subclass need not; a subclass without this argument
-            moves all the way.
+            move all the way. The server applies ``server_lr``, so that a subclass need not; with a subclass that lacks
+            this argument the model moves all the way.
 
     Raises:
-        ConfigurationError: a server_lr that is not positive.
+        ConfigurationError: ``server_lr`` is not positive.
     """
 
     server_lr: float = 1.0
-    #: Whether it reads the clients' identities or numbers of steps, beside their models and numbers of samples.
+    #: Whether the aggregator reads the clients' identities or numbers of steps, besides their models and numbers of
+    #: samples.
     of_clients: ClassVar[bool] = False
 
     def __init__(self, *, server_lr: Positive = 1.0) -> None:
@@ -33,11 +34,13 @@ class Aggregator(Strategy):
 
     @abstractmethod
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        """Compute the weight ``[k]`` of every client of the round in x + sum_i w_i (x_i - x).
+        """Compute the weights w_i ``[k]`` of the round's k clients in x + sum_i w_i (x_i - x), with x the global model
+        and x_i client i's model.
 
         Args:
             round: the round, before aggregation.
-            contributions: the metrics' values; those of metrics that need the aggregate are the previous round's.
+            contributions: the metrics' values; a metric that needs the aggregate still has its value of the previous
+                round.
         """
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:

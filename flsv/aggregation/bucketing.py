@@ -20,18 +20,19 @@ from flsv.utilities.declared import Count
 class Bucketing(Aggregator):
     """Aggregator of the means of random buckets of ``size`` clients, which another aggregator combines.
 
-    Means of honest clients with different data differ less than their updates, so that robust rules do not mistake
-    these clients for attackers. The last bucket may be smaller. Members of a bucket count equally; a bucket has as many
-    samples as all its members together. A client's weight is its bucket's divided by the bucket's size. Metrics
-    see the clients' own updates.
+    Means of several honest clients with different data differ less than the single updates, so that robust rules do not
+    mistake these clients for attackers. The last bucket may be smaller. Members of a bucket have equal weights in its
+    mean; the bucket's number of samples is the sum over its members. A client's weight is the weight of its bucket
+    divided by the bucket's size. Metrics see the clients' own updates.
 
     Args:
-        aggregator: combines the means, such as :class:`flsv.aggregation.TrimmedMean`. An aggregator that reads a
-            metric, the clients' identities or their numbers of steps is refused: a bucket has none of these.
-        size: clients in a bucket, the paper's s: 2 in most of its experiments.
+        aggregator: the aggregator that combines the means, such as :class:`flsv.aggregation.TrimmedMean`. An aggregator
+            that reads a metric, the clients' identities or their numbers of steps is refused: a bucket has none of
+            these.
+        size: number of clients in a bucket, s in the paper, which is 2 in most of its experiments.
 
     Raises:
-        ConfigurationError: an argument out of range, or an aggregator that is refused.
+        ConfigurationError: an argument is out of range, or the aggregator is refused.
 
     Example:
         >>> from flsv.aggregation import GeometricMedian

@@ -16,24 +16,26 @@ from flsv.utilities.declared import Positive
 
 
 class CGSV(Aggregator):
-    """Aggregate x + u_N with u_N = sum_i r_i u_i and the normalized updates u_i = scale d_i / |d_i|.
+    """Aggregate x + u_N, with x the global model, u_N = sum_i r_i u_i, and u_i = scale d_i / |d_i| the normalized
+    update of client i.
 
-    The reputations r are the previous round's, or shares of the samples in the first round. The global model moves by
-    at most ``scale``, however long the clients' updates are. With :class:`flsv.personalization.SparsifiedReward` the
-    algorithm is complete: ``configs/cgsv.yaml``. Buffers (BatchNorm's statistics) have no gradient: they are averaged
-    with weights r.
+    The r_i are the reputations after the previous round; in the first round they are the clients' shares of the
+    samples. The global model moves by at most ``scale``, however long the clients' updates are. With
+    :class:`flsv.personalization.SparsifiedReward` the algorithm is complete: ``configs/cgsv.yaml``. Buffers
+    (BatchNorm's statistics) have no gradient: they are averaged with weights r.
 
-    Where the paper, with full participation, is silent: the cohort's reputations are scaled to sum to 1; a client
-    without a reputation gets the mean of the others.
+    Choices that the paper, which has full participation, leaves open: the cohort's reputations are scaled to sum to 1;
+    a client without a reputation gets the mean of the others' reputations.
 
     Args:
         metric: the name of a :class:`flsv.metrics.CosineGradientShapley` among the loop's metrics.
         scale: length of a normalized update, the paper's Gamma. As the step size of the whole federation it should be
             near the length of the clients' updates.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: scale not above 0.
+        ConfigurationError: the scale is not above 0.
 
     Example:
         >>> CGSV(scale=0.5)

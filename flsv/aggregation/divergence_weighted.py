@@ -23,17 +23,18 @@ class DivergenceWeighted(Aggregator):
     computes its F_k itself and sends this number to the server; its class histogram stays at the client.
 
     Args:
-        a: penalty on divergence.
+        a: factor of the penalty on divergence.
         b: constant added to every client's weight.
-        kind: divergence, ``"kl"`` (nats) or ``"l2"``.
+        kind: kind of divergence, ``"kl"`` (nats) or ``"l2"``.
         reference: distribution that labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the
             whole federation's label counts, which are then sent to the clients (as secure aggregation would).
         normalize_divergence: whether to scale the cohort's F to sum to 1. Without it, most weights of the paper's own
             experiments would be negative.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: another kind or reference; a or b not finite.
+        ConfigurationError: the kind or reference is unknown, or a or b is not finite.
 
     Example:
         >>> DivergenceWeighted(a=0.5)

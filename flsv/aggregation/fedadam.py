@@ -17,22 +17,23 @@ from torch.optim import Optimizer
 from flsv.aggregation.server_optimizer import ServerOptimizer
 from flsv.utilities.declared import Momentum, Positive
 
-#: Entries that :class:`AdaptiveServer` steps at a time, to bound the memory of intermediate results.
+#: Number of entries that :class:`AdaptiveServer` updates at a time, to bound the memory of intermediate results.
 PIECE = 2**20
 
 
 class FedAdam(ServerOptimizer):
-    """FedAvg with Adam at the server, see :class:`AdaptiveServer`.
+    """FedAvg with the optimizer Adam at the server, see :class:`AdaptiveServer`.
 
     Args:
         lr: eta, the server's learning rate.
-        beta1: decay of the mean, in [0, 1).
-        beta2: decay of the squares, in [0, 1).
-        tau: degree of adaptivity, higher for lower values; about the size of an entry of the clients' mean update.
+        beta1: decay of the moving average of updates, in [0, 1).
+        beta2: decay of the moving average of squared updates, in [0, 1).
+        tau: constant in the denominator of the step; the smaller, the more adaptive. It should be about the size of an
+            entry of the clients' mean update.
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> FedAdam(lr=0.03)
@@ -60,7 +61,8 @@ class FedAdam(ServerOptimizer):
 
 
 class FedYogi(FedAdam):
-    """FedAvg with Yogi at the server, see :class:`AdaptiveServer`. Arguments as for :class:`FedAdam`.
+    """FedAvg with the optimizer Yogi at the server, see :class:`AdaptiveServer`. The arguments are the same as for
+    :class:`FedAdam`.
 
     Example:
         >>> FedYogi()
@@ -71,7 +73,8 @@ class FedYogi(FedAdam):
 
 
 class AdaptiveServer(Optimizer):
-    """Optimizer of Reddi et al., Algorithm 2, for a gradient -Delta, with m = 0 and v = tau^2 before the first step:
+    """Optimizer of Reddi et al., Algorithm 2, for a parameter x with the gradient -Delta; m = 0 and v = tau^2 before
+    the first step:
 
         m <- beta1 m + (1 - beta1) Delta
         v <- beta2 v + (1 - beta2) Delta^2                    (Adam)
@@ -79,12 +82,12 @@ class AdaptiveServer(Optimizer):
         x <- x + lr m / (sqrt(v) + tau)
 
     Args:
-        params: parameters, or groups of them.
-        lr: eta.
-        beta1: in [0, 1).
-        beta2: in [0, 1).
-        tau: above 0.
-        rule: update of v, ``"adam"`` or ``"yogi"``, with which v grows fast and shrinks slowly.
+        params: the parameters, or groups of parameters.
+        lr: the learning rate.
+        beta1: decay of m, in [0, 1).
+        beta2: decay of v, in [0, 1).
+        tau: constant in the denominator, above 0.
+        rule: rule for v, ``"adam"`` or ``"yogi"``; with ``"yogi"`` v shrinks more slowly than it grows.
 
     Example:
         >>> x = torch.nn.Parameter(torch.zeros(1))

@@ -20,8 +20,10 @@ class FedAvg(Aggregator):
     """Average of the clients' models, weighted by their numbers of training samples or equally.
 
     Args:
-        weighting: ``"samples"`` (McMahan et al.) or ``"uniform"``.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        weighting: the clients' weights: ``"samples"``, in proportion to their numbers of samples (McMahan et al.), or
+            ``"uniform"``, equal.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> FedAvg(weighting="uniform")

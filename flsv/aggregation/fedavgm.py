@@ -17,15 +17,16 @@ from flsv.utilities.declared import Momentum, Positive
 
 
 class FedAvgM(ServerOptimizer):
-    """FedAvg with server momentum: v <- momentum v + Delta; x <- x + lr v, by ``torch.optim.SGD``.
+    """FedAvg with server momentum: v <- momentum v + Delta; x <- x + lr v, with x the global model and Delta the
+    clients' mean update, by ``torch.optim.SGD``.
 
     Args:
         lr: the server's learning rate; 1 in the paper, and less for momenta from 0.7 on.
-        momentum: in [0, 1).
+        momentum: the momentum, in [0, 1).
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> FedAvgM(momentum=0.7)

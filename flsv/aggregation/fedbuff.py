@@ -1,12 +1,12 @@
-"""FedBuff: the server steps when K updates have arrived, each trained from a possibly older model.
+"""FedBuff: the server updates the model when K updates have arrived, each trained from a possibly older model.
 
 Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022, Algorithm 1, with the
 staleness weights of its experiments.
 
-Simulated in rounds. A round is a full buffer: its cohort are the K clients whose updates have arrived, drawn by the
-sampler. Each of them has trained from the model that it downloaded when its previous update arrived; in between, the
-server has made tau steps. The paper draws the durations of training; here the sampler decides: a client that is drawn
-rarely is a slow one. Training itself happens in the round of arrival, which changes nothing but the clock; every
+flsv simulates FedBuff in rounds. A round stands for a full buffer: the sampler draws the K clients whose updates have
+arrived. Each of them has trained from the model that it downloaded when its previous update arrived; since then the
+server has made tau steps. The paper draws the durations of training; here the sampler determines them: a client that is
+rarely drawn is slow. The training itself is computed in the round of arrival, which affects only the clock; every
 client's first update starts from the current model.
 """
 
@@ -25,18 +25,20 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedBuff(Aggregator):
-    """Aggregate x + 1/K sum_i s(tau_i) d_i over the cohort's updates d_i, with s(tau) = 1 / (1 + tau)^exponent.
+    """Aggregate x + 1/K sum_i s(tau_i) d_i, with x the global model, d_i the updates of the round's K clients, tau_i
+    the number of the server's steps since client i downloaded its model, and s(tau) = 1 / (1 + tau)^exponent.
 
     As in the paper, the weights do not sum to 1: stale updates move the model less. Buffers (BatchNorm's statistics)
     are averaged with weights that sum to 1. ``server_lr`` is the paper's server learning rate. Requires the
     personalizer :class:`StaleStarts`, from which the clients get their old models: ``configs/fedbuff.yaml``.
 
     Args:
-        exponent: effect of staleness; 0.5 in the paper, 0 for none.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        exponent: exponent of the staleness weight; 0.5 in the paper; with 0 staleness has no effect.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: a negative exponent; before training, another personalizer.
+        ConfigurationError: the exponent is negative; before training: the personalizer is not :class:`StaleStarts`.
 
     Example:
         >>> FedBuff()
@@ -85,7 +87,7 @@ class FedBuff(Aggregator):
 class StaleStarts(Personalizer):
     """Start points for FedBuff: the global model of the round in which a client's last update arrived.
 
-    The server stores one model for every client that has been in a cohort.
+    The server stores one model for every client that has taken part.
 
     Example:
         >>> StaleStarts()

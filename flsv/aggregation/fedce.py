@@ -16,15 +16,18 @@ from flsv.utilities.declared import Positive
 
 
 class FedCE(Aggregator):
-    """Aggregate x + sum_i c_i d_i with the c estimated in earlier rounds; equal weights in the first round.
+    """Aggregate x + sum_i c_i d_i, with x the global model, d_i client i's update and c_i its contribution as estimated
+    in earlier rounds; in the first round the weights are equal.
 
-    The authors' code includes the directions of the current round in its weights. Here they count from the next round
-    on, as the errors do in both. Where the paper, with full participation, is silent: the cohort's weights are scaled
-    to sum to 1, and a client without an estimate gets the mean of the others.
+    The authors' code includes the directions of the current round's updates in the weights. Here these directions are
+    included from the next round on, and in both implementations the clients' errors, too. Choices that the paper, which
+    has full participation, leaves open: the cohort's weights are scaled to sum to 1, and a client without an estimate
+    gets the mean of the others' estimates.
 
     Args:
         metric: the name of a :class:`flsv.metrics.ContributionEstimation` among the loop's metrics.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> FedCE()

@@ -3,11 +3,11 @@
 Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020,
 equations 4 to 6 and section 4.
 
-Departures:
+Differences from the paper:
 
 - p_i is the client's share of the *cohort's* samples, as in FedAvg here.
 - tau_eff is the paper's default, sum_i p_i |a_i|; its other choices are a factor on ``FedNova(server_lr=...)``.
-- Of the local solvers, SGD and SGD with momentum; not the proximal one.
+- Local solvers are SGD with and without momentum; the paper's proximal solver is not supported.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedNova(Aggregator):
-    r"""Aggregate x + tau_eff sum_i p_i (x_i - x) / |a_i|, with tau_eff = sum_i p_i |a_i|.
+    r"""Aggregate x + tau_eff sum_i p_i (x_i - x) / |a_i|, with x the global model, x_i client i's model, p_i its share
+    of the samples, |a_i| its effective number of local steps, and tau_eff = sum_i p_i |a_i|.
 
-    After tau_i steps of SGD with momentum rho from an empty buffer, x_i - x = -lr sum_k a_ik g_ik with
-    a_ik = (1 - rho^(tau_i - k)) / (1 - rho), k = 0 .. tau_i - 1. Their sum |a_i| is tau_i without momentum. Rho is read
-    from the clients' optimizer. Clients with equal numbers of steps are averaged as by FedAvg. Assumes one learning
-    rate for all steps of a round, and the default ``FederatedLoop(optimizer_state="reset")``.
+    After tau_i steps of SGD with gradients g_ik and momentum rho from an empty buffer, x_i - x = -lr sum_k a_ik g_ik
+    with a_ik = (1 - rho^(tau_i - k)) / (1 - rho), k = 0 .. tau_i - 1. The sum |a_i| of the a_ik is tau_i without
+    momentum. Rho is read from the clients' optimizer. Clients with equal numbers of steps are averaged as by FedAvg.
+    The method assumes one learning rate for all steps of a round, and the default
+    ``FederatedLoop(optimizer_state="reset")``.
 
     Buffers (BatchNorm's statistics) are averaged in proportion to p_i / |a_i|.
 
     Raises:
-        ConfigurationError: before training, another optimizer than SGD, Nesterov momentum or dampening; a client
-            algorithm, which changes the local steps.
+        ConfigurationError: before training: the optimizer is not SGD, or has Nesterov momentum or dampening; or a
+            client algorithm changes the local steps.
 
     Example:
         >>> FedNova()
@@ -72,11 +74,12 @@ class FedNova(Aggregator):
 
 
 def step_norm(num_steps: Tensor, momentum: float) -> Tensor:
-    """Compute |a_i|, the sum of the weights of a client's gradients in its update, float64 ``[k]``.
+    """Compute |a_i| for each of k clients, the sum of the weights that its gradients have in its update, float64
+    ``[k]``.
 
     Args:
-        num_steps: local steps tau_i, integers ``[k]``.
-        momentum: rho, in [0, 1).
+        num_steps: the clients' numbers of local steps tau_i, integers ``[k]``.
+        momentum: the optimizer's momentum rho, in [0, 1).
     """
     steps = num_steps.double()
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

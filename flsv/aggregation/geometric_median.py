@@ -17,23 +17,25 @@ from flsv.utilities.declared import Count, NonNegative, Positive
 class GeometricMedian(Aggregator):
     """Geometric median argmin_z sum_i alpha_i |z - x_i| by the smoothed Weiszfeld algorithm.
 
-    Alpha_i is the client's share of the samples.
+    x_i is client i's model, and alpha_i its share of the samples.
 
-    Each step is a weighted average with weights alpha_i / max(nu, |z - x_i|). So the result is a weighted average, too,
-    and these are the reported weights. Distances are computed over the parameters, in float64; buffers (BatchNorm's
-    statistics) are averaged with the same weights.
+    Each step computes a weighted average with weights alpha_i / max(nu, |z - x_i|). So the result is a weighted
+    average, too, and the weights of the last step are the clients' weights. Distances are computed over the parameters,
+    in float64; buffers (BatchNorm's statistics) are averaged with the same weights.
 
-    The paper leaves the first z open. The plain average is no safe choice: one update of 1e30 moves it so far that ten
-    steps do not bring it back. Here the first z is the average of the updates, each shortened to the median length.
+    The paper leaves the first z open. The plain average is not a safe choice: one update of length 1e30 moves it so far
+    that ten steps do not bring it back. Here the first z is the average of the updates, each shortened to the median
+    length.
 
     Args:
         smoothing: nu > 0, the distance below which a client's weight no longer grows.
-        iterations: the most steps taken; the paper finds 3 to be enough.
-        tolerance: least relative decrease of the objective; smaller ones end the iteration.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        iterations: the largest number of steps; the paper finds 3 to be enough.
+        tolerance: relative decrease of the objective below which the iteration ends.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> GeometricMedian()

@@ -1,9 +1,10 @@
-"""ServerOptimizer: an optimizer at the server takes the mean update for a gradient.
+"""ServerOptimizer: an optimizer at the server that uses the clients' mean update as a gradient.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 1.
 
-With Delta = sum_i w_i (x_i - x) the optimizer is given the gradient -Delta at x. Where the paper is silent: buffers
-(BatchNorm's statistics) have no gradient, and are averaged.
+With x the global model, x_i client i's model, w_i its weight and Delta = sum_i w_i (x_i - x), the optimizer gets the
+gradient -Delta at x. Choices that the paper leaves open: buffers (BatchNorm's statistics) have no gradient, and are
+averaged.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from flsv.utilities.errors import ConfigurationError
 class ServerOptimizer(FedAvg):
     """Aggregator whose optimizer moves the global model along the clients' mean update.
 
-    The optimizer's state (momentum, moments) is part of the run: saved, and resumed to the bit. The optimizer's
-    learning rate takes the place of ``server_lr``. Contributions are measured on the clients' updates, as with FedAvg;
-    ``server_vector`` and ``server_update`` include the optimizer's step.
+    The optimizer's state (momentum, moments) is saved in checkpoints, so that a resumed run is the same to the bit. The
+    optimizer's learning rate takes the place of ``server_lr``. Contributions are measured on the clients' updates, as
+    with FedAvg; ``server_vector`` and ``server_update`` include the optimizer's step.
 
     Args:
         optimizer: function from a list of tensors to an optimizer, such as
@@ -36,7 +37,7 @@ class ServerOptimizer(FedAvg):
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 
     Raises:
-        ConfigurationError: the optimizer refuses its arguments.
+        ConfigurationError: the optimizer cannot be constructed with its arguments.
 
     Example:
         >>> from functools import partial
@@ -66,7 +67,8 @@ class ServerOptimizer(FedAvg):
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
         vector, cut = round.combine(weights), round.space.num_parameters  # its buffers are the next model's
-        # Updates are measured from the global model, wherever clients started: SGD with lr=1 is then FedAvg.
+        # Updates are measured from the global model, whatever model the clients started from: SGD with lr=1 is then
+        # FedAvg.
         moves = ClientMatrix(round.client_vectors, [round.global_vector] * len(round))
         point = torch.nn.Parameter(vector[:cut].copy_(round.global_vector[:cut]))  # the step is taken in place
         point.grad = moves.combine(weights, cut).neg_()

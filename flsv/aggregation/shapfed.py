@@ -19,13 +19,15 @@ from flsv.utilities.declared import Positive
 
 
 class ShapFedWA(Aggregator):
-    """Weighted average sum_i gamma~_i w_i, with gamma~ from the class-specific Shapley values of earlier rounds.
+    """Weighted average sum_i gamma~_i w_i of the clients' models w_i, with weights gamma~_i from the class-specific
+    Shapley values of earlier rounds.
 
     The order is Algorithm 1's: round t is aggregated with the contributions up to round t-1 (all equal in the first
     round), then the contributions are updated with round t's aggregate.
 
-    Where the paper is silent: a client whose contribution was never measured (it joins for the first time under partial
-    participation) gets the mean of the measured clients of its cohort. The cohort's weights sum to 1.
+    Choices that the paper leaves open: a client whose contribution was never measured (it joins for the first time
+    under partial participation) gets the mean contribution of the measured clients of the round. The cohort's weights
+    sum to 1.
 
     A cosine measures the direction of a client's update and not the amount of data behind it, so clients of different
     sizes get nearly the same weight. ``weighting="samples"``, which is not in the paper, multiplies gamma by the
@@ -34,10 +36,11 @@ class ShapFedWA(Aggregator):
     Args:
         metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
         weighting: factor on gamma: ``"uniform"``: 1, as in the paper; ``"samples"``: the client's number of samples.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: another weighting.
+        ConfigurationError: the weighting is unknown.
 
     Example:
         >>> ShapFedWA(weighting="samples")
@@ -65,7 +68,9 @@ class ShapFedWA(Aggregator):
         return gamma / total if total > 0 else torch.full_like(gamma, 1 / len(gamma))
 
     def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
-        """Compute gamma ``[k]``, not normalized over the cohort."""
+        """Compute the clients' contributions gamma ``[k]`` of earlier rounds, not yet normalized over the round's k
+        clients.
+        """
         cssv = contributions.get(self.metric)
         if cssv is None:
             return torch.ones(len(round))

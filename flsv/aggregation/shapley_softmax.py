@@ -1,7 +1,8 @@
 """ShapleySoftmax (FedSV as an aggregation): client weights by a softmax of the round's Shapley values.
 
 The baseline that Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, call FedSV, as
-their code has it (``fedsv.py`` and ``avgSV_baseline``). Wang et al. 2020 define the value, without an aggregation.
+implemented in their code (``fedsv.py`` and ``avgSV_baseline``). Wang et al. 2020 define the value, without an
+aggregation.
 """
 
 from __future__ import annotations
@@ -19,24 +20,26 @@ from flsv.utilities.declared import Positive
 
 
 class ShapleySoftmax(Aggregator):
-    """Aggregate x + step sum_i s_i d_i with s = softmax(value / temperature) over the cohort.
+    """Aggregate x + step sum_i s_i d_i, with x the global model, d_i client i's update and s = softmax(value /
+    temperature) over the round's clients.
 
     ShapleyFL's code takes half of the weighted average and half of the model x that the round started from: step = 0.5.
-    Buffers (BatchNorm's statistics), which its networks do not have, are averaged with the weights s.
+    Buffers (BatchNorm's statistics), which the networks of that code do not have, are averaged with the weights s.
 
     The values are the current round's, such as those of a :class:`flsv.metrics.PartialFederatedShapley` without
     momentum. Values in units of accuracy are a few hundredths: at temperature 1 the weights are nearly equal.
 
     Args:
-        metric: the name of a metric ``[n]``. A client never seen gets the metric's ``prior`` or, without one, the
-            mean of the others.
-        step: total weight of the clients, in (0, 1]; x has the rest.
+        metric: the name of one of the loop's metrics with one value per client, ``[n]``. A client that never took part
+            gets the metric's ``prior`` or, if there is no prior, the mean of the other clients' values.
+        step: total weight of the clients, in (0, 1]; the global model x has the rest.
         temperature: divisor of the values, above 0.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: a step outside (0, 1], a temperature not above 0; before training, a metric that is updated
-            after aggregation.
+        ConfigurationError: the step is outside (0, 1], or the temperature is not above 0; before training: the metric
+            is updated after the aggregation.
 
     Example:
         >>> ShapleySoftmax(step=1.0)

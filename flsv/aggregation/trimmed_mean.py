@@ -23,19 +23,21 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class TrimmedMean(Aggregator):
-    """Mean of the clients' values in each entry, without the b largest and the b smallest, b = floor(trim * k).
+    """Mean of the k clients' values in each entry of the model, without the b largest and the b smallest values, b =
+    floor(trim * k).
 
     All clients count equally, whatever their numbers of samples, as in the paper. A client's weight is its share of the
-    averaged values. Buffers (BatchNorm's statistics) are averaged with these weights. Of a cohort with b = 0 the plain
-    mean is taken, with a warning.
+    averaged values. Buffers (BatchNorm's statistics) are averaged with these weights. If b = 0 for a cohort, its plain
+    mean is computed, with a warning.
 
     Args:
-        trim: the paper's beta in [0, 0.5): share of the cohort that is left out at either end; at least the share of
-            bad clients.
-        server_lr: see :class:`flsv.aggregation.Aggregator`.
+        trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end; it should be at
+            least the share of bad clients.
+        server_lr: share of the way to the aggregate that the global model moves, see
+            :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: an argument out of range; before training, a trim above 0 that leaves out no client.
+        ConfigurationError: an argument is out of range; before training: ``trim`` is above 0 but leaves out no client.
 
     Example:
         >>> TrimmedMean(trim=0.3)
@@ -65,7 +67,7 @@ class TrimmedMean(Aggregator):
         return vector, weights
 
     def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
-        """Compute the aggregate's parameters, and the clients' shares ``[k]`` of the averaged values."""
+        """Compute the trimmed mean of the parameters, and each client's share of the values in it, ``[k]``."""
         clients, cut = len(round), self._cut(len(round))
         if self.trim > 0 and not cut:
             warnings.warn(

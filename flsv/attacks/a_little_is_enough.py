@@ -1,7 +1,7 @@
 """ALittleIsEnough: colluders that stay within the spread of the honest updates.
 
 Baruch, Baruch and Goldberg, "A Little Is Enough: Circumventing Defenses For Distributed Learning", NeurIPS 2019,
-Algorithm 3. Workers send gradients there and clients send updates here, which point the other way.
+Algorithm 3. In the paper workers send gradients; here clients send updates, which point the opposite way.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from flsv.attacks.collusion import Collusion, Knowledge
 
 
 class ALittleIsEnough(Collusion):
-    """Collusion in which all colluders send mean - z std of the updates that they know, entry by entry.
+    """Collusion in which all colluders send, in each entry, the mean minus z standard deviations of the updates that
+    they know.
 
     With k clients and m colluders, s = floor(k / 2 + 1) - m honest clients are needed for a majority; z is the largest
-    number for which that many honest ones are expected to lie farther from the mean: Phi(z) = (k - m - s) / (k - m).
-    With a majority of colluders (s <= 0) nothing bounds z, and s = 1 is taken. A single colluder that knows only its
-    own update, whose spread is 0, sends this update.
+    number for which s honest clients are expected to lie farther from the mean: Phi(z) = (k - m - s) / (k - m), with
+    Phi the distribution function of the normal distribution. With a majority of colluders (s <= 0) nothing bounds z,
+    and s = 1 is used. A single colluder that knows only its own update, whose spread is 0, sends this update.
 
     Args:
-        z: standard deviations from the mean; None: the paper's, see :func:`largest_z`.
+        z: the number of standard deviations from the mean; None: the paper's number, see :func:`largest_z`.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
-        knows: see :class:`flsv.attacks.Collusion`; ``"colluders"`` in the paper.
+        knows: the updates that colluders see, see :class:`flsv.attacks.Collusion`; ``"colluders"`` in the paper.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> attack = ALittleIsEnough(z=1.0)
@@ -55,10 +56,10 @@ class ALittleIsEnough(Collusion):
 
 
 def largest_z(cohort: int, colluders: int) -> float:
-    """Compute the paper's z_max, see :class:`ALittleIsEnough`.
+    """Compute the paper's z_max, the largest z at which colluders are not conspicuous, see :class:`ALittleIsEnough`.
 
     Args:
-        cohort: k, number of clients in the cohort.
+        cohort: k, the number of clients that take part in the round.
         colluders: m, number of colluders among them.
 
     Example:

@@ -21,17 +21,17 @@ class Alignment(Attack):
     """Attack that turns the update towards the server's last step and keeps its length.
 
     The update d becomes a vector of length |d| in the direction of (1 - mix) d / |d| + mix g / |g|, where g is the
-    client's start point minus its start point of the last round in which it took part. In its first round, or where the
-    model has not moved, it sends d. Start points are stored between rounds: P numbers per client.
+    client's start point minus its start point of the last round in which it took part. In its first round, or if the
+    start point has not changed, the client sends d. Start points are stored between rounds: P numbers per client.
 
     Args:
-        mix: weight of the server's step, in (0, 1]; with 1 nothing of the client's own update is left.
+        mix: weight of the server's step, in (0, 1]; with 1 the direction is that of the server's step only.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:
-        ConfigurationError: a mix out of range.
+        ConfigurationError: ``mix`` is out of range.
 
     Example:
         >>> known = {"attack.0.start": torch.tensor([0.0, 0.0])}

@@ -16,16 +16,16 @@ from flsv.utilities.seeding import generator_for
 class Attack(ClientChoice, Upload):
     """Base class of attacks in which a client changes its own update. Subclasses override :meth:`attack`.
 
-    The server is not told which clients attack; only tests and figures read it. With the same ``fraction`` and ``seed``
-    an attack and a :class:`flsv.data.Corruption` choose the same clients.
+    The server does not know which clients attack; only tests and figures read the choice. With the same ``fraction``
+    and ``seed`` an attack and a :class:`flsv.data.Corruption` choose the same clients.
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
-        seed: seed of the choice of clients and of all noise; None: ``seed_everything``'s.
+        seed: seed of the choice of clients and of all noise; None: the seed of ``seed_everything``.
 
     Raises:
-        ConfigurationError: arguments out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> class Shy(Attack):
@@ -46,14 +46,15 @@ class Attack(ClientChoice, Upload):
 
         Args:
             update: the client's parameters after training minus its start point, floating-point ``[P]``, on any device;
-                not to be changed in place. Buffers are not included: a flipped or scaled running variance turns
-                negative, and the model NaN, which is another attack.
+                not to be changed in place. Buffers are not included: a flipped or scaled running variance would turn
+                negative and the model's outputs NaN, which is a different attack.
             context: the client and the round; its start point in ``start``, its memory between rounds in ``state``.
             generator: CPU generator that depends on ``seed``, the round and the client.
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """Apply the attack to ``update [P]``, which is returned itself for clients that do not attack.
+        """Return the update that the client sends instead of ``update [P]``; for a client that does not attack,
+        ``update`` itself.
 
         Raises:
             ConfigurationError: the attack changes the update's shape.
@@ -66,7 +67,7 @@ class Attack(ClientChoice, Upload):
         if context.client not in self.chosen(context.num_clients):
             return update
         parameters, buffers = update[: context.num_parameters], update[context.num_parameters :]
-        # With the position, two attacks of one seed draw different numbers.
+        # With the position, two attacks with the same seed draw different numbers.
         generator = generator_for(self.seed, "attack", context.position, context.round_index, context.client)
         sent = self.attack(parameters, context, generator)
         if sent.shape != parameters.shape:

@@ -22,18 +22,18 @@ class Collusion(ClientChoice, Upload):
     :meth:`collude`.
 
     Colluders ignore the federation's clipping, noise and compression: an attack of this kind comes last among the
-    uploads, and its result is sent unchanged. The simulation needs all updates of the cohort in one place, measured
-    from one model: in one process or on ranks. With sites or a personalizer it is refused.
+    uploads, and its result is sent unchanged. The simulation needs all updates of the cohort in one place, all measured
+    from the same model: in one process or on ranks. With clients at sites or a personalizer, a collusion is refused.
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of all noise.
-        knows: the honest updates that colluders see: their own (``"colluders"``), or the whole cohort's (``"all"``),
-            as by eavesdropping.
+        knows: the honest updates that colluders see: the colluders' own updates (``"colluders"``), or those of all
+            clients of the round (``"all"``), as by eavesdropping.
 
     Raises:
-        ConfigurationError: arguments out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> class Silent(Collusion):
@@ -75,13 +75,13 @@ class Collusion(ClientChoice, Upload):
         """Compute the updates that the colluders of a cohort send.
 
         Args:
-            cohort: the numbers of the round's clients.
-            updates: their updates ``[k, P]``, after all other uploads.
+            cohort: the ids of the round's k clients.
+            updates: the clients' updates ``[k, P]``, after all other uploads.
             num_clients: number of clients of the federation.
             round_index: the round, from 0.
 
         Returns:
-            Each colluder's number and its update ``[P]``.
+            ``{client: update}``, the update ``[P]`` that each colluder sends.
 
         Raises:
             ConfigurationError: :meth:`collude` returns another shape.
@@ -106,10 +106,10 @@ def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
 
     Args:
         uploads: the loop's uploads.
-        personalizer: the loop's personalizer; None where all clients start from the global model.
+        personalizer: the loop's personalizer; None if all clients start from the global model.
 
     Raises:
-        ConfigurationError: clients start from models of their own.
+        ConfigurationError: there are colluders, and clients start from models of their own.
     """
     for each in uploads:
         if isinstance(each, Collusion) and personalizer is not None:

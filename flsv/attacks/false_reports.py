@@ -1,8 +1,8 @@
 """FalseReports: false numbers about a client's own training and about models that it evaluates.
 
 A server cannot verify a loss, or a model's score on a client's own validation samples. Metrics made of such reports
-reward lies: FedCE's estimates (Jiang et al., CVPR 2023) rise for a client that reports a low score of the others'
-model.
+reward lies: FedCE's estimates (Jiang et al., CVPR 2023) rise for a client that reports a low score of the other
+clients' model.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class FalseReports(Attack):
     """Attack that reports made-up numbers and sends an honest update.
 
     Args:
-        loss: reported mean training loss; None: the true one. It is logged, and read by
+        loss: the mean training loss that the client reports; None: the true loss. The loss is logged, and read by
             :class:`flsv.benchmark.TrainingLoss`.
-        score: reported score of the others' model on the client's validation samples, see
-            :class:`flsv.metrics.ContributionEstimation` (FedCE); None: the true one.
+        score: the score that the client reports for the other clients' model on its validation samples, see
+            :class:`flsv.metrics.ContributionEstimation` (FedCE); None: the true score.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:
-        ConfigurationError: neither loss nor score; a number that is not finite.
+        ConfigurationError: neither loss nor score is given, or a number is not finite.
 
     Example:
         >>> FalseReports(loss=0.1, clients=[0]).tell("loss", 2.3, UploadContext(0, 2, num_parameters=2, round_index=0))

@@ -21,7 +21,7 @@ class FreeRider(Attack):
     """Attack that returns the received model, or this model plus random noise that looks like an update.
 
     Args:
-        mode: ``"zero"`` sends no change at all; ``"noise"`` a uniformly random direction.
+        mode: ``"zero"`` sends an update of zeros; ``"noise"`` sends an update in a uniformly random direction.
         scale: norm of the noise, above 0, in units of the norm of the update that training would have given (a real
             free-rider would guess it from the steps of the global model). Only for ``"noise"``.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
@@ -29,7 +29,7 @@ class FreeRider(Attack):
         seed: seed of the choice of clients and of the noise.
 
     Raises:
-        ConfigurationError: another mode, or a scale that is not positive and finite.
+        ConfigurationError: the mode is unknown, or the scale is not positive and finite.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)

@@ -1,8 +1,8 @@
 """GradientPoisoning: random multiplicative noise on every entry of the update.
 
 Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, appendix B.3, "Malicious client
-with gradient poisoning": a becomes a (1 + b) with b ~ U[-0.5, 0.5]. The authors' code multiplies the client's *weights*
-by 1 + N(0, s^2) instead, which is far stronger; flsv follows the paper.
+with gradient poisoning": an entry a becomes a (1 + b) with b ~ U[-0.5, 0.5]. The authors' code multiplies the client's
+*weights* by 1 + N(0, s^2) instead, which is far stronger; flsv follows the paper.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class GradientPoisoning(Attack):
     (high - low) / sqrt(12) = 29 % of the update's own norm.
 
     Args:
-        low: least b.
-        high: largest b, above ``low``.
+        low: the smallest possible b.
+        high: the largest possible b, above ``low``.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of the noise.
 
     Raises:
-        ConfigurationError: ``low`` not below ``high``, or not finite.
+        ConfigurationError: ``low`` is not below ``high``, or one of them is not finite.
 
     Example:
         >>> sent = GradientPoisoning().attack(torch.ones(1000), None, torch.Generator().manual_seed(0))

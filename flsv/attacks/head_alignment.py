@@ -1,9 +1,9 @@
 """HeadAlignment: rows of the classifier head turned towards the server's last step, class by class.
 
-Class-specific Shapley values are cosines between the rows of a client's head and the aggregate's, a row a class (Tastan
-et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 5 and 6). A client without
-samples of a class can fill in its row from the server's last step, and leave the rest of its update as it is. The
-attack is ours; the server's last step as a free ride is from Lin, Du, Liu, arXiv:1911.12560, 2019.
+Class-specific Shapley values are cosines between the rows of a client's head and of the aggregate's head, one row per
+class (Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 5 and 6). A
+client without samples of a class can fill in its row from the server's last step, and leave the rest of its update as
+it is. The attack is ours; the server's last step as a free ride is from Lin, Du, Liu, arXiv:1911.12560, 2019.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class HeadAlignment(Alignment):
     between rounds.
 
     Args:
-        classes: classes whose rows are turned; None: all.
-        mix: in (0, 1], see :class:`Alignment`; 1 sends the server's rows.
+        classes: the classes whose rows are turned; None: all classes.
+        mix: weight of the server's step, in (0, 1], see :class:`Alignment`; with 1 the rows point in the direction of
+            that step only.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
@@ -37,8 +38,8 @@ class HeadAlignment(Alignment):
             the last ``nn.Linear``.
 
     Raises:
-        ConfigurationError: a mix out of range; before training, a module without a classifier head, or without one of
-            the classes.
+        ConfigurationError: ``mix`` is out of range; before training: the module has no classifier head, or the head
+            lacks one of the classes.
 
     Example:
         >>> from torch import nn

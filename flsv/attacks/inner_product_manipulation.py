@@ -2,7 +2,8 @@
 
 Xie, Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation", UAI 2019,
 section 4: all attackers send -epsilon times the mean of the honest updates, so that its inner product with the
-aggregate is negative. Here the length is given in medians of the cohort's lengths, since servers judge by these.
+aggregate is negative. Here the length is a multiple of the median length of the cohort's updates, since servers compare
+lengths with that median.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from flsv.utilities.declared import Positive
 
 
 class InnerProductManipulation(Collusion):
-    """Collusion in which all colluders send -c median |d| mean / |mean| of the updates d that they know.
+    """Collusion in which all colluders send a vector of length c median |d| in the direction opposite to the mean of d,
+    with d the updates that they know.
 
-    With equal weights and m colluders in a cohort of k, the model moves backwards as soon as
-    c m > (k - m) |mean| / median |d|: two of eight achieve this with c = 3 at most. A metric of agreement with the
-    aggregate then gives positive values to the colluders only.
+    With equal weights and m colluders in a cohort of k, the model moves backwards as soon as c m > (k - m) |mean| /
+    median |d|: two of eight clients need c = 3 at most. A metric of agreement with the aggregate then gives positive
+    values to the colluders only.
 
     Args:
-        length: c. By default just below five medians: :class:`flsv.filters.OutlierFilter` names no shorter update.
+        length: c, the length in medians. By default just below five medians, from which on
+            :class:`flsv.filters.OutlierFilter` can name a client.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
-        knows: see :class:`flsv.attacks.Collusion`.
+        knows: the updates that colluders see, see :class:`flsv.attacks.Collusion`.
 
     Raises:
-        ConfigurationError: a length that is not above 0.
+        ConfigurationError: the length is not above 0.
 
     Example:
         >>> attack = InnerProductManipulation(length=2.0)

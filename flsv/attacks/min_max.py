@@ -1,4 +1,4 @@
-"""MinMax: colluders that are no farther from any honest update than the honest ones are from each other.
+"""MinMax: colluders whose update is no farther from any honest update than honest updates are from each other.
 
 Shejwalkar and Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses for Federated
 Learning", NDSS 2021, section IV-C (Min-Max).
@@ -17,22 +17,23 @@ Direction = Literal["unit", "std", "sign"]
 
 
 class MinMax(Collusion):
-    """Collusion in which all colluders send mean + gamma p with the largest gamma for which
-    max_i |mean + gamma p - d_i| <= max_ij |d_i - d_j|, over the updates d that they know.
+    """Collusion in which all colluders send mean + gamma p, with the mean of the updates d_i that they know, a
+    direction p, and the largest gamma for which max_i |mean + gamma p - d_i| <= max_ij |d_i - d_j|.
 
     The paper searches for gamma with halving steps. Here it is computed exactly: each |mean + gamma p - d_i|^2 is a
     parabola in gamma, and the result is the smallest of the larger roots at which a parabola reaches the bound.
 
     Args:
-        direction: p, which is ``"unit"``: -mean / |mean|; ``"std"``: minus the standard deviation of each entry;
+        direction: the direction p: ``"unit"``: -mean / |mean|; ``"std"``: minus the standard deviation of each entry;
             ``"sign"``: minus the signs of the mean.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
-        knows: see :class:`flsv.attacks.Collusion`; ``"all"`` in the paper's strongest attack.
+        knows: the updates that colluders see, see :class:`flsv.attacks.Collusion`; ``"all"`` in the paper's strongest
+            attack.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> attack = MinMax()

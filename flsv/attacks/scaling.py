@@ -23,7 +23,7 @@ class Scaling(Attack):
         seed: seed of the choice of clients.
 
     Raises:
-        ConfigurationError: a factor that is not finite.
+        ConfigurationError: the factor is not finite.
 
     Example:
         >>> Scaling(factor=3.0).attack(torch.tensor([1.0, -2.0]), None, torch.Generator())

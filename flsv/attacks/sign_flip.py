@@ -24,7 +24,7 @@ class SignFlip(Attack):
         seed: seed of the choice of clients.
 
     Raises:
-        ConfigurationError: a scale that is not positive and finite.
+        ConfigurationError: the scale is not positive and finite.
 
     Example:
         >>> SignFlip().attack(torch.tensor([1.0, -2.0]), None, torch.Generator())

@@ -1,4 +1,6 @@
-"""Filters: steps of the server between receiving a cohort's updates and measuring and aggregating them."""
+"""Filters: changes that the server makes to a round's updates after it receives them and before it measures and
+aggregates them.
+"""
 
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort

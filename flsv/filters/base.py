@@ -17,8 +17,8 @@ from flsv.utilities.errors import ConfigurationError
 class UpdateFilter(Component):
     """Base class of filters. Subclasses override :meth:`apply`.
 
-    A filter that finds clients at fault lists its faults in ``faults``: name in ``loop.events`` to words of the
-    warning. It counts the clients with :attr:`notices`.
+    A filter that finds faulty clients lists the faults in ``faults``, ``{name: text}``, with the fault's name in
+    ``loop.events`` and its text in warnings. It counts the clients with :attr:`notices`.
 
     Example:
         >>> class FirstTwo(UpdateFilter):
@@ -31,22 +31,23 @@ class UpdateFilter(Component):
     faults: ClassVar[Mapping[str, str]] = {}
     #: Whether a run may be resumed without this filter, or with other arguments.
     may_change: ClassVar[bool] = False
-    #: Quantity that it compares between clients, if comparing needs a common start point; used in an error message.
+    #: Quantity that the filter compares between clients if the comparison needs a common start point; it is part of an
+    #: error message.
     compares: ClassVar[str] = ""
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> Cohort:
-        """Return the cohort as the metrics and the aggregator see it."""
+        """Return the cohort that the metrics and the aggregator see instead of ``cohort``."""
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
-        """Check, when a loop is made, that the filter goes with the loop's other parts.
+        """Check, when a loop is constructed, that the filter is compatible with the loop's other parts.
 
         Args:
-            personalizer: the loop's personalizer.
+            personalizer: the loop's personalizer; None: there is none.
             evaluating: names of the metrics that let clients evaluate models on their own validation samples.
 
         Raises:
-            ConfigurationError: the filter does not go with the others.
+            ConfigurationError: the filter is not compatible with one of them.
         """
         if self.compares and personalizer is not None:
             raise ConfigurationError(
@@ -56,17 +57,19 @@ class UpdateFilter(Component):
 
     @property
     def excludes(self) -> bool:
-        """Whether it may leave clients out of a round because of others' updates; True unless overridden."""
+        """Whether the filter may leave clients out of a round because of other clients' updates; True unless
+        overridden.
+        """
         return True
 
     @property
     def bounds(self) -> bool:
-        """Whether it may change the updates that the metrics see; True unless overridden."""
+        """Whether the filter may change the updates that the metrics see; True unless overridden."""
         return True
 
     @cached_property
     def notices(self) -> Notices:
-        """Counts of the clients found at fault."""
+        """Counter of the rounds in which each client was found faulty."""
         return Notices(self.faults)
 
     @property
@@ -75,7 +78,7 @@ class UpdateFilter(Component):
         return []
 
     def hint(self) -> str:
-        """Return a possible cause of models that are not finite, or an empty text."""
+        """Return a sentence on a possible cause of models that are not finite, or an empty text."""
         return ""
 
     def begin(self, federation: FederationInfo) -> None:

@@ -16,18 +16,18 @@ from flsv.functional.distances import distances
 
 @dataclass(frozen=True)
 class Cohort:
-    """Updates of a cohort of k clients, as the server holds them before measuring and aggregating.
+    """Updates that the server has received from the k clients of a round, before it measures and aggregates them.
 
     Args:
         round_index: the round, from 0.
-        updates: the clients' messages.
+        updates: the clients' messages, one per client.
         matrix: the clients' models ``[k, P]``.
-        starts: each client's start point ``[P]``; None where the server does not know it.
-        num_samples: integers ``[k]``, as the metrics and the aggregator are to see them.
+        starts: each client's start point ``[P]``; None for a client whose start point the server does not know.
+        num_samples: the numbers of samples, integers ``[k]``, that the metrics and the aggregator see.
         num_parameters: number of leading entries of a model that are parameters; the rest are buffers.
         model_norm: norm of the global model's parameters at the start of the round.
-        broken: ids of the clients whose model was not finite; they are not part of the cohort.
-        unmeasured: ids of the clients whose updates are averaged and not measured.
+        broken: ids of the clients whose model was not finite; these clients are not among the k.
+        unmeasured: ids of the clients whose updates are aggregated but not measured.
         warnings: sentences for the warning of this round.
     """
 
@@ -44,7 +44,7 @@ class Cohort:
 
     @cached_property
     def ids(self) -> list[int]:
-        """Numbers of the clients."""
+        """Ids of the k clients."""
         return [update.client_id for update in self.updates]
 
     @cached_property
@@ -55,7 +55,9 @@ class Cohort:
 
     @cached_property
     def norms(self) -> Tensor:
-        """Lengths of the updates, float64 ``[k]`` on the CPU; as reported by clients whose start point is unknown."""
+        """Lengths of the updates, float64 ``[k]`` on the CPU; a client whose start point is unknown reports its length
+        itself.
+        """
         cut = self.num_parameters
         if self.common_start is not None:
             return distances(self.matrix[:, :cut], self.common_start[:cut]).cpu()
@@ -74,7 +76,7 @@ class Cohort:
         return ClientMatrix(self.matrix, starts).until(self.num_parameters).gram().cpu()
 
     def keep(self, kept: Tensor) -> Cohort:
-        """Return the cohort reduced to these clients, bool ``[k]``."""
+        """Return the cohort reduced to the clients for which ``kept``, bool ``[k]``, is True."""
         if kept.all():
             return self
         which = kept.tolist()
@@ -87,7 +89,7 @@ class Cohort:
         )
 
     def warn(self, *sentences: str) -> Cohort:
-        """Return the cohort with these sentences added to the round's warning."""
+        """Return the cohort with ``sentences`` added to the round's warning."""
         return replace(self, warnings=(*self.warnings, *sentences)) if sentences else self
 
     say = warn  # its name in 1.0, until 2.0

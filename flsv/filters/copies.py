@@ -20,26 +20,26 @@ COPY, ECHOING = "copy", "echo"
 
 
 class CopyFilter(UpdateFilter):
-    """Filter that finds clients whose updates are more similar than the cohort's common direction explains, over at
-    least three rounds.
+    """Filter that finds clients whose updates are, over at least three rounds, more similar to each other than the
+    common direction of all updates explains.
 
-    It also finds clients that send back the server's last step in at least three rounds. This can be seen only of a
-    client that takes part in two consecutive rounds.
+    The filter also finds clients that send back the server's last step in at least three rounds, which is visible only
+    for a client that takes part in two consecutive rounds.
 
-    Clients found stay in the model and in the metrics. ``loop.copies`` and the report name them, also beside the
-    amounts where a budget is shared; the payer decides. The rules are those of :mod:`flsv.functional.copies`. The
+    The clients that it finds are still aggregated and measured. ``loop.copies`` and the report name them, also beside
+    the amounts if a budget is divided; the payer decides. The rules are those of :mod:`flsv.functional.copies`. The
     server stores 32 bytes for every pair of clients, and the last round's model.
 
     Args:
         threshold: similarity, in (0, 1], from which on two clients count as copies. None: do not use this rule.
         gap: difference, in (0, 2], between the similarities within a group and to other clients, from which on the
-            group counts as copies; over the first three rounds that its members spend together, in cohorts of six or
-            more. None: do not use this rule.
+            group counts as copies; the similarities are those of the first three rounds in which its members take part
+            together, in cohorts of six or more clients. None: do not use this rule.
         echo: mean of :func:`flsv.functional.free_riders.last_step_similarity`, in (0, 1], from which on a client
             counts as sending the server's last step back. None: do not use this rule.
 
     Raises:
-        ConfigurationError: a number out of range; no rule.
+        ConfigurationError: a number is out of range, or all three rules are None.
 
     Example:
         >>> from flsv import FederatedLoop
@@ -71,10 +71,10 @@ class CopyFilter(UpdateFilter):
         self.threshold = threshold
         self.gap = gap
         self.echo = echo
-        # [4, n, n]: for each pair the sum of its similarities, the rounds that it spent together, the rounds with a
-        # high similarity, and whether it was ever found to be copies.
+        # [4, n, n]: for each pair of clients the sum of its similarities, the number of common rounds, the number of
+        # rounds with a high similarity, and whether the two were ever found to be copies.
         self._pairs = torch.zeros(4, 0, 0, dtype=torch.float64)
-        # [4, n]: the same for each client and the server's last step. Below it, the last round's model.
+        # [4, n]: the same four numbers for each client and the server's last step. _start is the last round's model.
         self._echoes = torch.zeros(4, 0, dtype=torch.float64)
         self._start: Tensor | None = None
 
@@ -93,7 +93,7 @@ class CopyFilter(UpdateFilter):
 
     @property
     def groups(self) -> list[list[int]]:
-        """Groups of clients found to be copies of each other, ascending.
+        """Groups of clients that were found to be copies of each other, ascending.
 
         A client that sends the server's last step back and has no copies is a group of its own.
         """
@@ -120,7 +120,9 @@ class CopyFilter(UpdateFilter):
         return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Add the similarities of the clients ``here [k]`` to the server's last step; return the means ``[n]``."""
+        """Add to the state how similar the updates of the clients ``here [k]`` are to the server's last step, and
+        return each client's mean similarity ``[n]``; ``gram [k, k]`` has the updates' inner products.
+        """
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
         total, rounds, speaking, found = self._echoes
@@ -137,7 +139,9 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Add the similarities of the clients ``here [k]`` to each other; return each pair's mean ``[n, n]``."""
+        """Add to the state how similar the updates of the clients ``here [k]`` are to each other, and return each
+        pair's mean similarity ``[n, n]``; ``gram [k, k]`` has the updates' inner products.
+        """
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here
         similar, named = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.bool)

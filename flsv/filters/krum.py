@@ -1,7 +1,7 @@
 """MultiKrum: a filter that keeps the updates closest to their neighbors.
 
 Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
-NeurIPS 2017, section 4 (Krum) and its Multi-Krum, which averages the best m.
+NeurIPS 2017, section 4 (Krum) and its variant Multi-Krum, which averages the m best updates.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from flsv.utilities.errors import ConfigurationError
 class MultiKrum(UpdateFilter):
     """Filter that keeps the ``keep`` clients with the lowest Krum scores, see :func:`krum_scores`.
 
-    The others are neither averaged nor measured in this round, as if they had not taken part. The aggregator determines
-    the weights of the kept clients; the paper's mean is ``FedAvg(weighting="uniform")``. A cohort of less than 2 f + 3
-    clients, as after dropouts, is kept whole, with a warning.
+    The other clients are neither aggregated nor measured in this round, as if they had not taken part. The aggregator
+    determines the weights of the kept clients; the paper's mean is ``FedAvg(weighting="uniform")``. A cohort of less
+    than 2 f + 3 clients, as after dropouts, is kept whole, with a warning.
 
     Args:
-        byzantine: f in the paper, the number of bad clients that a cohort may have. It needs 2 f + 3 clients.
-        keep: m in the paper, the number of clients to keep; None: k - f of a cohort of k. 1 is Krum.
+        byzantine: f in the paper, the number of bad clients that a cohort may have. Krum needs at least 2 f + 3
+            clients.
+        keep: m in the paper, the number of clients to keep; None: k - f for a cohort of k clients. ``keep=1`` is Krum.
 
     Raises:
-        ConfigurationError: an argument out of range; before training, a federation that is too small, or a
-            personalizer, which lets clients start from different models.
+        ConfigurationError: an argument is out of range; before training: the federation is too small, or a personalizer
+            lets clients start from different models.
 
     Example:
         >>> MultiKrum(byzantine=2)
@@ -82,14 +83,15 @@ class MultiKrum(UpdateFilter):
 
 
 def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
-    """Compute Krum's scores: sums of the squared distances to the k - f - 2 closest others.
+    """Compute Krum's scores of k updates: each is the sum of the squared distances to the k - f - 2 closest other
+    updates.
 
     Args:
-        squared: squared distances ``[k, k]``.
+        squared: squared distances between the updates, ``[k, k]``.
         byzantine: f, the number of bad clients.
 
     Returns:
-        The scores ``[k]``.
+        The scores ``[k]``; less is better.
 
     Example:
         >>> points = torch.tensor([0.0, 1.0, 2.0, 9.0])

@@ -18,16 +18,17 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class NormCap(UpdateFilter):
-    """Filter that shortens updates above a bound, keeping their direction, for metrics and aggregator.
+    """Filter that shortens updates longer than a bound, keeping their direction; metrics and aggregator see the
+    shortened updates.
 
-    It limits the influence of a client that multiplies its update, see :mod:`flsv.functional.clipping`. It does not go
-    with a personalizer, or with metrics that let clients evaluate models.
+    The filter limits the influence of a client that multiplies its update, see :mod:`flsv.functional.clipping`. It
+    cannot be combined with a personalizer or with metrics that let clients evaluate models.
 
     Args:
-        cap: greatest length of an update, in medians of the cohort's lengths.
+        cap: the greatest length of an update, as a multiple of the median length in the cohort.
 
     Raises:
-        ConfigurationError: a cap that is not positive; a loop with a personalizer or such a metric.
+        ConfigurationError: the cap is not positive, or the loop has a personalizer or such a metric.
 
     Example:
         >>> NormCap(1.25)

@@ -1,4 +1,4 @@
-"""Notices: number of rounds in which each client was found at fault."""
+"""Notices: a counter of the rounds in which each client was found faulty."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from flsv.data.groups import client_called
 
 
 class Notices:
-    """Counter of the rounds in which clients were found at fault.
+    """Counter of the rounds in which each client had each fault.
 
     A client that fails repeatedly is named in a warning the first time and once more at the end of the run.
 
     Args:
-        words: fault to the words of its warning.
-        found: the counts of earlier rounds: fault to client to the number of rounds.
+        words: ``{fault: text}``, the text of each fault's warning.
+        found: the counts of earlier rounds, ``{fault: {client: rounds}}``: in how many rounds each client had each
+            fault.
 
     Attributes:
         names: the clients' names.
@@ -34,12 +35,14 @@ class Notices:
         self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
 
     def is_first(self, fault: str, clients: Sequence[int]) -> bool:
-        """Add one to these clients' counts, and return whether it is the first time for one of them."""
+        """Count one more round with ``fault`` for each of ``clients``, and return whether it is the first for one of
+        them.
+        """
         self._found[fault].update(clients)
         return any(self._found[fault][client] == 1 for client in clients)
 
     def describe(self, fault: str, clients: Sequence[int]) -> str:
-        """Describe these clients in words, with how often each was found."""
+        """Return a text that names ``clients`` and the number of rounds in which each of them had ``fault``."""
         named = []
         for client in clients:
             count, called = self._found[fault][client], client_called(client, self.names)
@@ -47,14 +50,14 @@ class Notices:
         return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
 
     def describe_fault(self, fault: str, clients: Sequence[int]) -> str:
-        """Describe these clients and their fault in words."""
+        """Return a text that names ``clients`` and describes their ``fault``."""
         return f"{self.describe(fault, clients)} {self._words[fault]}"
 
     def at_the_end(self) -> list[str]:
-        """Describe the clients that failed more than once, in one text for each fault."""
+        """Return one text per fault, on the clients that had it in more than one round."""
         found = {fault: sorted(c for c, times in counts.items() if times > 1) for fault, counts in self._found.items()}
         return [self.describe_fault(fault, clients) for fault, clients in found.items() if clients]
 
     def state_dict(self) -> dict[str, dict[int, int]]:
-        """Return the counts: fault to client to the number of rounds."""
+        """Return the counts ``{fault: {client: rounds}}``: in how many rounds each client had each fault."""
         return {fault: dict(found) for fault, found in self._found.items()}

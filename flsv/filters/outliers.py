@@ -22,21 +22,23 @@ NOT_MEASURED = "aggregated, since exclude=True is not set, and not measured: thi
 class OutlierFilter(UpdateFilter):
     """Filter that warns of clients with non-finite models or far too large updates, and may exclude them.
 
-    An update is too large if both its norm and its norm per local step are: a client with more data takes more steps,
-    whose number is its own report. By default a too large update is aggregated and not measured: for its client the
-    round counts as one without it. See ``loop.named``; a client that is named in every round has no value.
+    An update is too large if both its norm and its norm per local step are outliers: a client with more data takes more
+    steps, but the number of steps is only the client's report. By default a too large update is aggregated but not
+    measured: for the metrics the client did not take part in that round. See ``loop.named``; a client that is named
+    there in every round has no value.
 
-    An update so large that a sum with it loses the others numerically is always left out, see
+    An update so large that the other updates are lost in a sum with it (by rounding) is always left out, see
     :func:`flsv.functional.outliers.drowning_updates`; also in a federation without an ``OutlierFilter``.
 
     Args:
         threshold: modified z-score above which an update is too large, see
-            :func:`flsv.functional.outliers.large_updates`. None: only updates that drown the others.
-        exclude: whether to leave too large updates out of their round. Where the aggregator's weights come from a
-            metric they always are.
+            :func:`flsv.functional.outliers.large_updates`. None: only updates in which the others would be lost by
+            rounding.
+        exclude: whether to leave too large updates out of their round. If the aggregator's weights come from a metric,
+            such updates are always left out.
 
     Raises:
-        ConfigurationError: a threshold that is not positive; ``exclude`` without a threshold.
+        ConfigurationError: the threshold is not positive, or ``exclude`` is set without a threshold.
 
     Example:
         >>> from flsv import FederatedLoop
@@ -70,7 +72,7 @@ class OutlierFilter(UpdateFilter):
         self._aggregated = ""
 
     def apply(self, cohort: Cohort) -> Cohort:
-        """Leave too large updates out of the aggregate or the measurement, and warn of their clients.
+        """Leave too large updates out of the aggregate or of the measurement, and warn about their clients.
 
         If more than half of the cohort returned non-finite models, no client is named: the model that they were sent is
         the likely cause.
@@ -121,19 +123,20 @@ class OutlierFilter(UpdateFilter):
         return [f"{what}: {what_of_it}"] if due else []
 
     def hint(self) -> str:
-        """Return a possible cause of models that are not finite."""
+        """Return a sentence on a possible cause of models that are not finite."""
         if self._aggregated:
             return f"The fault may lie further back: {self._aggregated}."
         return "A lower learning rate or gradient_clip_val may help, or a look for NaN in the data."
 
 
 def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ...]:
-    """Add an ``OutlierFilter(threshold=None)`` before these filters, unless there is an ``OutlierFilter``.
+    """Return ``filters`` with an ``OutlierFilter(threshold=None)`` in front, unless an ``OutlierFilter`` is among them.
 
-    It names clients whose models are not finite and leaves out updates that drown the others.
+    The added filter names clients whose models are not finite, and leaves out updates in which others would be lost by
+    rounding.
 
     Raises:
-        ConfigurationError: an ``OutlierFilter`` that is not the first, or two filters of one class.
+        ConfigurationError: an ``OutlierFilter`` is not the first filter, or two filters are of one class.
     """
     kinds = [type(each) for each in filters]
     if len(set(kinds)) < len(kinds):

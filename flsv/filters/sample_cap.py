@@ -13,15 +13,16 @@ from flsv.functional.clipping import capped_samples
 
 
 class SampleCap(UpdateFilter):
-    """Filter that caps the clients' reported numbers of samples, for metrics and aggregator.
+    """Filter that caps the numbers of samples that clients report; metrics and aggregator see the capped numbers.
 
     See :mod:`flsv.functional.clipping`.
 
     Args:
-        cap: greatest number of samples that counts, in medians of the cohort's numbers; rounded up to an integer.
+        cap: the greatest number of samples, as a multiple of the cohort's median number; the product is rounded up to
+            an integer.
 
     Raises:
-        ConfigurationError: a cap that is not positive.
+        ConfigurationError: the cap is not positive.
 
     Example:
         >>> SampleCap(1.25)

@@ -2,8 +2,8 @@
 
 References that a module keeps beside its layers survive ``copy.deepcopy`` bound to the original: a compiled
 ``forward``, a lambda, a hook that closes over ``self``. Every model that is loaded into such a copy would be evaluated
-as the original, and all coalitions would be worth the same. So before the first model is evaluated a copy is tried:
-its outputs must depend on its own vector and not on the original's.
+as the original, and all coalitions would get the same score. So a copy is tried before the first model is evaluated:
+the copy's outputs must depend on the copy's own weights and not on the original's weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
 
-#: The largest effect of rounding, as a share of the outputs' change when all weights change.
+#: The largest change of outputs that counts as rounding, as a share of their change when all weights change.
 _TOLERANCE = 1e-3
 
 #: Evaluates the model with a vector ``[P]`` in a copy and returns its outputs, of any type.
@@ -34,19 +34,20 @@ def check_copies(
     outputs: Outputs,
     sensitive: bool = True,
 ) -> None:
-    """Raise unless models that are evaluated in copies of the module use their own weights and no others.
+    """Raise unless a model that is evaluated in a copy of the module uses the copy's weights only.
 
-    Two models of random weights near the module's are evaluated, so that a last layer of zeros hides nothing. Meanwhile
-    the module's tensors hold other memory; their own memory is not written.
+    Two models of random weights near the module's are evaluated, so that a last layer of zeros hides nothing. During
+    the check the module's tensors point to other memory; their own memory is not written.
 
     Args:
-        module: the original.
-        space: the map between the module and vectors.
-        outputs: evaluates a model in a copy, from the same random state every time.
-        sensitive: whether outputs of two models must differ; accuracies of few samples need not.
+        module: the original module.
+        space: the map between the module's state and vectors ``[P]``.
+        outputs: a function that evaluates the model of a vector ``[P]`` in the copy and returns the model's outputs,
+            from the same random state every time.
+        sensitive: whether the outputs of two different models must differ; accuracies on few samples may agree.
 
     Raises:
-        ConfigurationError: the outputs depend on the module's weights, or do not depend on the copy's.
+        ConfigurationError: the outputs depend on the original's weights, or do not depend on the copy's weights.
     """
     before = space.read(module)
     for scale in (0.3, 0.03, 0.003):
@@ -81,7 +82,9 @@ def check_copies(
 
 @contextmanager
 def _holding(module: nn.Module, space: ParameterSpace, vector: Tensor) -> Iterator[None]:
-    """Let the module's tensors hold a vector, in other memory, so that every reference to a tensor sees the vector."""
+    """Point the module's tensors to the values of ``vector [P]`` inside the context, in new memory, and restore them
+    after it.
+    """
     values, named = space.unflatten(vector), dict([*module.named_parameters(), *module.named_buffers()])
     before = {name: named[name].data for name in space.names}
     try:
@@ -94,8 +97,8 @@ def _holding(module: nn.Module, space: ParameterSpace, vector: Tensor) -> Iterat
 
 
 def _near(space: ParameterSpace, vector: Tensor, scale: float, seed: int) -> Tensor:
-    """Draw a model near ``vector [P]``: every parameter moves by a share of its tensor's size; positive buffers, such
-    as variances, stay positive.
+    """Draw a model near ``vector [P]``: every parameter changes by about ``scale`` times the root mean square of its
+    tensor; positive buffers, such as variances, stay positive.
     """
     generator = torch.Generator(vector.device).manual_seed(seed)
     noise = torch.randn(vector.shape, generator=generator, dtype=vector.dtype, device=vector.device)

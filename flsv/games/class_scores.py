@@ -1,7 +1,7 @@
 """Scores of class probabilities by name: ``"auroc"``, ``"average_precision"`` and ``"f1"``.
 
-With two classes they are those of class 1; with more, the mean over the classes that occur, each against the rest
-("macro").
+With two classes a score is that of class 1; with more, it is the mean of the scores of all classes that occur, each
+class against the rest ("macro").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchmetrics.functional.classification import (
 )
 from torchmetrics.utilities import dim_zero_cat
 
-#: Name to the score of one class's probabilities ``[N]`` against labels 0 and 1.
+#: ``{name: function}``: the function scores one class's probabilities ``[N]`` against labels 0 and 1.
 CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "auroc": binary_auroc,
     "average_precision": binary_average_precision,
@@ -31,14 +31,15 @@ class ClassScore(Metric):
     """Area under the ROC curve, average precision or F1 of probabilities ``[B]`` of class 1, or ``[B, M]``, against
     integer classes ``[B]``.
 
-    More is better. With more than two classes it is the mean over the classes that occur. F1 predicts the most probable
-    class, so a class that is predicted and does not occur counts, too, with 0.
+    More is better. With more than two classes the score is the mean over the classes that occur. For F1 the most
+    probable class is the prediction, so a class that is predicted but does not occur counts as 0 in the mean.
 
     Args:
-        name: in ``CLASS_SCORES``.
+        name: the score's name in ``CLASS_SCORES``.
 
     Raises:
-        ValueError: other shapes; labels that are not integers; in ``compute``, samples that are all of one class.
+        ValueError: the inputs have other shapes, or the labels are not integers; in ``compute``, all samples are of one
+            class.
 
     Example:
         >>> auroc = ClassScore("auroc")
@@ -63,7 +64,7 @@ class ClassScore(Metric):
         """Add a batch.
 
         Args:
-            probabilities: of class 1 ``[B]``, or of all classes ``[B, M]``.
+            probabilities: probabilities of class 1 ``[B]``, or of all M classes ``[B, M]``.
             labels: integer classes ``[B]``.
         """
         if labels.is_floating_point() or labels.ndim != 1 or len(labels) != len(probabilities):
@@ -88,7 +89,8 @@ class ClassScore(Metric):
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return class 1's probabilities ``[B, ...]`` out of those of two classes ``[B, 2, ...]``; others unchanged.
+    """Return the probabilities ``[B, ...]`` of class 1 if ``probabilities`` are of two classes, ``[B, 2, ...]``; return
+    any others unchanged.
 
     Example:
         >>> class_1_probabilities(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))

@@ -22,10 +22,12 @@ class CoalitionGames:
     """Factory of the coalition games of every round of a fit.
 
     Args:
-        evaluator: evaluates classifiers on the server's validation set; None where no game asks for that.
-        server_lr: the share of the way to the average that a coalition's model moves.
-        validated: evaluators of models of any task, by :attr:`flsv.games.ModelScore.evaluator`.
-        ranks: processes among which the evaluations are divided; all of them call the games with the same arguments.
+        evaluator: evaluates classifiers on the server's validation set; None if no game needs classifiers' scores.
+        server_lr: the server's learning rate: how far a coalition's model moves from the global model to the members'
+            average, as a share of that way.
+        validated: ``{key: evaluator}`` for models of any task; the key is :attr:`flsv.games.ModelScore.evaluator`.
+        ranks: the processes among which the evaluations are divided; all of them call the games with the same
+            arguments.
 
     Example:
         >>> import torch
@@ -68,28 +70,30 @@ class CoalitionGames:
 
     @property
     def evaluations(self) -> int:
-        """Distinct models evaluated in the current round, counted for each evaluator that was asked for them."""
+        """Number of distinct models evaluated in the current round; a model counts once for each evaluator that
+        evaluated it.
+        """
         assert self.round is not None  # it raises without one
         return self.total_evaluations - self._before
 
     @property
     def total_evaluations(self) -> int:
-        """:attr:`evaluations` of all rounds of this fit so far, the current one included."""
+        """Sum of :attr:`evaluations` over all rounds of this fit so far, with the current round."""
         return self._before + sum(table.evaluations for table in self._tables.values()) + self._models
 
     def begin(self, round: Round) -> None:
-        """Begin a round, and forget the evaluations of the one before."""
+        """Begin a round, and forget the evaluations of the previous round."""
         self._before = self.total_evaluations
         self._round, self._tables, self._products, self._models = round, {}, {}, 0
 
     def end(self) -> None:
-        """Forget the round, and let go of its vectors."""
+        """Forget the current round, and release its vectors."""
         self._before = self.total_evaluations
         self._round, self._tables, self._products, self._models = None, {}, {}, 0
         self._gradients = {}
 
     def evaluator_of(self, metric: str | ModelScore) -> Any:
-        """Return the evaluator of models for a performance measure."""
+        """Return the evaluator that computes the performance measure ``metric``."""
         if isinstance(metric, ModelScore):
             return self._validated[metric.evaluator]
         if self.evaluator is None:
@@ -101,7 +105,9 @@ class CoalitionGames:
         metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
     ) -> CoalitionUtility:
-        """Make a game of the current round. The games of one round never evaluate a model twice."""
+        """Make a coalition game of the current round. The games of one round share their evaluations, so that no model
+        is evaluated twice.
+        """
         key = metric.evaluator if isinstance(metric, ModelScore) else None
         evaluator = self.evaluator_of(metric)
         if key not in self._tables:
@@ -116,8 +122,8 @@ class CoalitionGames:
         )
 
     def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
-        """Make a table for games of another round than the current one, such as one made of all rounds; its evaluations
-        are counted, too.
+        """Make a table for games of a round other than the current one, such as a round composed of all rounds; the
+        table's evaluations are counted in :attr:`evaluations`.
         """
         table = CoalitionTable(round, self.evaluator_of(metric))
         self._tables[object()] = table
@@ -126,30 +132,31 @@ class CoalitionGames:
     def utility_of_models(
         self, build: Callable[[int, Tensor], None], count: int, metric: str | ModelScore = "accuracy"
     ) -> Tensor:
-        """Evaluate given models; they are counted in :attr:`evaluations`.
+        """Evaluate models that need not be coalitions' models; they are counted in :attr:`evaluations`.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
-            count: K.
+            count: K, the number of models.
             metric: the performance measure.
 
         Returns:
-            float64 ``[K]``, or ``[K, M]`` for a measure per class.
+            The models' utilities, float64 ``[K]``, or ``[K, M]`` for a measure per class.
         """
         table = CoalitionTable(self.round, self.evaluator_of(metric), self._ranks)
         self._models += count
         return utility_of(table.evaluate(build, count), metric)
 
     def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the validation loss's gradient at a model. The gradient at a round's start is computed once.
+        """Compute the validation loss's gradient at a model. The gradient at a round's start is computed only once.
 
         Args:
             vector: ``[P]``, the model.
-            balanced: whether all classes count the same in the loss.
+            balanced: whether all classes have the same weight in the loss.
             loss: the loss to differentiate, see :func:`flsv.games.performance.loss_measure`.
 
         Returns:
-            float64 ``[P']``, over the leading P' entries of the vector, the parameters.
+            The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the
+            parameters.
         """
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._gradients or self._gradients[what][0] is not vector:
@@ -157,8 +164,8 @@ class CoalitionGames:
         return self._gradients[what][1]
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the products of the current round's updates with :meth:`gradient` at its start, float64 ``[k]``;
-        computed once a round.
+        """Compute the dot products of the current round's updates with :meth:`gradient` at the round's start, float64
+        ``[k]`` for k clients. They are computed once per round.
         """
         what = loss.name if isinstance(loss, ModelScore) else balanced
         if what not in self._products:
@@ -167,8 +174,8 @@ class CoalitionGames:
         return self._products[what]
 
     def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
-        """Compute products of the current round's updates with the validation loss's gradient and, for order 2, the
-        Hessian of a classifier's loss, at the round's start; computed once a round.
+        """Compute products of the current round's updates with the validation loss's gradient and, for ``order=2``,
+        with the Hessian of a classifier's loss, both at the round's start. They are computed once per round.
         """
         if order == 1:
             return GradientProducts(self.slopes(loss=loss), None)

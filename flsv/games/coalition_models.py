@@ -13,7 +13,9 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Renormalized(NamedTuple):
-    """Weights ``[k]`` that are normalized to sum to 1 inside every coalition; those of a plain tensor are not."""
+    """Weights ``[k]`` of a round's k clients that are normalized to sum to 1 inside every coalition; the weights in a
+    plain tensor are used as they are.
+    """
 
     weights: Tensor
 
@@ -28,12 +30,14 @@ class CoalitionModels:
     """The models of a round's coalitions under one weighting.
 
     Args:
-        round: the cohort.
-        weighting: ``"uniform"``, ``"samples"``, fixed weights ``[k]`` or :class:`Renormalized` ones.
-        server_lr: the parameters' step.
+        round: the round whose clients form the coalitions.
+        weighting: the clients' weights: ``"uniform"``, ``"samples"``, a tensor of fixed weights ``[k]``, or
+            :class:`Renormalized` weights.
+        server_lr: the server's learning rate, a factor of the weighted mean update of the parameters; it does not apply
+            to buffers.
 
     Attributes:
-        key: equal for games in which a coalition always has the same model.
+        key: a value that is equal for two objects if each coalition has the same model in both.
     """
 
     def __init__(self, round: Round, weighting: Weighting, server_lr: float) -> None:
@@ -46,11 +50,11 @@ class CoalitionModels:
         """Compute the clients' weights in each coalition's model.
 
         Args:
-            masks: bool ``[K, k]``.
+            masks: bool ``[K, k]``, a row for each of K coalitions, True for its members.
 
         Returns:
-            The weights in the parameters and those in the buffers, float64 ``[K, k]`` each; a row of zeros is the
-            global model.
+            The clients' weights for the parameters and for the buffers, float64 ``[K, k]`` each; a row of zeros means
+            the global model.
         """
         own = masks * self._weights
         total = torch.zeros(len(masks), dtype=torch.float64)
@@ -61,8 +65,11 @@ class CoalitionModels:
         return self._server_lr * (shares if self._normalized else own), shares
 
     def builder(self, masks: Tensor) -> Build:
-        """Return a function that writes the model of row i of ``masks`` into a vector."""
-        # x + sum_i w_i (x_i - s_i), from the clients' models as they are: no second matrix, of their updates.
+        """Return a function ``build(i, out)`` that writes the model of the coalition in row i of ``masks`` into
+        ``out [P]``.
+        """
+        # A model is x + sum_i w_i (x_i - s_i), with x the global model, x_i client i's model, s_i the model it started
+        # from. It is computed from the clients' models, so that no second matrix, of updates, is needed.
         cut, start, models = self._round.space.num_parameters, self._round.global_vector, self._round.client_vectors
         starts = self._round.matrix.starts
         common = all(each is start for each in starts)

@@ -16,16 +16,16 @@ from flsv.utilities import progress
 class CoalitionTable:
     """All coalition scores of one round that have been requested.
 
-    Utilities of different metrics share its rows; utilities of different weightings share the empty coalition, which is
-    the same model for all.
+    Utilities with different metrics share all scores of the table; utilities with different weightings share only the
+    score of the empty coalition, whose model does not depend on the weighting.
 
     Args:
-        round: the players and their updates.
-        evaluator: evaluates their models.
-        ranks: processes among which the evaluations are divided; each gets all scores.
+        round: the round whose clients are the players.
+        evaluator: evaluates the coalitions' models.
+        ranks: the processes among which the evaluations are divided; each process gets all scores.
 
     Attributes:
-        evaluations: models evaluated so far.
+        evaluations: the number of models evaluated so far.
     """
 
     def __init__(self, round: Round, evaluator: VectorEvaluator, ranks: Ranks = ALONE) -> None:
@@ -39,7 +39,9 @@ class CoalitionTable:
         return len(self._rows)
 
     def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
-        """Return the scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU); evaluate new ones."""
+        """Return the scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU), after evaluating those that are
+        new.
+        """
         has_members = masks.any(1).tolist()
         keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
         new = first_positions(keys, self._rows)
@@ -52,7 +54,9 @@ class CoalitionTable:
         return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, divided among the ranks, without storing their scores in the table."""
+        """Evaluate ``count`` models, which ``build`` writes, divided among the ranks; return their scores without
+        storing them.
+        """
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
             return self.evaluator.evaluate(_counted(build, count), count)
@@ -65,7 +69,7 @@ class CoalitionTable:
 
 
 def _counted(build: Build, count: int) -> Build:
-    """Wrap ``build`` so that a progress bar shows how many models have been begun."""
+    """Wrap the function ``build`` of ``count`` models so that a progress bar shows how many models have been built."""
     begun: set[int] = set()  # one may be built again, after an error or in parts
     progress.add_total("coalitions", count)
 

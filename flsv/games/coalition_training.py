@@ -27,16 +27,16 @@ from flsv.utilities.errors import ConfigurationError
 def train_alone(
     trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
 ) -> float:
-    """Fit a coalition's federation without writing files.
+    """Fit a coalition's federation without writing files, and return the seconds that this took.
 
     Args:
-        trainer: of the fit; its callbacks are replaced by copies that write no files, with ``measured`` in front.
-        module: trained in place.
-        data: the federation's data.
-        measured: scores the global model.
+        trainer: the fit's trainer; its callbacks are replaced by copies that write no files, preceded by ``measured``.
+        module: the module, which is trained in place.
+        data: the federation's data; the trainer's sampler selects the coalition's clients.
+        measured: the callback that scores the global model.
 
     Returns:
-        Seconds, without those of the evaluations.
+        The seconds of the training, without the seconds of the evaluations.
 
     Raises:
         RuntimeError: the trainer trained nothing.
@@ -53,20 +53,22 @@ def train_alone(
 
 class GlobalModelScoring(L.Callback):
     """Callback that sets or records the module's initial weights, and scores the global model before the first round
-    and after some.
+    and after selected rounds.
 
     Args:
-        data: with a validation set for the server.
+        data: the federation's data, with a validation set for the server.
         measures: performance measures of models, see :class:`flsv.games.RetrainedUtility`.
-        initial: the module's ``state_dict`` to start from; None: as it is.
-        rounds: after which the model is scored, from 0, ascending; training ends with the last. None: after training.
+        initial: the ``state_dict`` with which the module starts; None: the module keeps its weights, and they are
+            recorded.
+        rounds: indices (from 0, ascending) of the rounds after which the model is scored; training ends with the last
+            of them. None: the model is scored once, after training.
 
     Attributes:
-        before: the scores before the first round, by measure.
-        after: round to the scores after it, by measure.
-        last: the last round that was scored; None: training has not ended.
-        models: ``[2, P]``, the model at the end of training, and the initial one.
-        seconds: spent on the evaluations.
+        before: the scores before the first round, in the order of ``measures``.
+        after: ``{round: scores}``, the scores after a round, in the order of ``measures``.
+        last: index of the last round after which the model was scored; None before the first score.
+        models: ``[2, P]``, the model that was scored last, and the initial model.
+        seconds: the seconds spent on evaluations.
     """
 
     def __init__(
@@ -127,13 +129,14 @@ class GlobalModelScoring(L.Callback):
 def make_evaluator(
     trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
 ) -> VectorEvaluator:
-    """Make the evaluator of models ``[K, P]`` on the server's validation set, or by the clients' judgement.
+    """Make the evaluator of models ``[K, P]`` on the server's validation set or, for a measure that clients judge, on
+    the clients' held-out samples.
 
     Args:
-        trainer: with its module on its device.
-        space: the map between models and vectors.
-        data: with a validation set.
-        measure: the performance measure, see :class:`flsv.games.RetrainedUtility`.
+        trainer: the fit's trainer, with its module on its device.
+        space: the map between the module's state and vectors ``[P]``.
+        data: the federation's data, with a validation set for the server.
+        measure: the performance measure, as in :class:`flsv.games.RetrainedUtility`.
     """
     if isinstance(measure, ModelScore) and measure.judged:
         loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))

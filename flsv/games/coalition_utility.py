@@ -4,10 +4,12 @@
 :mod:`flsv.functional` takes. A :class:`flsv.games.CoalitionTable` behind it builds and evaluates every coalition of the
 round once for all games, and a :class:`flsv.games.ModelEvaluator` evaluates models on the server's validation set.
 
-The game is that of Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definition 4.1:
-players are the round's cohort, U(S) is the performance of x + eta * sum_{i in S} w_i(S) d_i, and U(empty) that of x
-itself, on the same set. Weights inside a coalition are uniform there; fixed weights are line 12 of Algorithm 1 in Guo
-et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024.
+The game is from Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definition 4.1:
+the players are the round's clients; U(S), the utility of the coalition S, is the performance on the validation set of
+the model x + eta * sum_{i in S} w_i(S) d_i, and U(empty) the performance of x itself, with x the global model, eta the
+server's learning rate, d_i client i's update and w_i(S) its weight. In that paper the weights inside a coalition are
+uniform; fixed weights are from line 12 of Algorithm 1 in Guo et al., "A Fair Contribution Measurement Method for
+Federated Learning", Sensors 24(15), 2024.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from flsv.games.scores import Scores, UtilityMetric
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.utilities.declared import Positive, checked
 
-#: A performance measure of models; several of a classifier's scores are a column each.
+#: A performance measure of models, or several names of a classifier's scores, which give a column of utilities each.
 Measure = str | ModelScore | Sequence[str]
 
 
@@ -33,32 +35,34 @@ Measure = str | ModelScore | Sequence[str]
 class CoalitionUtility:
     """The utility of coalitions of a round's cohort: ``utility(masks)``.
 
-    Coalition S is the model x + server_lr * sum_{i in S} w_i(S) d_i, with d_i the clients' updates
-    (``round.client_updates``). Buffers (BatchNorm's statistics) are averages of the members' own with weights that sum
-    to 1 inside S, whatever ``server_lr`` and the weights' sum: moving a running variance beyond the clients' own can
-    turn it negative. The empty coalition, and one whose weights sum to 0, is the global model x.
+    The model of coalition S is x + server_lr * sum_{i in S} w_i(S) d_i, with x the round's global model, d_i client i's
+    update (a row of ``round.client_updates``) and w_i(S) its weight in S. Buffers (BatchNorm's statistics) are averages
+    of the members' own with weights that sum to 1 inside S, whatever ``server_lr`` and the weights' sum: moving a
+    running variance beyond the clients' own can turn it negative. The model of the empty coalition, and of a coalition
+    whose weights sum to 0, is the global model x.
 
-    A model is one matrix-vector product, so that its bits depend on its coalition alone; models exist one per thread
-    (CPU) or a chunk (CUDA) at a time, never all.
+    Each model is computed by a matrix-vector product of its own, so that its bits depend on its coalition only. At any
+    time only one model per thread (CPU) or one chunk of models (CUDA) is in memory.
 
     Args:
-        round: the players are its cohort, in the order of ``client_ids``.
-        evaluator: evaluates models on the server's validation set.
+        round: the round whose clients are the players, in the order of ``client_ids``.
+        evaluator: the evaluator of models on the server's validation set.
         metric: the performance measure, see :mod:`flsv.games.performance`. A :class:`ModelEvaluator` gives
             ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
             the mean cross-entropy, nats) and ``"per_class_accuracy"`` (0 for classes without samples). More is better.
             Any other measure is a :class:`flsv.games.ModelScore`.
-        weighting: w_i(S): ``"uniform"``, 1/|S|; ``"samples"``, n_i / sum_{j in S} n_j; or fixed weights ``[k]``, not
-            renormalized inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
-        server_lr: eta, the share of the way to the average that the coalition's model moves.
-        table: remembers scores; shared by the utilities of a round. None: a new one.
+        weighting: the weights w_i(S): ``"uniform"`` for 1/|S|; ``"samples"`` for n_i / sum_{j in S} n_j, with n_i the
+            samples of client i; a tensor of fixed weights w_i ``[k]``, which are not renormalized inside S; or
+            ``Renormalized(weights)`` for w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
+        server_lr: the server's learning rate: the factor of the members' weighted mean update.
+        table: the table that stores the coalitions' scores; the utilities of a round share it. None: a new table.
 
     Attributes:
-        num_players: k.
-        table: the table.
+        num_players: k, the number of the round's clients.
+        table: the table of scores.
 
     Raises:
-        ConfigurationError: a wrong argument; fixed weights that are negative or not finite or do not fit the cohort.
+        ConfigurationError: an argument is wrong, or fixed weights are negative, not finite or not one per client.
 
     Example:
         >>> from torch import nn
@@ -92,21 +96,21 @@ class CoalitionUtility:
 
     @property
     def evaluations(self) -> int:
-        """Distinct models that the table has evaluated, for this utility and all that share the table."""
+        """Number of distinct models that the table has evaluated for all utilities that share it."""
         return self.table.evaluations
 
     def __call__(self, masks: Tensor) -> Tensor:
         """Compute the utilities of coalitions.
 
         Args:
-            masks: bool ``[K, k]``, a row per coalition: True for its members.
+            masks: bool ``[K, k]``, a row for each of K coalitions, True for its members.
 
         Returns:
-            float64 ``[K]``, or ``[K, M]`` for per-class accuracy, on the CPU. NaN or infinite where the model's loss
-            is.
+            The utilities, float64 ``[K]``, or ``[K, M]`` for per-class accuracy, on the CPU. A negative loss is NaN or
+            infinite where the model's loss is.
 
         Raises:
-            ValueError: masks of another type or shape.
+            ValueError: the masks have another type or shape.
         """
         if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
             raise ValueError(
@@ -117,14 +121,14 @@ class CoalitionUtility:
 
 
 def utility_of(scores: Scores, metric: Measure) -> Tensor:
-    """Return the utilities in models' scores, more is better.
+    """Convert the scores of models to utilities, of which more is better.
 
     Args:
-        scores: of K models.
-        metric: the performance measure; several names of a classifier's scores are a column each.
+        scores: the scores of K models.
+        metric: the performance measure; of several names of a classifier's scores each gives a column.
 
     Returns:
-        float64 ``[K]`` or ``[K, M]``.
+        The utilities, float64 ``[K]``, or ``[K, M]`` for M classes or M names.
     """
     if isinstance(metric, ModelScore):
         return metric.utility(scores.value(metric.name))

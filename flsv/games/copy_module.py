@@ -1,4 +1,4 @@
-"""Deep copies of modules, without anything compiled; functions that hold the module hold the copy in it."""
+"""Deep copies of modules that are not compiled, and whose functions refer to the copy instead of the original."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
-    """Make a deep copy that shares factories, and is not compiled.
+    """Make a deep copy of a module that is not compiled and that shares the original's optimizer factories.
 
-    Factories of optimizers that the command line makes hold its parser, which takes longer to copy than a small module
-    does, and nothing of the module.
+    Optimizer factories made by the command line refer to its parser, which takes longer to copy than a small module,
+    and they refer to nothing of the module.
 
     Args:
-        module: the original.
-        instead: ``id`` of an object of the module to the object that takes its place in the copy.
+        module: the original module.
+        instead: ``{id(object): replacement}``: objects of the module, and the objects that replace them in the copy.
 
     Raises:
-        ConfigurationError: it cannot be copied, naming the attributes to blame.
+        ConfigurationError: the module cannot be copied; the message names the attributes that prevent it.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -60,13 +60,13 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
 
 
 def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int], memo: dict[int, Any]) -> Any:
-    """Copy a value; functions that hold parts of it hold what these become.
+    """Make a deep copy of a value in which closures refer to the copies of the value's parts instead of the originals.
 
     Args:
-        value: what to copy.
-        holders: whose attributes such functions may be.
-        parts: by their ``id``.
-        memo: of ``copy.deepcopy``.
+        value: the object to copy.
+        holders: objects whose attributes are searched for such closures.
+        parts: ``id`` of each part of the value that a closure may refer to.
+        memo: the ``memo`` argument of ``copy.deepcopy``.
     """
     twins: dict[FunctionType, FunctionType] = {}
     for holder in holders:
@@ -81,8 +81,8 @@ def deepcopy_with_closures(value: Any, holders: Iterable[object], parts: set[int
 
 
 class _OutputsDetached(TorchFunctionMode):
-    """Mode in which a tensor in the middle of a graph is copied without the graph, wherever the module keeps it: torch
-    copies none (an output in a list, a pruned layer's weight).
+    """Mode in which ``copy.deepcopy`` detaches and clones tensors that are part of an autograd graph, such as an output
+    in a list or a pruned layer's weight, which torch by default refuses to copy.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,8 +93,9 @@ class _OutputsDetached(TorchFunctionMode):
 
 
 def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionType, FunctionType]) -> None:
-    """Find the functions among what a layer holds that hold parts of the module themselves, which a deep copy would
-    share, and make the same functions with cells of their own."""
+    """Find the closures among a layer's attributes ``held`` that refer to one of the module's ``parts`` (by ``id``),
+    which a deep copy would share, and add to ``twins`` the same functions with closure cells of their own.
+    """
     for value in held:
         if isinstance(value, dict):  # of hooks
             _find_closures(value.values(), parts, twins)
@@ -119,7 +120,9 @@ def _find_closures(held: Iterable[Any], parts: set[int], twins: dict[FunctionTyp
 
 
 def _makes(factory: partial) -> bool:
-    """Tell whether a factory makes objects of a class, as optimizers are made from a configuration."""
+    """Tell whether a ``partial`` creates objects of a class, like the optimizer factories that come from a
+    configuration.
+    """
     command_line = any(type(argument).__module__.startswith("jsonargparse.") for argument in factory.args)
     return isinstance(factory.func, type) or command_line
 

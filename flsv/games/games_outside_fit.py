@@ -1,4 +1,4 @@
-"""Coalition games of rounds outside a Trainer: of a plain network and its loss, or of a LightningModule."""
+"""Coalition games for rounds that no Trainer runs, whose models are a plain network's or a LightningModule's."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from flsv.games.performance import ModelScore
 from flsv.games.replica import module_device
 from flsv.utilities.errors import ConfigurationError
 
-#: Name of a plain network's loss.
+#: Name under which a plain network's loss is logged.
 LOSS = "loss"
 
 
 class PlainModule(L.LightningModule):
-    """LightningModule around a network, which logs the network's loss in validation."""
+    """LightningModule that wraps a network and logs its loss in validation."""
 
     def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor] | None) -> None:
         super().__init__()
@@ -54,13 +54,16 @@ def games_outside_fit(
 
     Args:
         module: a network, whose batches are pairs ``(x, y)``, or a LightningModule. It is read, not written.
-        loader: the validation batches; a list of ``DataLoader`` is several loaders, any other list is batches.
-        measures: name of the metric, for messages, to its performance measure; see :mod:`flsv.games.performance`.
-        loss: of a network: ``loss(module(x), y)``, a mean over the batch, which is measured as ``"loss"``.
-        num_classes: M, of classifiers.
+        loader: the validation batches; a list of ``DataLoader`` objects is several loaders, any other list is a list of
+            batches.
+        measures: ``{name: measure}``: each metric's name, for messages, and its performance measure; see
+            :mod:`flsv.games.performance`.
+        loss: for a plain network, its loss function: ``loss(module(x), y)`` is the mean over the batch. The measure's
+            name is ``"loss"``.
+        num_classes: for classifiers, the number of classes M.
 
     Raises:
-        ConfigurationError: a measure that is not available: a value that is not logged, outputs that are not logits of
+        ConfigurationError: a measure is not available, because its value is not logged or the outputs are not logits of
             classes.
 
     Example:
@@ -99,14 +102,14 @@ def games_outside_fit(
 
 
 def _detached(module: L.LightningModule) -> L.LightningModule:
-    """Return a shallow copy of the module without its Fabric, to which it would log."""
+    """Return a shallow copy of the module without its Fabric object, to which the module would log."""
     own = copy.copy(module)
     own._fabric = None
     return own
 
 
 def _trainer(module: L.LightningModule) -> L.Trainer:
-    """Make a silent Trainer that validates on the module's device."""
+    """Make a Trainer without any output that validates on the module's device."""
     device = module_device(module)
     accelerator = {"cuda": "gpu"}.get(device.type, device.type)
     log = logging.getLogger("lightning.pytorch")

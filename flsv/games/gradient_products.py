@@ -17,12 +17,13 @@ from flsv.games.validation_batches import Pair, checked_logits
 
 
 class GradientProducts(NamedTuple):
-    """Products of updates with the loss's gradient and Hessian, float64, as
-    :func:`flsv.functional.gradient_shapley` takes them.
+    """Products of clients' updates with the validation loss's gradient and Hessian, float64, the input of
+    :func:`flsv.functional.gradient_shapley`.
 
     Attributes:
-        gradient: ``[k]``, g . d_i.
-        hessian: ``[k, k]``, d_i^T H d_j, symmetric; None for the first order.
+        gradient: ``[k]``, the dot products g . d_i of the gradient g with the update d_i of each of k clients.
+        hessian: ``[k, k]``, the products d_i^T H d_j with the Hessian H, symmetric; None if only the first order was
+            asked for.
     """
 
     gradient: Tensor
@@ -38,21 +39,21 @@ def gradient_products(
     vector: Tensor,
     updates: ClientMatrix,
 ) -> GradientProducts:
-    """Compute g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
-    ``vector``.
+    """Compute g . d_i and d_i^T H d_j, with d_i the clients' updates, and g and H the gradient and the Hessian of the
+    mean validation cross-entropy at the model ``vector``.
 
-    The batches are read once, with one gradient each and k Hessian-vector products by differentiating twice; no
-    coalition is evaluated. BatchNorm uses the vector's running statistics, which are constants here: the buffers' part
-    of the updates is ignored. ReLU and max-pooling have no curvature of their own, so the Hessian of such a network is
-    that of its linear piece at ``vector``.
+    The batches are read once. For each batch one gradient is computed and, for k clients, k Hessian-vector products by
+    differentiating twice; no coalition is evaluated. BatchNorm uses the vector's running statistics, which are
+    constants here: the buffers' part of the updates is ignored. ReLU and max-pooling have no curvature of their own, so
+    the Hessian of such a network is the Hessian of its linear piece at ``vector``.
 
     Args:
-        module: in evaluation mode; its ``forward(x)`` gives logits ``[B, M]``.
-        space: the map between the module and vectors.
-        batches: pairs ``(x, y)``, y integer classes ``[B]``.
-        support: ``[M]``, samples of each class.
+        module: the classifier, in evaluation mode; its ``forward(x)`` returns logits ``[B, M]``.
+        space: the map between the module's state and vectors ``[P]``.
+        batches: pairs ``(x, y)`` of an input and integer classes ``[B]``.
+        support: ``[M]``, the number of samples of each class.
         vector: ``[P]``, the round's global model.
-        updates: of a round, ``[k, P]``: the clients' d_i.
+        updates: the matrix ``[k, P]`` of a round's updates, whose rows are the d_i.
 
     Raises:
         RuntimeError: an operator of the module has no second derivative.
@@ -80,19 +81,19 @@ def loss_gradient(
     vector: Tensor,
     balanced: bool = False,
 ) -> Tensor:
-    """Compute the mean cross-entropy's gradient at ``vector [P]``.
+    """Compute the gradient of the mean cross-entropy at the model ``vector [P]``.
 
     Args:
-        module: in evaluation mode; its ``forward(x)`` gives logits ``[B, M]``.
-        space: the map between the module and vectors.
-        batches: pairs ``(x, y)``, y integer classes ``[B]``.
-        support: ``[M]``, samples of each class.
+        module: the classifier, in evaluation mode; its ``forward(x)`` returns logits ``[B, M]``.
+        space: the map between the module's state and vectors ``[P]``.
+        batches: pairs ``(x, y)`` of an input and integer classes ``[B]``.
+        support: ``[M]``, the number of samples of each class.
         vector: ``[P]``, the model.
-        balanced: whether all classes that occur count the same: the loss is then the mean over the classes of the mean
-            over their samples.
+        balanced: whether all classes that occur have the same weight: the loss is then the mean over classes of each
+            class's mean cross-entropy.
 
     Returns:
-        float64 ``[P']``, over the leading P' entries of the vector, the parameters.
+        The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the parameters.
     """
     gradient = torch.zeros(space.num_parameters, dtype=torch.float64, device=vector.device)
     weights = None
@@ -113,8 +114,8 @@ def _slopes(
     create_graph: bool = False,
     weights: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield every batch's part of the gradient ``[P']``, with the parameters that it is taken by. ``weights`` ``[M]``
-    are those of the classes; None: all 1.
+    """Yield for every batch its part of the gradient ``[P']`` and the parameter vector ``[P']`` with respect to which
+    it is computed. ``weights [M]`` are the classes' weights in the loss; None: all are 1.
     """
     cut, device = space.num_parameters, vector.device
     dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}

@@ -1,14 +1,15 @@
 """Judges: the clients score coalitions' models on their own held-out samples, where no server has validation data.
 
-A classifier's model is worth the mean over classes of the share of all clients' held-out samples that it gets right; by
-any other score, it is worth the mean of the clients' scores, weighted by their held-out samples. It is one game for all
-clients, so values sum to the gain. The partners judge themselves: whoever lies about what it judges can take 12 % of a
-payment more on average, and up to 85 % (``docs/results/judges.md``). So it is for partners who do not lie.
+The utility of a classifier is its balanced accuracy on the held-out samples of all clients together. For any other
+score the utility of a model is the mean of the clients' scores, weighted by their numbers of held-out samples. All
+clients play one game, so their values sum to the gain of the whole federation. The clients judge their own
+contribution: a client that reports false scores can raise its share of the payment by 12 percentage points on average,
+and by up to 85 (``docs/results/judges.md``). So use it only among partners who report honestly.
 
-A client tells how many of its samples of each class a model gets right. Hits of known models on single samples would
-reveal labels, so a class of which a client holds out fewer than :data:`LEAST` samples is left to the others. A class
-that is left to nobody is judged by all samples that were left out, whatever their class, of clients with enough of
-them.
+A client reports how many of its samples of each class a model classifies correctly. For a class with very few samples
+this number would reveal labels, so a client reports nothing on a class of which it holds out fewer than :data:`LEAST`
+samples. If no client reports on a class, its accuracy is estimated by the accuracy on all samples of such rare classes,
+from clients that hold out at least :data:`LEAST` of them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import Build, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError
 
-#: Samples below which a client says nothing of a class, or of all that it holds out.
+#: The fewest held-out samples of a class, or in total, on which a client reports.
 LEAST = 5
-#: Bytes of the models that go to a client in one question.
+#: The most bytes of models that are sent to a client at a time.
 MOST_BYTES = 2**28
-#: From so many judges on one can stand apart, by so many coalitions.
+#: The fewest judges, and the fewest coalitions, from which a judge with unlike opinions is named.
 JUDGES, COALITIONS = 4, 4
 UNLIKE = "judges coalitions as no other client does"
 
@@ -50,15 +51,17 @@ def judge(
     """Score models on a client's held-out samples.
 
     Args:
-        local: the client's.
-        models: ``[K, P]``.
-        performance: what models are measured by, or its name; None: hits by class.
-        mode: of a name that the module logs.
+        local: the client's local data.
+        models: the models' vectors ``[K, P]``.
+        performance: the performance measure, or its name; None: count the correctly classified samples of each class.
+        mode: ``"min"`` or ``"max"``, for a ``performance`` that is the name of a value that the module logs.
 
     Returns:
-        int64 ``[1 + K, M + 1]``: how many samples of each class it judges by, and how many of them each model gets
-        right; 0 where it holds out too few of the class. Last come those of all such classes together. By a
-        ``performance``, float64 ``[K]``.
+        With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
+        the numbers of the client's held-out samples of each of M classes, row 1 + i the numbers of those that model i
+        classifies correctly. A class of which the client holds out fewer than :data:`LEAST` samples has zeros in its
+        column; the last column is the sum over all such classes, or 0 if the client holds out fewer than :data:`LEAST`
+        samples of them together.
     """
     if performance is not None:
         return local.utility(models, performance if isinstance(performance, ModelScore) else _named(performance, mode))
@@ -70,14 +73,16 @@ def judge(
 
 
 def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Add up what clients have answered to :func:`judge`.
+    """Sum up the answers of clients to :func:`judge`.
 
     Args:
-        answers: int64 ``[1 + K, M + 1]`` of j clients.
-        samples: int64 ``[j]``, that each trains on. What a client holds out is its claim, and counts for no more.
+        answers: the answers of j clients, int64 ``[1 + K, M + 1]`` each, for K models and M classes.
+        samples: int64 ``[j]``, the number of samples that each client trains on. The number of held-out samples is only
+            the client's claim, so a client's weight is never larger than its number of training samples.
 
     Returns:
-        float64 ``[K, M]``, hits, and ``[M]``, samples by class; 0 where nobody can judge it.
+        The numbers of correctly classified samples, float64 ``[K, M]``, and of samples, ``[M]``, by class; 0 for a
+        class on which no client reports.
 
     Example:
         >>> one, other = torch.tensor([[6, 0, 9], [6, 0, 0]]), torch.tensor([[0, 0, 9], [0, 0, 3]])
@@ -93,13 +98,14 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
 
 
 def unlike_others(opinions: Tensor) -> list[int]:
-    """Find judges whose opinions are further from every other's than any two of the others' are apart.
+    """Find judges whose opinions differ from those of every other judge by more than any two of the others differ.
 
     Args:
-        opinions: ``[j, K]`` of K coalitions, NaN where a judge has none. Only differences between coalitions count.
+        opinions: ``[j, K]``, the scores that j judges give to K coalitions' models, NaN where a judge gives none. Each
+            judge's mean is subtracted first.
 
     Returns:
-        The judges' places.
+        The row numbers of these judges.
 
     Example:
         >>> rising = torch.arange(8.0)
@@ -120,18 +126,18 @@ def unlike_others(opinions: Tensor) -> list[int]:
 
 
 class ClientJudges(VectorEvaluator):
-    """Evaluates models by asking all clients.
+    """Evaluator that lets the clients score models on their held-out samples.
 
     Args:
         space: the map between the module and vectors ``[P]``.
-        clients: all of the federation. One that holds out fewer than :data:`LEAST` samples is not asked.
-        data: dealt out.
-        measure: what models are measured by, whose ``judged`` is set.
-        device: of the models.
-        note: is told of a client that judges as no other does.
+        clients: all clients of the federation. A client that holds out fewer than :data:`LEAST` samples is not asked.
+        data: the federation's data, which must already be assigned to clients.
+        measure: the performance measure, with ``judged=True``.
+        device: the models' device.
+        note: a function that is called with the id of a client whose scores are unlike all others', and with a text.
 
     Attributes:
-        answers: client to its last answer, see :func:`judge`.
+        answers: ``{client: answer}``, each client's last answer, as :func:`judge` returns it.
     """
 
     asks_clients = True
@@ -164,10 +170,10 @@ class ClientJudges(VectorEvaluator):
                 self._how = {"performance": ModelScore(name, measure.mode)}
 
     def check(self, model: Tensor) -> None:
-        """Let all judge one model ``[P]``, before training.
+        """Let all clients score one model ``[P]``, so that errors come before training.
 
         Raises:
-            ConfigurationError: one does not, or nobody can judge a class.
+            ConfigurationError: a client does not score the model, or no client can report on some class.
         """
         support = None
         with warnings.catch_warnings(record=True) as said, suppress(NoAnswer):
@@ -188,7 +194,7 @@ class ClientJudges(VectorEvaluator):
         """Score ``count`` models. A client that does not answer is left out, with a warning.
 
         Raises:
-            NoAnswer: nobody answers.
+            NoAnswer: no client answers.
         """
         chunk = max(1, MOST_BYTES // (self.space.size * self.space.dtype.itemsize))
         told: list[list[Tensor | None]] = []
@@ -218,7 +224,9 @@ class ClientJudges(VectorEvaluator):
             return None
 
     def _checked(self, client: Client, answer: Any, count: int) -> Tensor:
-        """Take an answer, if it can be one."""
+        """Return a client's answer to ``count`` models on the CPU; raise ``NoAnswer`` if its shape or numbers are
+        impossible.
+        """
         shape = (1 + count, self._data.num_classes + 1) if self._measure.by_class else (count,)
         fits = isinstance(answer, Tensor) and answer.shape == shape
         if fits and self._measure.by_class:

@@ -1,4 +1,4 @@
-"""The evaluators that metrics ask for, made and tried before the first round."""
+"""Functions that make and try the evaluators of the metrics' performance measures before the first round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import isolated_rngs
 
-#: Names of values of which less is better.
+#: Pattern of the names of logged values of which less is better.
 LESS = re.compile("loss|err|mse|mae|perplexity", re.IGNORECASE)
 
 
@@ -34,21 +34,22 @@ def make_evaluators(
     *,
     seed: int = 0,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Make the evaluators of everything but classifiers' scores, and try them on the first batches.
+    """Make the evaluators of all performance measures except classifiers' scores, and try them on the first batches.
 
     Args:
-        trainer: of the fit, with its module on its device.
-        space: the map between the module and vectors.
-        loaders: one or several validation loaders; they are read if there is anything to evaluate.
-        measures: name of the metric, for messages, to its performance measure; see :mod:`flsv.games.performance`.
-        seed: of the random numbers that a validation draws.
+        trainer: the fit's trainer, with its module on its device.
+        space: the map between the module's state and vectors ``[P]``.
+        loaders: one or several validation loaders; they are read only if there is such a measure.
+        measures: ``{name: measure}``: each metric's name, for messages, and its performance measure; see
+            :mod:`flsv.games.performance`.
+        seed: seed of the random numbers that a validation draws.
 
     Returns:
-        :attr:`flsv.games.ModelScore.evaluator` to the evaluator.
+        ``{key: evaluator}``, with :attr:`flsv.games.ModelScore.evaluator` as the key.
 
     Raises:
-        ConfigurationError: a measure that is not available: a name that is not logged, outputs that a metric does not
-            take.
+        ConfigurationError: a measure is not available, because its name is not logged or a metric does not take the
+            module's outputs.
     """
     model_scores = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
     if not model_scores:
@@ -79,8 +80,8 @@ def make_evaluators(
 
 
 def suggest_logged_value(trainer: L.Trainer, space: ParameterSpace, loaders: Any) -> str:
-    """Write the advice, for a module whose outputs cannot be scored, to measure a value that the module logs in
-    validation instead, with the names that it logs.
+    """Return a sentence for the error about a module whose outputs cannot be scored: it advises to measure a value that
+    the module logs in validation, and names the logged values.
     """
     module = trainer.lightning_module
     try:
@@ -105,13 +106,14 @@ def evaluator_on(
     loader: Any,
     private: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> VectorEvaluator:
-    """Return an evaluator of the same models as one of :func:`make_evaluators`, on other batches.
+    """Return an evaluator that is like ``evaluator`` but evaluates the models on other batches.
 
     Args:
-        evaluator: of :func:`make_evaluators`.
-        trainer: of the fit.
+        evaluator: an evaluator that :func:`make_evaluators` returned.
+        trainer: the fit's trainer.
         loader: the other batches.
-        private: returns the state of the module that no vector holds, by name; None: the module's own.
+        private: a function that returns ``{name: tensor}``, the module's state that is not in a vector; None: the fit's
+            module provides it.
     """
     batches = keep_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
@@ -121,7 +123,9 @@ def evaluator_on(
 
 
 def _pairs(trainer: L.Trainer, loaders: list[KeptBatches], asking: str) -> Iterator[tuple[Any, Any]]:
-    """Yield the batches ``(x, y)`` as the trainer's module would get them in validation."""
+    """Yield the loaders' batches as pairs ``(x, y)``, in the form in which the trainer's module gets them in
+    validation.
+    """
     try:
         for index, loader in enumerate(loaders):
             yield from on_device(trainer, loader, index)

@@ -8,5 +8,5 @@ Members = tuple[int, ...]
 
 
 def members_of(masks: Tensor) -> list[Members]:
-    """Return the members of each coalition of bool ``[K, n]``, ascending."""
+    """Return the members of each of K coalitions, ascending, from bool masks ``[K, n]``."""
     return [tuple(mask.nonzero().flatten().tolist()) for mask in masks]

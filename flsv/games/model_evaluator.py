@@ -1,4 +1,4 @@
-"""ModelEvaluator: from models' vectors to scores of their outputs, many models at once."""
+"""ModelEvaluator: scores many models, given as vectors, by their outputs on validation batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Backend = Literal["auto", "vmap", "serial"]
 # the C library returns memory to the system after every layer: LeNet5 takes twice as long on batches of 2,000, and 1.2
 # times as long on batches of 25.
 _CPU_BATCH = 256
-#: Number and scale of random models by which logits and probabilities are told apart.
+#: Number and scale of the random models whose outputs show whether a module returns logits or probabilities.
 _DRAWS, _SCALE = 8, 3.0
 
 
@@ -42,33 +42,35 @@ class ModelEvaluator(VectorEvaluator):
 
     Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
     without gradients and with the same random numbers; the module itself is read, never written. One pass over the
-    batches gives all the :class:`Scores`. One at a time, a model's scores are the same to the last bit whatever the
-    other models of the call and their order; under vmap to rounding, since how batched kernels sum depends on the size
-    of the chunk.
+    batches gives all the :class:`Scores`. If models are evaluated one at a time, a model's scores are bit for bit
+    independent of the other models of the call and their order; under vmap they agree up to rounding, since the order
+    of summation in batched kernels depends on the size of the chunk.
 
     Args:
-        module: the original. Its buffers that a vector does not hold (integer or non-persistent ones) are read at every
-            call.
+        module: the original module. Its buffers that a vector does not hold (integer or non-persistent buffers) are
+            read at every call.
         space: the map between the module and vectors ``[P]``.
-        batches: pairs ``(x, y)``. They are read once, moved to the module's device and kept there; those of classifiers
-            are put together or cut on the CPU to a size that suits it.
-        num_classes: M, of classifiers, whose ``forward(x)`` gives logits ``[B, M]`` for integer classes y ``[B]``:
-            hits per class and loss are scored. None: only the metric is computed.
-        metric: a torchmetrics metric of ``(forward(x), y)`` that gives one number, the score ``"metric"``; see
-            :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
+        batches: pairs ``(x, y)``. They are read once, moved to the module's device and kept there; on the CPU, batches
+            of classifiers are merged and cut to a faster size.
+        num_classes: for classifiers, the number of classes M: ``forward(x)`` returns logits ``[B, M]`` for integer
+            classes y ``[B]``, and correct predictions per class and the loss are scored. None: only the metric is
+            computed.
+        metric: a torchmetrics metric of ``(forward(x), y)`` that returns one number, which becomes the score
+            ``"metric"``; see :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
         backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
             ``"auto"``: vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model at a
             time, with a warning.
-        chunk: models at once under vmap. A chunk that does not fit into memory is halved, for good.
-        context: makes a context manager that is entered around every forward pass, such as a Lightning precision
-            plugin's ``forward_context``. An autocast context of the caller's has no effect.
-        seed: of the random numbers that a forward pass draws.
-        asking: name of whoever asks for the metric, for messages.
+        chunk: number of models that are evaluated at once under vmap. It is halved, permanently, when a chunk does not
+            fit into memory.
+        context: a function that returns a context manager, which is entered around every forward pass, such as a
+            Lightning precision plugin's ``forward_context``. An autocast context of the caller has no effect.
+        seed: seed of the random numbers that a forward pass draws.
+        asking: name of the object that needs the metric, for messages.
 
     Raises:
-        ConfigurationError: a wrong argument; batches without samples or with wrong labels; a forward that does not
-            give logits ``[B, M]``, or whose outputs the metric does not take; a module that cannot be copied; a metric
-            that gives more than one number.
+        ConfigurationError: an argument is wrong; the batches have no samples or wrong labels; ``forward`` does not
+            return logits ``[B, M]``, or the metric does not take its outputs; the module cannot be copied; the metric
+            returns more than one number.
 
     Example:
         >>> module = nn.Linear(2, 2)
@@ -115,12 +117,13 @@ class ModelEvaluator(VectorEvaluator):
     def on(
         self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
     ) -> ModelEvaluator:
-        """Make an evaluator of the same models on other batches. The two share copies of the module, so they must not
-        evaluate at the same time.
+        """Make an evaluator of the same models on other batches. The two evaluators share copies of the module, so they
+        must not evaluate at the same time.
 
         Args:
-            batches: pairs ``(x, y)``; None: the same.
-            private: returns the state of the module that no vector holds, by name; None: the module's own.
+            batches: pairs ``(x, y)``; None: the same batches as here.
+            private: a function that returns ``{name: tensor}``, the module's state that is not in a vector; None: the
+                fit's module provides it.
         """
         other = copy(self)
         other._private = private
@@ -131,12 +134,12 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, of which one or a chunk exists at a time.
+        """Evaluate ``count`` models, of which one model or one chunk of models is in memory at a time.
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
                 module's device. It may be called more than once for one i.
-            count: K.
+            count: K, the number of models.
         """
         sums = _Sums(count, self.num_classes, len(self._batches), self.device)
         self._replica.follow(self._module, None if self._private is None else self._private())
@@ -165,7 +168,7 @@ class ModelEvaluator(VectorEvaluator):
                 self.chunk = len(rows) // 2
 
     def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
-        """Evaluate the models ``rows``, and tell whether they fit into memory."""
+        """Evaluate the models with the indices ``rows`` into ``sums``, and tell whether they fit into memory."""
         try:
             self._score(rows, self._stacked(build, rows), sums)
         except RuntimeError as error:
@@ -175,22 +178,24 @@ class ModelEvaluator(VectorEvaluator):
         return True
 
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
-        """Compute the mean cross-entropy's gradient in full precision.
+        """Compute the gradient of the mean validation cross-entropy at a model, in full precision.
 
         Args:
             vector: ``[P]``, the model.
-            balanced: whether all classes that occur count the same.
+            balanced: whether all classes that occur have the same weight in the loss.
 
         Returns:
-            float64 ``[P']``, over the leading entries of the vector that are parameters.
+            The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the
+            parameters.
         """
         self._replica.follow(self._module)
         return loss_gradient(self._replica.module, self.space, self._batches, self.support, vector, balanced)
 
     @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: ClientMatrix) -> GradientProducts:
-        """Compute g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
-        ``vector [P]``, in full precision; see :func:`flsv.games.gradient_products.gradient_products`.
+        """Compute g . d_i and d_i^T H d_j, with d_i the clients' ``updates``, and g and H the gradient and the Hessian
+        of the mean validation cross-entropy at the model ``vector [P]``, in full precision; see
+        :func:`flsv.games.gradient_products.gradient_products`.
         """
         self._replica.follow(self._module)
         return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates)
@@ -202,18 +207,18 @@ class ModelEvaluator(VectorEvaluator):
 
     @property
     def support(self) -> Tensor:
-        """int64 ``[M]``, samples of each class."""
+        """Number of validation samples of each class, int64 ``[M]``."""
         if self._support is None:
             raise ConfigurationError("ModelEvaluator: without num_classes there are no classes, nor a cross-entropy.")
         return self._support
 
     def _alone(self, x: Any) -> Any:
-        """Compute the outputs ``[1, B, ...]`` of the loaded model."""
+        """Compute the outputs ``[1, B, ...]`` of the loaded model for the inputs ``x`` of B samples."""
         outputs = self._replica.module(x)
         return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
     def _stacked(self, build: Build, rows: range) -> Callable[[Any], Any]:
-        """Return a function that computes the outputs ``[c, B, ...]`` of several models."""
+        """Return a function that computes the outputs ``[c, B, ...]`` of the c models with the indices ``rows``."""
         replica, space = self._replica, self.space
         vectors = torch.empty(len(rows), space.size, dtype=space.dtype, device=self.device)
         for row, index in enumerate(rows):
@@ -229,7 +234,9 @@ class ModelEvaluator(VectorEvaluator):
         return outputs
 
     def _score(self, rows: range, outputs: Callable[[Any], Any], sums: _Sums) -> None:
-        """Score a chunk of models."""
+        """Score the models with the indices ``rows``, whose outputs for an input ``x`` are ``outputs(x)``, and write
+        the results into ``sums``.
+        """
         while self._metrics and len(self._metrics) < len(rows):
             self._metrics.append(self._metrics[0].clone())
         metrics = self._metrics[: len(rows)]
@@ -294,7 +301,9 @@ class ModelEvaluator(VectorEvaluator):
             )
 
     def _gives_logits(self, x: Any) -> bool:
-        """Tell whether some model of random parameters gives a number that is no probability."""
+        """Tell whether one of several models with random parameters returns a number outside [0, 1] for the input
+        ``x``.
+        """
         start, cut = self.space.read(self._module), self.space.num_parameters
         draw = torch.Generator().manual_seed(0)
 
@@ -311,7 +320,7 @@ class ModelEvaluator(VectorEvaluator):
 
 
 def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:
-    """Make the error of a ``forward`` that does not take a batch's first part."""
+    """Make the error for a ``forward`` that does not take ``x``, the first element of a batch."""
     return ConfigurationError(
         f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
         f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."
@@ -319,7 +328,7 @@ def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationErro
 
 
 class _Sums:
-    """Buffers of one call's results: one row per model, on the models' device."""
+    """Buffers for the results of one ``evaluate`` call: one row per model, on the models' device."""
 
     def __init__(self, models: int, classes: int | None, batches: int, device: torch.device) -> None:
         self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
@@ -328,7 +337,9 @@ class _Sums:
         self.metric = torch.zeros(models, dtype=torch.float64)
 
     def scores(self, support: Tensor | None, measured: bool) -> Scores:
-        """Return the scores of all models."""
+        """Return the scores of all models; ``support [M]`` is the number of samples of each class, ``measured`` whether
+        a metric was computed.
+        """
         values = {"metric": self.metric} if measured else {}
         if support is not None:
             loss = torch.zeros(len(self.losses), dtype=torch.float64)

@@ -1,8 +1,9 @@
 """OutputMetric: a torchmetrics metric of a model's outputs and labels.
 
 torchmetrics takes its input for probabilities, or for logits if a number of the *batch* lies outside [0, 1]. For models
-whose logits happen to lie inside, some batches would be read one way and some the other. So it is decided once for a
-module, not for each model: with random parameters logits leave [0, 1] and probabilities do not.
+whose logits happen to lie inside [0, 1], some batches would be taken for probabilities and others for logits. So flsv
+decides once for a module whether it returns logits, from models with random parameters: their logits leave [0, 1], and
+their probabilities do not.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ class OutputMetric:
     takes.
 
     Half-precision outputs are converted to single precision; a last dimension of 1 that only one of outputs and labels
-    has is dropped, so that one logit ``[B, 1]`` fits labels ``[B]``. The rest is up to the metric: logits or
-    probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels, one ``[B]`` for binary labels (of two, ``[B, 2]``,
-    class 1's are taken), ``[B, L]`` for multilabel ones, numbers for regression.
+    has is dropped, so that one logit ``[B, 1]`` fits labels ``[B]``. Otherwise the metric decides what it takes: logits
+    or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels; ``[B]`` with binary labels (of outputs
+    ``[B, 2]``, those of class 1 are used); ``[B, L]`` with multilabel targets; numbers for regression.
 
     Args:
-        metric: it is copied.
-        asking: name of whoever asks for the metric, for messages.
-        device: of the outputs.
-        gives_logits: whether outputs are logits where the metric wants probabilities.
+        metric: the torchmetrics metric, which is copied.
+        asking: name of the object that needs the metric, for messages.
+        device: the device of the outputs.
+        gives_logits: whether the outputs are logits, which are converted if the metric needs probabilities.
     """
 
     def __init__(self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False) -> None:
@@ -46,14 +47,14 @@ class OutputMetric:
         self._seen = ""
 
     def clone(self) -> OutputMetric:
-        """Return another, empty copy."""
+        """Return a copy without any batches."""
         return OutputMetric(self.metric, self._asking, self._device, self.gives_logits)
 
     def update(self, outputs: Any, y: Any) -> None:
         """Add a batch of outputs and labels.
 
         Raises:
-            ConfigurationError: the metric does not take them.
+            ConfigurationError: the metric does not take these outputs and labels.
         """
         self._seen = f"{kind_of(outputs)}, with y {kind_of(y)}"
         if isinstance(outputs, Tensor) and isinstance(y, Tensor):
@@ -72,10 +73,10 @@ class OutputMetric:
             raise self._refused(error) from error
 
     def value(self) -> float:
-        """Compute the metric of all batches.
+        """Compute the metric over all batches, one number.
 
         Raises:
-            ConfigurationError: the metric gives no number, or more than one.
+            ConfigurationError: the metric does not return exactly one number.
         """
         try:
             value = self.metric.compute()
@@ -97,19 +98,19 @@ class OutputMetric:
 
 
 def wants_probabilities(metric: Metric) -> bool:
-    """Tell whether a metric distinguishes logits from probabilities."""
+    """Tell whether the value of a metric depends on getting probabilities instead of logits."""
     largest = isinstance(metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch)
     return _kind(metric) is not None and not largest
 
 
 def beyond_probabilities(outputs: Any) -> bool:
-    """Tell whether a number of the outputs is no probability."""
+    """Tell whether a number of the outputs is outside [0, 1]."""
     return isinstance(outputs, Tensor) and outputs.is_floating_point() and bool(((outputs < 0) | (outputs > 1)).any())
 
 
 def _kind(metric: Metric) -> str | None:
-    """Return the kind of a torchmetrics metric, "Binary", "Multilabel" or "Multiclass", or "Classes" of a
-    :class:`ClassScore`.
+    """Return the kind of a classification metric: "Binary", "Multilabel" or "Multiclass" for torchmetrics, "Classes"
+    for a :class:`ClassScore`, None for any other metric.
     """
     if isinstance(metric, ClassScore):
         return "Classes"
@@ -124,5 +125,5 @@ def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
         return logits
     if kind == "Multilabel" or logits.ndim != y.ndim + 1:
         return logits if kind == "Multiclass" else logits.sigmoid()
-    # In float64, probabilities next to 1 stay distinct, which ranks need.
+    # In float64, probabilities close to 1 stay distinct, which metrics of rankings need.
     return (logits if kind == "Multiclass" else logits.to(loss_dtype(logits.device))).softmax(1)

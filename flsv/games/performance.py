@@ -16,11 +16,11 @@ a torchmetrics metric                  its value for ``forward(x)`` and ``y`` ov
                                        False, or with ``mode="min"``, minus that
 ====================================== ============================================================================
 
-The first three are for classifiers: ``forward`` gives logits ``[B, M]``, labels are integers ``[B]``. They and the
-metrics are computed on outputs, of many models at once on CUDA. Logged values are for any task: batches of any kind,
-several validation loaders, and everything that a Trainer does when it validates, one model at a time, each in a fresh
-copy of the module. The value of a vector is that which ``trainer.validate`` would log on the whole validation set
-(``limit_val_batches`` matters only to loaders without a length). With several loaders ``"val_loss/dataloader_idx_1"``
+The first three are for classifiers: ``forward`` returns logits ``[B, M]``, labels are integers ``[B]``. These three and
+the metrics are computed on outputs, of many models at once on CUDA. Logged values are for any task: batches of any
+kind, several validation loaders, and everything that a Trainer does when it validates, one model at a time, each in a
+fresh copy of the module. A model's value is the value that ``trainer.validate`` would log on the whole validation set
+(``limit_val_batches`` matters only for loaders without a length). With several loaders ``"val_loss/dataloader_idx_1"``
 is one loader's value, and ``"val_loss"`` the mean, weighted by size. Random numbers are the same for every model. In
 YAML a metric is a class path::
 
@@ -28,7 +28,7 @@ YAML a metric is a class path::
       class_path: torchmetrics.F1Score
       init_args: {task: multiclass, num_classes: 10, average: macro}
 
-An example is that of :mod:`flsv.games`. Where the clients judge, see :mod:`flsv.games.judges`.
+For an example see :mod:`flsv.games`; for clients as judges see :mod:`flsv.games.judges`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
 Mode = Literal["min", "max"]
-#: Whose held-out samples coalitions' models are scored on.
+#: Owner of the samples on which coalitions' models are scored.
 Judges = Literal["server", "clients"]
 #: Measures of classifiers, evaluated from logits.
 CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
-#: What clients judge class by class.
+#: Measures for which clients report class by class.
 BY_CLASS = ("balanced_accuracy", "per_class_accuracy")
 _NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
@@ -60,11 +60,12 @@ class ModelScore:
     """A performance measure: a value that the module logs, or a torchmetrics metric.
 
     Args:
-        of: the name, or the metric.
-        mode: whether less (``"min"``) or more is better.
-        called: the name by which the metric was asked for, such as ``"auroc"``; empty: it was passed itself.
-        derived: whether the gradient of a logged value is needed, not only models' values.
-        judged: whether the clients score models, see :mod:`flsv.games.judges`.
+        of: the name of the logged value, or the metric.
+        mode: whether less (``"min"``) or more (``"max"``) is better.
+        called: the name by which the user asked for the metric, such as ``"auroc"``; empty if the user passed the
+            metric.
+        derived: whether the gradient of the logged value is needed besides its value.
+        judged: whether the clients score the models, see :mod:`flsv.games.judges`.
 
     Example:
         >>> ModelScore("val_loss", "min")
@@ -82,39 +83,41 @@ class ModelScore:
 
     @property
     def title(self) -> str:
-        """Name of the measure for people."""
+        """The measure's name in tables and texts."""
         name = self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
         return f"{CLIENTS}{name}" if self.judged else name
 
     @property
     def by_class(self) -> bool:
-        """Whether clients judge class by class."""
+        """Whether clients report this measure class by class."""
         return self.judged and isinstance(self.of, str) and self.of in BY_CLASS
 
     @property
     def name(self) -> str:
-        """Name of the score in an evaluator's :class:`Scores`."""
+        """The measure's key in an evaluator's :class:`Scores`."""
         return self.of if isinstance(self.of, str) else "metric"
 
     @property
     def evaluator(self) -> Hashable:
-        """Key of the evaluator: one for all logged values, one for each metric, and those that ask the clients."""
+        """Key of the evaluator that computes this measure: all logged values share one evaluator, each metric has its
+        own, and so has each measure that clients judge.
+        """
         if self.judged:
             return "clients", "classes" if self.by_class else (self.of if isinstance(self.of, str) else id(self.of))
         return "logged" if isinstance(self.of, str) else self
 
     def utility(self, values: Tensor) -> Tensor:
-        """Convert the values to a utility, of which more is better."""
+        """Convert the measure's values to utilities, of which more is better: ``mode="min"`` changes the sign."""
         return -values if self.mode == "min" else values
 
 
 def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
-    """Return the performance measure whose gradient is asked for: the mean cross-entropy of a classifier, or a loss
-    that the module logs in ``validation_step``.
+    """Return the performance measure for a metric that needs a loss's gradient: the mean cross-entropy of a classifier,
+    or a loss that the module logs in ``validation_step``.
 
     Args:
         owner: the object with the argument ``loss``, for messages.
-        loss: the name, such as ``"val_loss"``; None: the cross-entropy.
+        loss: the name of the logged loss, such as ``"val_loss"``; None: the cross-entropy.
 
     Example:
         >>> loss_measure("GradientShapley", None), loss_measure("GradientShapley", "val_loss").derived
@@ -128,7 +131,8 @@ def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
 
 
 def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore:
-    """Return what models are measured by where these judge: of classifiers, clients judge the mean over classes.
+    """Return the performance measure to use with the given judges: if clients judge, ``"accuracy"`` becomes the
+    balanced accuracy, and the measure's ``judged`` is set.
 
     Example:
         >>> judged_by("server", "accuracy"), judged_by("clients", "accuracy").title
@@ -154,16 +158,16 @@ def performance_of(
 
     Args:
         owner: the object with these arguments, or its name, for messages.
-        performance: see the module's table.
-        mode: likewise.
-        argument: the argument's name.
+        performance: the argument ``performance``, see the table in :mod:`flsv.games.performance`.
+        mode: the argument ``mode``, see the same table.
+        argument: the name of the argument ``performance``, for messages.
 
     Returns:
         A name in ``CLASSIFICATION``, or a :class:`ModelScore`. ``"f1"`` with a mode is a value that the module logs.
 
     Raises:
-        ConfigurationError: a logged name without a mode; a mode against a classifier's measure; a metric
-            that does not say which direction is better, without a mode.
+        ConfigurationError: a logged name has no mode; a mode contradicts a classifier's measure; a metric without
+            ``higher_is_better`` has no mode.
 
     Example:
         >>> performance_of("FedSV", "val_loss", None)

@@ -20,12 +20,12 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 class Replica:
-    """A copy of the module in evaluation mode, with its own vector.
+    """A copy of a module in evaluation mode, into which models are loaded from vectors.
 
     Args:
-        module: what to copy.
-        space: the map between vectors and modules.
-        context: entered around every forward pass, such as an autocast context.
+        module: the module to copy.
+        space: the map between the module's state and vectors ``[P]``.
+        context: a function that returns the context manager for a forward pass, such as an autocast context.
 
     Raises:
         ConfigurationError: the module cannot be copied.
@@ -40,12 +40,12 @@ class Replica:
         self._theirs: list[Tensor] = []
 
     def follow(self, module: nn.Module, private: Mapping[str, Tensor] | None = None) -> None:
-        """Take the state that a vector does not hold (counters, masks, private state) from a module, now and at every
-        load.
+        """Copy the state that a vector does not hold (counters, masks, private state) from ``module``, now and at every
+        :meth:`load`.
 
         Args:
-            module: the original.
-            private: state by name that takes precedence over the module's.
+            module: the original module.
+            private: ``{name: tensor}``, state that takes precedence over the module's state.
         """
         layers = dict(self.module.named_modules())
         for name, _, own, value in plain_tensors(module):
@@ -62,7 +62,7 @@ class Replica:
                 self._theirs.append(theirs.detach())
 
     def load(self, build: Build, index: int) -> None:
-        """Load model ``index``."""
+        """Load the model that ``build(index, out)`` writes."""
         build(index, self.vector)
         self.space.write(self.module, self.vector)
         if self._mine:
@@ -73,7 +73,7 @@ class Replica:
         """Raise unless this is an independent copy of ``module``, by its outputs for ``x``: see :func:`check_copies`.
 
         Raises:
-            ConfigurationError: it is not.
+            ConfigurationError: the copy's outputs depend on the module's weights, or do not depend on the copy's.
         """
 
         def outputs(vector: Tensor) -> Any:

@@ -1,8 +1,8 @@
 """RetrainedUtility: the coalition game that trains every coalition from scratch.
 
-The game of the baselines "Exact Shapley", "TMC Shapley" and "K-subset Shapley" of Guo et al., "A Fair Contribution
+The baselines "Exact Shapley", "TMC Shapley" and "K-subset Shapley" of Guo et al. play this game, "A Fair Contribution
 Measurement Method for Federated Learning", Sensors 24(15), 2024, after Ghorbani and Zou, "Data Shapley", ICML 2019. It
-is a yardstick: n clients make 2^n - 1 federations to train.
+serves as the ground truth and is expensive: n clients require the training of 2^n - 1 federations.
 """
 
 from __future__ import annotations
@@ -29,37 +29,43 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class RetrainedUtility:
-    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains the federation with only these clients and
-    evaluates its model.
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains a federation of only the coalition's clients
+    and evaluates its final model.
 
-    Pass it to any estimator of :mod:`flsv.functional`: ``exact_shapley`` is the exact value by retraining,
-    ``permutation_shapley`` with a ``truncation`` TMC, ``stratified_shapley`` K-subset. Each coalition is
-    trained once. All start from the same weights: the module's as they are now or, where it is built only when training
-    starts, those that the first training makes. Give the loop a seed, or coalitions differ by chance too. The empty
-    coalition is the untrained module. Models are measured on the server's validation set, as in the games of a round.
+    Pass it to any estimator of :mod:`flsv.functional`: ``exact_shapley`` gives the exact value by retraining,
+    ``permutation_shapley`` with a ``truncation`` TMC Shapley, ``stratified_shapley`` K-subset Shapley. Each coalition
+    is trained once. All trainings start from the same weights: the module's current weights or, if the module is built
+    only when training starts, the initial weights of the first training. Give the loop a seed, or coalitions differ by
+    chance too. The model of the empty coalition is the untrained module. Models are measured on the server's validation
+    set, as in the games of a round.
 
     Args:
-        trainer: makes a new trainer for a cohort: ``FederatedLoop(sampler=cohort, seed=...)`` among its callbacks.
-        module: trained in copies; it is not changed itself.
+        trainer: a function that makes a new trainer for a coalition, ``trainer(cohort)``, with
+            ``FederatedLoop(sampler=cohort, seed=...)`` among its callbacks.
+        module: the module, of which copies are trained; it is not changed itself.
         data: the federation's data, with a validation set for the server.
         metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, ``"per_class_accuracy"`` (then the
             utility is ``[K, M]``), ``"auroc"`` and the others of :mod:`flsv.games.performance`, a name that the
             module logs, or a torchmetrics metric. Several of the first three make the utility ``[K, C]``.
-        max_clients: the most clients for which such a game is allowed.
+        max_clients: the largest number of clients that is allowed, since the number of trainings doubles with each
+            client.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        ranks: processes among which the trainings are divided, such as ``flsv.engines.ranks.ranks_of_environment()``;
-            each of them calls the utility with the same masks, and gets all scores. One process runs one training.
+        ranks: the processes among which the trainings are divided, such as
+            ``flsv.engines.ranks.ranks_of_environment()``; each of them calls the utility with the same masks, and gets
+            all scores. Each process runs one training at a time.
 
     Attributes:
-        num_players: n.
-        ranks: as given.
-        scores: coalition (its members, ascending) to its model's scores, for all that are known.
-        seconds: coalition to how long its training took.
-        initial: the module's ``state_dict`` that all start from; None before the first training.
-        model: ``[2, P]``, the model at the end of this process's last training, and its initial model; None before.
+        num_players: n, the number of clients.
+        ranks: the argument ``ranks``.
+        scores: ``{coalition: scores}`` of the coalitions trained so far; a coalition is the tuple of its members,
+            ascending.
+        seconds: ``{coalition: seconds}``, how long each coalition's training took.
+        initial: the ``state_dict`` from which all trainings start; None as long as it is not known.
+        model: ``[2, P]``, the model at the end of this process's last training, and the initial model; None before a
+            training.
 
     Raises:
-        ConfigurationError: another metric, or more clients than ``max_clients``.
+        ConfigurationError: the metric is unknown, or there are more clients than ``max_clients``.
 
     Example:
         >>> import tempfile
@@ -111,11 +117,11 @@ class RetrainedUtility:
         self.seconds: dict[Members, float] = {}
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities of coalitions, float64 ``[K]`` (or ``[K, M]``); coalitions that are not known yet are
-        trained.
+        """Return the utilities of coalitions, float64 ``[K]`` (or ``[K, M]``), after training those that have not been
+        trained yet.
 
         Raises:
-            ValueError: masks of another type or shape.
+            ValueError: the masks have another type or shape.
         """
         if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
             raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
@@ -143,7 +149,9 @@ class RetrainedUtility:
             self._share(coalitions, "coalitions' trainings")
 
     def _share(self, coalitions: list[Members], about: str) -> None:
-        """Exchange the scores of these coalitions and of the empty one among the ranks."""
+        """Exchange the scores of these coalitions and of the empty coalition among the ranks; ``about`` is a name for
+        messages.
+        """
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
         seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}

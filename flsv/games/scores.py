@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Names that :meth:`Scores.value` takes for classifiers.
+#: Names of classifiers' scores that :meth:`Scores.value` takes.
 UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
 METRICS = get_args(UtilityMetric)
 
@@ -20,10 +20,11 @@ class Scores:
     """Scores of K models on the same validation samples; on the CPU.
 
     Attributes:
-        values: name to one number per model, float64 ``[K]``. Of classifiers of M classes ``"loss"`` is the mean
-            cross-entropy in nats (NaN or infinite where the logits are) and ``"correct"``, int64 ``[K, M]``, how many
-            samples of each class are classified correctly. A sample whose logits hold a NaN counts as wrong.
-        support: of classifiers, int64 ``[M]``, samples of each class.
+        values: ``{name: numbers}``, one number per model, float64 ``[K]``. For classifiers of M classes, ``"loss"`` is
+            the mean cross-entropy in nats (NaN or infinite where the logits are), and ``"correct"``, int64 ``[K, M]``,
+            is the number of samples of each class that are classified correctly. A sample whose logits hold a NaN
+            counts as wrong.
+        support: for classifiers, the number of samples of each class, int64 ``[M]``; else None.
 
     Example:
         >>> scores = Scores({"correct": torch.tensor([[2, 0, 0]])}, torch.tensor([2, 2, 0]))
@@ -42,13 +43,13 @@ class Scores:
         """Return one number per model, float64 ``[K]``, or one per model and class ``[K, M]``.
 
         Args:
-            name: in ``values``; or of classifiers ``"accuracy"``, the share of samples that are classified correctly;
-                ``"balanced_accuracy"``, the mean of the per-class accuracies over the classes that have samples;
-                ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that its game is constant and all
-                contributions to it are 0; ``"negative_loss"``, minus the mean cross-entropy.
+            name: a name in ``values``; or, for classifiers, ``"accuracy"``, the share of samples that are classified
+                correctly; ``"balanced_accuracy"``, the mean of the per-class accuracies over the classes that have
+                samples; ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that its game is
+                constant and all contributions to it are 0; ``"negative_loss"``, minus the mean cross-entropy.
 
         Raises:
-            KeyError: an unknown score.
+            KeyError: the score is unknown.
         """
         if self.support is None or name not in METRICS:
             return self.values[name]
@@ -61,7 +62,7 @@ class Scores:
         return per_class if name == "per_class_accuracy" else per_class.sum(-1) / (self.support > 0).sum()
 
     def __getitem__(self, rows: Tensor) -> Scores:
-        """Select the scores of some of the models."""
+        """Select the scores of the models with the indices ``rows``."""
         return Scores({name: value[rows] for name, value in self.values.items()}, self.support)
 
     @staticmethod
@@ -72,14 +73,14 @@ class Scores:
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Count a batch's hits and sum up its losses, without waiting for the device.
+    """Count the correct predictions on a batch and sum up its losses, without waiting for the device.
 
     Args:
-        logits: ``[c, B, M]`` of c models.
+        logits: ``[c, B, M]``, the logits of c models for B samples and M classes.
         y: labels ``[B]``.
 
     Returns:
-        Hits per class, int64 ``[c, M]``, and sums of the cross-entropy ``[c]``.
+        The number of correct predictions per class, int64 ``[c, M]``, and the sum of the cross-entropy, ``[c]``.
     """
     models, _, classes = logits.shape
     best, predicted = logits.max(-1)

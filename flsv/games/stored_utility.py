@@ -16,7 +16,7 @@ from flsv.games.members import Members, members_of
 from flsv.utilities.csv_files import Cell, parse_float, parse_int
 from flsv.utilities.result_file import ResultFile, members_text, read_members
 
-#: Columns of a game's file beside the utilities, and their parsers.
+#: Columns of the file besides the utilities, with the functions that parse their cells.
 COALITION: Mapping[str, Cell] = {"seed": parse_int, "coalition": read_members}
 COLUMNS: Mapping[str, Cell] = {**COALITION, "utility": parse_float}
 
@@ -25,25 +25,27 @@ class StoredUtility:
     """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` (or ``[K, C]``) that reads known values from a file and
     asks another utility for the rest.
 
-    ``at_once`` coalitions are asked for at a time, and their values are written before the next ones: a killed process
-    loses no more than those.
+    The other utility is asked for ``at_once`` coalitions at a time, and their values are written before it is asked
+    again: a killed process loses at most the values of ``at_once`` coalitions.
 
     Args:
         utility: the game, such as a :class:`flsv.games.RetrainedUtility`.
-        path: of the file, see :class:`flsv.utilities.result_file.ResultFile`.
-        settings: everything that the values depend on, except the seed. A file of other settings is refused.
-        ranks: those of ``utility``: all of them ask alike, the first one writes.
-        told: called with how many coalitions are known and how many were asked for, after every answer.
-        at_once: coalitions that are asked for at a time. Default: as many as there are ranks.
-        seed: of the trainings; a file may hold those of several.
-        names: of the utility's C columns.
-        known: values by column that are known from elsewhere, by members.
+        path: path of the file, see :class:`flsv.utilities.result_file.ResultFile`.
+        settings: everything that the values depend on, except the seed. A file with other settings is refused.
+        ranks: the processes of ``utility``: all of them call this utility with the same masks, and the first process
+            writes the file.
+        told: a function that is called after every answer with two numbers: of the coalitions in ``masks`` whose values
+            are known, and of all coalitions in ``masks``.
+        at_once: the number of coalitions that are asked for at a time. Default: the number of ranks.
+        seed: seed of the trainings; a file may hold the values of several seeds.
+        names: names of the utility's C columns.
+        known: ``{members: values}``, values by column that are known from another source.
 
     Attributes:
-        known: members to the values by column.
+        known: ``{members: values}``, the values by column of all coalitions that are known.
 
     Raises:
-        ConfigurationError: the file is one of other settings or players, or none of this kind.
+        ConfigurationError: the file has other settings or players, or is not a file of stored utilities.
 
     Example:
         >>> import tempfile
@@ -78,11 +80,11 @@ class StoredUtility:
         )
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities of coalitions, float64 ``[K]``, or ``[K, C]`` of several columns. Values that are not
-        finite are returned and not stored.
+        """Return the utilities of coalitions, float64 ``[K]``, or ``[K, C]`` for C columns. Values that are not finite
+        are returned but not stored.
 
         Raises:
-            ConfigurationError: the file has trainings of other players.
+            ConfigurationError: the file has coalitions of other players.
         """
         coalitions = members_of(masks)
         count, missing = len(set(coalitions)), list(first_positions(coalitions, self.known).values())

@@ -27,17 +27,18 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
 _LOG = inspect.signature(L.LightningModule.log)
-#: Objects that a module reads and does not change: all copies share them.
+#: Types of objects that a module reads and does not change: all copies of the module share them.
 _SHARED = (Dataset, DataLoader, L.LightningDataModule)
 
 
 @torch.no_grad()
 def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor, private: Mapping[str, Tensor]) -> Any:
-    """Make a copy of a module that is the model ``vector [P]``, in the modes (training or evaluation) of the module.
+    """Make a copy of a module with the weights in ``vector [P]``, whose layers keep their training or evaluation mode.
 
     A user's ``validation_step`` may count, collect outputs and keep the best value so far. So that a model's score
-    depends on its vector and the fit's module only, every model has a copy of its own, in which the module's Python
-    state, metrics and buffers are as they are in the module now. Frozen parameters are not copied.
+    depends on its vector and the fit's module only, every model is evaluated in a copy of its own, with the module's
+    current Python state, metrics and buffers. The tensors in ``private`` replace the module's state of the same names
+    that no vector holds. Frozen parameters are shared, not copied.
 
     Raises:
         ConfigurationError: the module cannot be copied.
@@ -55,7 +56,9 @@ def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor,
 
 
 def _shared(value: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the data objects in a value, by ``id``, which copies share."""
+    """Yield ``(id(object), object)`` for every data set, loader or data module in ``value``, a module's attribute; all
+    copies of the module share these objects.
+    """
     if isinstance(value, _SHARED):
         yield id(value), value
     elif type(value) in (list, tuple, dict):
@@ -72,17 +75,17 @@ class ValidatedModels(VectorEvaluator):
     loggers stay as they are.
 
     Args:
-        trainer: of the fit, with its module on its device.
-        space: the map between the module and vectors ``[P]``.
+        trainer: the fit's trainer, with its module on its device.
+        space: the map between the module's state and vectors ``[P]``.
         loaders: the validation batches, see :func:`flsv._lightning.validation.keep_batches`.
-        names: of the scores, among the names of ``trainer.callback_metrics`` after a validation.
-        derived: those of them whose gradients are needed.
-        asking: name to the metrics that ask for it, for messages.
-        seed: of the random numbers that a validation draws.
+        names: names of the scores, which must be in ``trainer.callback_metrics`` after a validation.
+        derived: those of the names whose gradients are needed.
+        asking: ``{name: metrics}``, which metrics need the score of a name, for messages.
+        seed: seed of the random numbers that a validation draws.
 
     Raises:
-        ConfigurationError: while evaluating, a name that is not logged, or not as one number; from ``attempt``, a name
-            that has no gradient.
+        ConfigurationError: while evaluating, a name is not logged, or its value is not one number; in ``attempt``, a
+            name in ``derived`` has no gradient.
     """
 
     def __init__(
@@ -107,8 +110,9 @@ class ValidatedModels(VectorEvaluator):
         """Make an evaluator of the same models on other batches.
 
         Args:
-            loaders: from :func:`flsv._lightning.validation.keep_batches`.
-            private: returns the state of the module that no vector holds, by name; None: the module's own.
+            loaders: the other batches, from :func:`flsv._lightning.validation.keep_batches`.
+            private: a function that returns ``{name: tensor}``, the module's state that is not in a vector; None: the
+                fit's module provides it.
         """
         other = copy(self)
         other._loaders, other._private = loaders, private or dict
@@ -120,7 +124,7 @@ class ValidatedModels(VectorEvaluator):
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
-            count: K.
+            count: K, the number of models.
         """
         rows: list[Mapping[str, float]] = []
         vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device)
@@ -131,17 +135,18 @@ class ValidatedModels(VectorEvaluator):
         return Scores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self._names})
 
     def gradient(self, vector: Tensor, name: str) -> Tensor:
-        """Compute the gradient of a logged value at a model.
+        """Compute the gradient of a logged value at the model ``vector``.
 
         Args:
             vector: ``[P]``, the model.
-            name: of the logged value.
+            name: name of the logged value.
 
         Returns:
-            float64 ``[P']``, over the leading P' entries of the vector, the parameters.
+            The gradient, float64 ``[P']``, with respect to the leading P' entries of the vector, which are the
+            parameters.
 
         Raises:
-            ConfigurationError: it is not logged by ``validation_step`` with its graph.
+            ConfigurationError: ``validation_step`` does not log the value with its autograd graph.
         """
         return self._derive(vector, name)[1]
 
@@ -149,7 +154,8 @@ class ValidatedModels(VectorEvaluator):
         """Evaluate the fit's module as it is, so that errors come before training.
 
         Raises:
-            ConfigurationError: a value that is asked for is not available, or the module cannot be copied.
+            ConfigurationError: a value that a metric needs is not logged or has no gradient, or the module cannot be
+                copied.
         """
         module = self._trainer.lightning_module
         start = self.space.read(module)
@@ -167,7 +173,7 @@ class ValidatedModels(VectorEvaluator):
 
     @contextmanager
     def _validation(self, vector: Tensor) -> Iterator[ValidationRun]:
-        """Open the validation of a model, with the same random numbers for every model."""
+        """Open the validation run of the model ``vector [P]``, with the same random numbers for every model."""
         with (
             isolated_rngs(self._seed, "utility"),
             torch.inference_mode(False),
@@ -188,11 +194,12 @@ class ValidatedModels(VectorEvaluator):
         return {name: logged_number(name, logged) for name in self._names}
 
     def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Compute the value that ``validation_step`` logs under a name, and its gradient.
+        """Compute the value that ``validation_step`` logs under ``name`` at the model ``vector [P]``, and the value's
+        gradient ``[P']``.
 
         Lightning's evaluation loop converts logged values to numbers, without a graph. So the step is called directly,
-        ``self.log`` collects its tensors, and batches are averaged as Lightning averages them: each value times the
-        batch size, over the sum of these. Hooks around the step are not called.
+        ``self.log`` collects its tensors, and batches are averaged as Lightning averages them: each value times its
+        batch size, divided by the sum of the batch sizes. Hooks around the step are not called.
         """
         gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
         total, weights = torch.zeros((), dtype=torch.float64), 0.0
@@ -216,7 +223,9 @@ class ValidatedModels(VectorEvaluator):
         return total / weights, gradient / weights
 
     def _check_gradient(self, name: str, start: Tensor, logged: float) -> None:
-        """Raise unless the differentiated value is the one that Lightning logs."""
+        """Raise unless the value that is differentiated equals ``logged``, the number that Lightning logs under
+        ``name`` for the model ``start``.
+        """
         derived = float(self._derive(start, name)[0])
         if not abs(derived - logged) <= tolerance(self._trainer) * max(1.0, abs(logged)):
             raise ConfigurationError(
@@ -229,8 +238,9 @@ class ValidatedModels(VectorEvaluator):
 def _logged(
     module: L.LightningModule, name: str, arguments: tuple[Any, ...], loader: int | None
 ) -> list[tuple[Any, float]]:
-    """Call a step, and collect the values that it logs under a name, as in ``trainer.callback_metrics``, with the
-    batch's weights.
+    """Call ``validation_step`` with the positional ``arguments``, and return the values that it logs under ``name`` (a
+    name as in ``trainer.callback_metrics``), each with its weight, the batch size. ``loader`` is the loader's index;
+    None: there is one loader.
     """
     values: list[tuple[Any, float]] = []
 

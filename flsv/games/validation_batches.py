@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flsv.utilities.errors import ConfigurationError
 
-#: A batch, an input and labels.
+#: A batch: a pair of an input and labels.
 Pair = tuple[Any, Any]
 
 
@@ -24,16 +24,17 @@ def read_batches(
 
     Args:
         batches: pairs of an input (a tensor, or any other input of the module's forward) and labels.
-        device: where they are kept.
-        num_classes: M, of classifiers; None: labels may be anything.
-        size: of classifiers, tensors of one shape are concatenated and cut into batches of this many samples; None:
-            batches stay as they are.
+        device: the device on which the batches are kept.
+        num_classes: for classifiers, the number of classes M; None: labels may be anything.
+        size: for classifiers whose inputs are tensors of one shape, the size to which the batches are concatenated and
+            cut; None: batches stay as they are.
 
     Returns:
-        The batches; and of classifiers samples per class, int64 ``[M]`` on the CPU.
+        The batches, and the number of samples of each class, int64 ``[M]`` on the CPU (None without ``num_classes``).
 
     Raises:
-        ConfigurationError: no samples; not pairs; of classifiers, labels that are not integers ``[B]`` in 0 .. M-1.
+        ConfigurationError: there are no samples, or, for classifiers, a batch is not a pair or its labels are not
+            integers ``[B]`` in 0 .. M-1.
     """
     pairs: list[Pair] = []
     support = None if num_classes is None else torch.zeros(num_classes, dtype=torch.int64)
@@ -48,7 +49,9 @@ def read_batches(
 
 
 def _recut(batches: list[Pair], size: int) -> list[Pair]:
-    """Cut batches to another size, where their inputs are tensors of one shape."""
+    """Concatenate batches and cut them to ``size`` samples each if all inputs are tensors of one shape; else return
+    them unchanged.
+    """
     kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in batches}
     if len(kinds) > 1 or None in kinds:
         return batches
@@ -57,7 +60,7 @@ def _recut(batches: list[Pair], size: int) -> list[Pair]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Clone a tensor made in inference mode, which could not be part of a graph."""
+    """Return the tensor, or a clone if it was made in inference mode and so could not be part of an autograd graph."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
@@ -65,7 +68,7 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
     """Return a batch, after a check that it is an input and integer labels ``[B]`` in 0 .. M-1.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: the batch is not such a pair.
     """
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
@@ -83,11 +86,11 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
 
 
 def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) -> Tensor:
-    """Return ``logits``, after a check that they are one row of M numbers, or with ``or_more`` of at least M, per
-    label.
+    """Return ``logits``, after a check that they have a row per label ``y [B]`` and a column per class,
+    ``[B, classes]``, or, with ``or_more``, at least as many columns as classes.
 
     Raises:
-        ConfigurationError: they are not.
+        ConfigurationError: the logits have another shape.
     """
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     if shape == (len(y), classes) or (or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes):

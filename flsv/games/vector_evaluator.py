@@ -1,4 +1,4 @@
-"""VectorEvaluator: the base class of evaluators, from models' vectors to their scores."""
+"""VectorEvaluator: the base class of evaluators, which compute scores of models given as vectors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.scores import Scores
 
-#: Writes model i's vector into a tensor ``[P]``.
+#: A function ``build(i, out)`` that writes model i's vector into the tensor ``out [P]``.
 Build = Callable[[int, Tensor], None]
 
 
 def row_builder(vectors: Tensor) -> Build:
-    """Return a function that writes row i of ``vectors [K, P]`` as model i."""
+    """Return a function ``build(i, out)`` that writes row i of ``vectors [K, P]`` into ``out [P]``."""
 
     def build(index: int, out: Tensor) -> None:
         out.copy_(vectors[index])
@@ -24,17 +24,17 @@ def row_builder(vectors: Tensor) -> Build:
 
 
 class VectorEvaluator(ABC):
-    """Base class of evaluators, which score models of one structure that are given as vectors."""
+    """Base class of evaluators, which compute scores of models that have one structure and are given as vectors."""
 
     space: ParameterSpace
     asks_clients = False
-    """Whether it asks the clients: then all ranks evaluate all models together."""
+    """Whether the evaluator asks the clients: then every rank takes part in the evaluation of every model."""
 
     def __call__(self, vectors: Tensor) -> Scores:
         """Evaluate the models in the rows of ``vectors [K, P]``.
 
         Raises:
-            ValueError: vectors of another length.
+            ValueError: the vectors have another length.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.space.size:
             raise ValueError(f"expected vectors [K, {self.space.size}], got {list(vectors.shape)}.")
@@ -42,4 +42,6 @@ class VectorEvaluator(ABC):
 
     @abstractmethod
     def evaluate(self, build: Build, count: int) -> Scores:
-        """Evaluate ``count`` models, of which one or a chunk exists at a time; see :data:`Build`."""
+        """Evaluate ``count`` models, which ``build`` writes (see :data:`Build`), and return their scores; one model or
+        one chunk of models is in memory at a time.
+        """

@@ -26,7 +26,9 @@ from flsv.utilities.plots import shows
 
 
 def latest(stretches: Tensor) -> Tensor:
-    """Return the last value that is not NaN of successive stretches of rounds ``[W, ...]``, earliest first."""
+    """Return for each entry the last value that is not NaN, from the states ``[W, ...]`` of W successive parts of a
+    run, earliest first.
+    """
     latest = stretches[0]
     for later in stretches[1:]:
         latest = torch.where(later.isnan(), latest, later)
@@ -36,25 +38,25 @@ def latest(stretches: Tensor) -> Tensor:
 class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """Base class of contribution metrics.
 
-    ``compute()`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. A subclass
-    writes ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of ``update``'s arguments
-    are those of :class:`flsv.Round`: inside a :class:`flsv.FederatedLoop` the metric gets the parts of the round that
-    it names. Before each update, the ``client_ids`` are checked, and that there is a row for each of them; the state
-    ``rounds`` counts the updates.
+    ``compute()`` returns ``[num_clients]`` or ``[num_clients, num_classes]``; values of clients that never took part
+    are NaN. A subclass defines ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of
+    ``update``'s arguments are those of :class:`flsv.Round`: inside a :class:`flsv.FederatedLoop` the metric gets the
+    attributes of the round that it names. Before each update the ``client_ids`` are checked, and whether each tensor
+    has one row per client; the state ``rounds`` counts the updates.
 
-    Its memory does not grow with the number of rounds, except where a metric says so: the running value is folded as
-    rounds come in. A state's reduction must therefore be a fold of two such states, the later one second (that is what
-    ``forward``, ``merge_state`` and a sync between processes call).
+    The memory does not grow with the number of rounds, unless a metric says so: each round is folded into the states. A
+    state's reduction must therefore merge two such states, the later state second (``forward``, ``merge_state`` and a
+    sync between processes call it).
 
     Arguments that a subclass stores before it calls this constructor are read-only: the states depend on them.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M, likewise.
-        kwargs: see ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: a number that is out of range; an argument that is set later.
+        ConfigurationError: a number is out of range, or an argument is changed after construction.
     """
 
     _instead = "Make another metric, with {0}."
@@ -67,25 +69,30 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the training samples must have classes; by default where values are per class."""
+        """Whether the training samples must have classes; by default True if values are per class."""
         return self.per_class
 
     prior: float | None = None
-    """Value that samplers, aggregators and personalizers assume for a client never seen; None: they see NaN.
-    ``compute`` does not return it."""
+    """Value that samplers, aggregators and personalizers assume for a client that never took part; None: they get NaN.
+    ``compute`` does not return this value.
+    """
 
     uses_ground_truth = False
-    """Whether the metric is compared with facts that no server knows: it then gets every client's ``class_counts``."""
+    """Whether the metric's values are compared with facts that no real server knows: the metric then gets every
+    client's ``class_counts``.
+    """
 
     evaluates = False
-    """Whether clients evaluate models for the metric on their own validation samples: then all of them must have
-    some."""
+    """Whether clients evaluate models for the metric on their own validation samples: then every client must have
+    validation samples.
+    """
 
     to_pay_by = True
-    """Whether a budget is divided by the metric by default; False where its page advises against payment by it."""
+    """Whether the metric divides a budget by default; False if its documentation advises against payment by it.
+    """
 
     mergeable = True
-    """Whether parts of a run can be merged, by ``merge_state`` or between processes."""
+    """Whether the metric's states of several parts of a run can be merged, by ``merge_state`` or between processes."""
 
     unit = "contribution"
     """Unit of a value, as on an axis. With ``sign`` and ``cost`` it is part of the :meth:`guide`."""
@@ -94,11 +101,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """Meaning of positive, negative and zero values."""
 
     cost = "see its documentation."
-    """Cost of a round."""
+    """Cost of a round, in words."""
 
     reported_by: str | None = None
-    """The setting that makes clients report the metric's inputs, in words, where a round does not have them by
-    itself."""
+    """The setting, in words, that makes clients report the metric's inputs; None if every round has these inputs."""
 
     def __init__(
         self,
@@ -128,15 +134,16 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         """Take the number of clients and classes from the federation, or check them against it.
 
         Args:
-            num_clients: n.
-            num_classes: M.
+            num_clients: n, the number of clients.
+            num_classes: M, the number of classes.
             class_names: names of the classes, for pictures.
-            class_counts: ``[n, M]`` training samples of each client and class, which no server of a real federation
-                would know. Only a metric that declares ``uses_ground_truth`` keeps them, to compare its values with.
+            class_counts: ``[n, M]``, the numbers of training samples of each client and class, which no server of a
+                real federation would know. Only a metric with ``uses_ground_truth`` stores them, to compare its values
+                with them.
             client_names: names of the clients, for pictures.
 
         Raises:
-            ConfigurationError: the metric was made for another number of clients or classes.
+            ConfigurationError: the metric was constructed with another number of clients or classes.
         """
         for name, value in (("num_clients", num_clients), ("num_classes", num_classes)):
             mine = getattr(self, name)
@@ -157,14 +164,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         """Check the clients' numbers of training samples, which the server knows; called before training.
 
         Args:
-            num_samples: ``[n]``.
+            num_samples: ``[n]``, the numbers of training samples.
 
         Raises:
             ConfigurationError: the metric cannot work with clients of these sizes.
         """
 
     def check_rounds(self, rounds: int) -> None:
-        """Warn of values that a run of so many rounds will not have; called before training where the number is
+        """Warn if a run of ``rounds`` rounds will not have some of the values; called before training if the number is
         known.
         """
 
@@ -175,10 +182,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     if hasattr(Metric, "merge_state"):  # torchmetrics 1.5
 
         def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-            """Merge the rounds of another metric, or of its state; they count as earlier than this one's.
+            """Merge the rounds of another metric, or of its state, into this metric; they count as earlier than this
+            metric's rounds.
 
             Raises:
-                ConfigurationError: a metric of another size or with other settings.
+                ConfigurationError: the other metric has another size or other settings.
             """
             self._check_merge(incoming_state)
             super().merge_state(incoming_state)
@@ -218,17 +226,19 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         return {}
 
     def columns(self) -> list[str] | None:
-        """Return the names of the columns of ``[num_clients, M]`` values in the reports; None: they are the classes."""
+        """Return the names of the columns of ``[num_clients, M]`` values in the reports; None: the columns are the
+        classes.
+        """
         return None
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Reduce a value of ``compute`` to one number per client ``[num_clients]``: by default the mean over
+        """Reduce a value that ``compute`` returned to one number per client ``[num_clients]``: by default the mean over
         classes.
         """
         return value.mean(-1) if value.ndim == 2 else value
 
     def __repr__(self) -> str:
-        """Show the class and the arguments that differ from its defaults."""
+        """Return the class's name with the arguments that differ from their defaults."""
         parameters = inspect.signature(type(self)).parameters
         values = {name: getattr(self, name) for name in parameters if hasattr(self, name) and name not in _OF_THE_DATA}
         shown = [
@@ -239,7 +249,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
-        """Show the clients' values so far as a table, for a notebook."""
+        """Return the clients' values so far as an HTML table, for a notebook."""
         rounds = int(getattr(self, "rounds", 0))
         values = self.per_client(self.compute()).tolist() if rounds else []
         names = self.client_names or [f"client {i}" for i in range(len(values) if isinstance(values, list) else 0)]
@@ -266,18 +276,20 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         stderr: Tensor | None = None,
         title: str | None = None,
     ) -> Any:
-        """Plot the contributions: bars, a heatmap for per-class values, lines over rounds for overall values. shap's
-        kinds of plots are in :mod:`flsv.utilities.plots`.
+        """Plot the contributions: bars for one value per client, a heatmap for per-class values, lines for several
+        rounds' values. Plots in the style of shap are in :mod:`flsv.utilities.plots`.
 
         Args:
-            val: a value of ``compute`` or ``forward``, or a list of such values, one a round; by default ``compute()``.
+            val: a value that ``compute`` or ``forward`` returned, or a list of such values, one per round; by default
+                ``compute()``.
             ax: a matplotlib axis to draw into.
-            limits: lowest and highest value of the scale; by default those of ``val``.
-            stderr: standard errors ``[num_clients]`` of bars; by default, of ``compute()``, those of ``diagnostics``.
-            title: of the picture; by default the class's name.
+            limits: lowest and highest value of the scale; by default the lowest and highest of ``val``.
+            stderr: standard errors ``[num_clients]``, drawn on the bars; without ``val``, ``diagnostics`` provides the
+                default.
+            title: title of the picture; by default the class's name.
 
         Returns:
-            ``(figure, axis)``. As the last line of a notebook's cell it is shown.
+            ``(figure, axis)``. As the last line of a notebook's cell the pair is shown as the picture.
         """
         if val is None:
             val = self.compute()
@@ -312,7 +324,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         self.persistent(True)
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
-        """Wrap ``update`` as torchmetrics does; the wrapper checks the round's clients, and counts rounds."""
+        """Wrap ``update`` as torchmetrics does; the wrapper also checks the round's clients and counts the rounds."""
         arguments = inspect.signature(update)
 
         @functools.wraps(update)
@@ -346,13 +358,15 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
             raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
 
     def _check_asked(self, client_ids: Tensor, clients: Sequence[Client]) -> None:
-        """Raise unless the clients to be asked are the cohort, in its order."""
+        """Raise unless the objects ``clients`` are the round's clients, in the order of ``client_ids``."""
         if [client.id for client in clients] != client_ids.tolist():
             raise ValueError(f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}.")
 
     @staticmethod
     def _matrix(client_ids: Tensor, client_updates: Tensor | ClientMatrix) -> ClientMatrix:
-        """Convert updates ``[k, P]`` to the matrix that a ``FederatedLoop`` passes in their place."""
+        """Convert a tensor of updates ``[k, P]`` to a :class:`ClientMatrix`, which a ``FederatedLoop`` passes instead
+        of a tensor.
+        """
         if not isinstance(client_updates, Tensor):
             return client_updates
         if client_updates.ndim != 2 or len(client_updates) != len(client_ids):
@@ -361,7 +375,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
 
     @staticmethod
     def _check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
-        """Raise unless there is one row for each client: a single one would be broadcast to all."""
+        """Raise unless the tensors in ``arguments`` have one row per client: a single row would be broadcast to all
+        clients.
+        """
         for name in BY_CLIENT & arguments.keys():
             value = arguments[name]
             if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:
@@ -369,12 +385,12 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
                 raise ValueError(f"expected {name} [{shape}], got {list(value.shape)}.")
 
 
-#: Arguments that a metric takes from the federation.
+#: Names of the constructor's arguments whose values a metric takes from the federation.
 _OF_THE_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
-    """Return the metric's plain arguments, and its fold over rounds."""
+    """Return ``{name: value}`` for the metric's fold and its arguments that are numbers, texts or dataclasses."""
     names = [*inspect.signature(type(metric)).parameters, "fold"]
     values = {name: getattr(metric, name, None) for name in names}
     plain = (int, float, str, dict, type(None))

@@ -20,30 +20,30 @@ from flsv.valuation import Valuation, keep_pictures
 class CalibratedOTGradient(WassersteinContribution):
     r"""The share of a client's samples that are not suspicious.
 
-    A sample's calibrated gradient is the rate at which the Wasserstein distance between the client and the server grows
-    if the sample gets more weight: *positive means harmful*.
+    The calibrated gradient g_l of a client's sample l is the rate at which the Wasserstein distance between the
+    client's and the server's data grows if the sample gets more weight: *positive means harmful*.
 
     .. math::
         g_l = f_l - \frac{1}{m - 1} \sum_{j \ne l} f_j
 
-    with f the dual potential on the client's samples, towards the measure that the protocol has sent. A client's
-    gradients sum to 0, so their mean says nothing: the client's contribution is 1 minus the share of its flagged
-    samples, so that more is better. The gradients stay at the client (``client.ask(flsv.valuation.sample_values)``),
-    and so does a picture of the most harmful images; the number of flagged samples and a histogram are sent. ``flsv
-    value`` draws the histograms.
+    with m the number of the client's samples and f_l the dual potential of sample l, of the optimal transport to the
+    measure that the protocol sends to the client. A client's gradients sum to 0, so their mean carries no information:
+    the client's contribution is 1 minus the share of its flagged samples, so that more is better. The gradients stay at
+    the client (``client.ask(flsv.valuation.sample_values)``), and so does a picture of the most harmful images; the
+    number of flagged samples and a histogram are sent. ``flsv value`` draws the histograms.
 
-    Inputs, and those arguments that are not named here, are those of :class:`WassersteinContribution`. ``compute``
-    gives ``[num_clients]`` in [0, 1], NaN for clients never seen. ``diagnostics`` holds the distances and the shares
-    flagged.
+    Inputs, and all arguments that are not listed here, are the same as for :class:`WassersteinContribution`.
+    ``compute`` returns ``[num_clients]`` in [0, 1], NaN for clients that never took part. ``diagnostics`` returns the
+    distances and the shares of flagged samples.
 
     When not to use it:
-        For payment: it counts samples that look unlike the target's, rare correct ones among them. With few samples per
-        client, where it flags nearly as many correct as wrong ones.
+        For payment: it counts samples that look unlike the server's samples, among them rare correct samples. With few
+        samples per client, where it flags nearly as many correct as wrong samples.
 
     Args:
-        rule: which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the paper's, and
-            flags about half of a clean client.
-        pictures: images in each client's picture; 0 for none.
+        rule: which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the paper's rule,
+            which flags about half of a clean client's samples.
+        pictures: the number of images in each client's picture of harmful samples; 0: no picture.
 
     Example:
         >>> from flsv.valuation import clients_of, sample_values, server_of
@@ -90,7 +90,7 @@ class CalibratedOTGradient(WassersteinContribution):
         map_clients(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
-        """Compute the shares ``[num_clients]`` of samples that are not flagged; NaN for clients never seen."""
+        """Compute the clients' shares of unflagged samples, ``[num_clients]``; NaN for clients that never took part."""
         return 1 - self.flagged
 
     def diagnostics(self) -> dict[str, Tensor]:

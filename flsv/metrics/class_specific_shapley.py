@@ -25,19 +25,21 @@ class ClassSpecificShapley(ContributionMetric):
         \tilde\Gamma_{ij} = \cos(h_{ij}, h_{sj}), \qquad
         \Gamma \leftarrow \mu\,\Gamma + (1 - \mu)\,\tilde\Gamma \quad\text{(the first round as is)}
 
-    where :math:`h_{ij}` is row *j* (weights and bias) of client *i*'s classifier head and :math:`h_{sj}` the same of
-    the aggregate. It costs one dot product per client and class, without validation data or coalitions.
+    where :math:`h_{ij}` is row *j* (weights and bias of class *j*) of client *i*'s classifier head, :math:`h_{sj}` the
+    same row of the aggregate's head, and :math:`\mu` the momentum. The metric costs one dot product per client and
+    class, without validation data or coalitions.
 
     As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``, and for
     ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]. 1: the
-    client's update for this class points the same way as the aggregate; 0: orthogonal; negative: opposed. A client
-    outside the cohort keeps its row; a client never seen is NaN. ``per_client`` gives the mean over classes, a cosine
-    like its parts; gamma of eq. 6, by which ShapFed aggregates, is (1 + mean) / 2, see
-    :func:`flsv.functional.participant_weights`.
+    client's update for this class points the same way as the aggregate; 0: orthogonal; negative: opposed. A client that
+    does not take part in a round keeps its row; a client that never took part is NaN. ``per_client`` returns the mean
+    over classes, which is in [-1, 1] too; gamma of eq. 6, with which ShapFed weights its aggregation, is (1 + mean) /
+    2, see :func:`flsv.functional.participant_weights`.
 
     With two classes the rows of the head's update mirror each other (the gradients of two logits sum to 0), so that
-    both classes have the same value. It then shows which clients oppose the majority, such as one with exchanged
-    labels, and not how useful clients are; the fit warns of it. Figures are in ``docs/explanation/metrics.md``.
+    both classes have the same value. The value then shows which clients oppose the majority, such as a client with
+    exchanged labels, and not how useful clients are; a warning is given before training. Figures are in
+    ``docs/explanation/metrics.md``.
 
     A cosine does not depend on the amount of data: a client that splits its samples between two names gets nearly twice
     as much. With ``weighting="samples"``, which is not in the paper, ``per_client`` multiplies the mean by the client's
@@ -51,19 +53,20 @@ class ClassSpecificShapley(ContributionMetric):
         ``weighting="samples"``.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M, likewise.
-        momentum: mu in [0, 1); the paper gives none. A client's momentum counts the rounds in which it took part.
-        source: the head of the client's ``"update"``, or of its ``"weights"``. The authors' code compares weights, but
-            after some tens of rounds all of their cosines are above 0.98, so updates are the default.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
+        momentum: mu in [0, 1), the weight of the past in the moving average; the paper gives no value. The average is
+            over the rounds in which the client took part.
+        source: whether the head's ``"update"`` or its ``"weights"`` are compared. The authors' code compares weights,
+            but after some tens of rounds all cosines of weights are above 0.98, so updates are the default.
         weighting: ``"uniform"``: ``per_client`` gives the plain mean, as in the paper; ``"samples"``: it is multiplied
             by the moving average of the client's number of samples, with the momentum of the cosines.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: momentum outside [0, 1), an unknown source or weighting.
+        ConfigurationError: the momentum is outside [0, 1), or the source or weighting is unknown.
         ValueError: shapes that do not fit ``num_classes``, unknown or repeated client ids.
 
     Source:
@@ -108,7 +111,7 @@ class ClassSpecificShapley(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, str]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update`` that are not named as in :class:`flsv.Round`."""
+        """``{argument: attribute}`` for those arguments of ``update`` that have another name in :class:`flsv.Round`."""
         if self.source == "update":
             return {}
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
@@ -149,13 +152,14 @@ class ClassSpecificShapley(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
-            client_heads: ``[k, M, D]``, the clients' classifier heads.
-            server_head: ``[M, D]``, the aggregate's.
-            num_samples: ``[k]``, for ``weighting="samples"``.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            client_heads: ``[k, M, D]``, the clients' classifier heads: a row of D weights for each of M classes.
+            server_head: ``[M, D]``, the aggregate's classifier head.
+            num_samples: ``[k]``, the clients' numbers of samples, needed for ``weighting="samples"``.
 
         Raises:
-            ValueError: see the class; no numbers of samples with ``weighting="samples"``.
+            ValueError: shapes do not fit, or client ids are unknown or repeated; ``num_samples`` is missing with
+                ``weighting="samples"``.
         """
         if client_heads.ndim != 3 or client_heads.shape[:2] != (len(client_ids), self.num_classes):
             raise ValueError(
@@ -173,12 +177,12 @@ class ClassSpecificShapley(ContributionMetric):
         self.note_round(client_ids, mean)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients, num_classes]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients, num_classes]``, NaN for clients that never took part."""
         return momentum_value(self.history, self.momentum)[:, : self.num_classes]
 
     def per_client(self, value: Tensor) -> Tensor:
         """Compute the mean over classes ``[num_clients]``, in [-1, 1], times the clients' samples with
-        ``weighting="samples"``; NaN for clients never seen.
+        ``weighting="samples"``; NaN for clients that never took part.
         """
         mean = super().per_client(value)
         return mean * momentum_value(self.history, self.momentum)[:, -1].to(mean) if self._weighs else mean

@@ -1,4 +1,4 @@
-"""CommunicationCost: the numbers sent between clients and server.
+"""CommunicationCost: how many numbers each client has sent to the server and received from it.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, section VI-C and figures 8-10, which count parameters.
@@ -17,34 +17,37 @@ from flsv.metrics.base import ContributionMetric
 
 
 def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
-    """Count the numbers, or bytes, that crossed one way for each client that was reached, ``[r]``."""
+    """Count the numbers, or with ``bytes`` the bytes, that each of the r clients in ``round.reached`` sent
+    (``way="up"``) or received (``"down"``), ``[r]``.
+    """
     assert round.channel is not None
     count = round.channel.bytes if bytes else round.channel.numbers
     return count(round.reached.tolist(), way).to(round.reached.device)
 
 
 class CommunicationCost(ContributionMetric):
-    r"""Parameters that every client has sent and received so far.
+    r"""Numbers of parameters that every client has sent and received so far.
 
     .. math::
         c_i = \Bigl(\sum_{t : i \in C_t} \text{sent}_i^t,\ \sum_{t : i \in C_t} \text{received}_i^t\Bigr)
 
-    As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, numbers of parameters (entries
-    of a model's vector, BatchNorm's statistics included, and of everything else that crosses), and, where they are
-    known, ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (else 4 bytes a number, for float32). A ``FederatedLoop``
-    counts both, after compression, for the shared part of the model; the rest is assumed to be at the clients before
-    the first round. ``compute`` gives float64 ``[num_clients, 2]``, numbers sent and received, whole ones; NaN for
-    clients never seen. ``diagnostics`` gives all clients' totals in parameters and bytes, and those of the last round.
+    As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, the numbers of parameters that
+    the k clients have sent and received (entries of a model's vector, with BatchNorm's statistics, and of everything
+    else that is transmitted), and, if they are known, ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (else 4 bytes
+    per number, for float32). A ``FederatedLoop`` counts numbers and bytes, after compression, for the shared part of
+    the model; the rest is assumed to be at the clients before the first round. ``compute`` returns float64
+    ``[num_clients, 2]``, the numbers sent and received; NaN for clients that never took part. ``diagnostics`` returns
+    the totals over all clients in parameters and bytes, of all rounds and of the last round.
 
     When not to use it:
         As a contribution: it measures traffic, not usefulness.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        kwargs: see ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ValueError: shapes that do not fit, unknown or repeated client ids.
+        ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
         >>> cost = CommunicationCost(num_clients=3)
@@ -61,7 +64,8 @@ class CommunicationCost(ContributionMetric):
     higher_is_better = False
     per_class = False
     plot_lower_bound = 0.0
-    #: Where a ``FederatedLoop`` finds the arguments of ``update``; clients whose updates were dropped are included.
+    #: Arguments of ``update``, and the round's attributes or functions of it that give them; clients whose updates were
+    #: dropped are included.
     round_fields: ClassVar[dict[str, Any]] = {
         "client_ids": "reached",
         "uploaded": partial(_crossed, way="up"),
@@ -80,7 +84,7 @@ class CommunicationCost(ContributionMetric):
         for name in ("exchanged", "exchanged_bytes"):
             self.add_state(name, torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.bool), dist_reduce_fx=_any)
-        # The reduction takes the later stretch of rounds; -1 marks one without rounds.
+        # The reduction takes the later part of a run; -1 marks a part without rounds.
         for name in ("last", "last_bytes"):
             self.add_state(name, torch.full((2,), -1), dist_reduce_fx=_later)
 
@@ -95,11 +99,11 @@ class CommunicationCost(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
-            uploaded: ``[k]``, numbers sent to the server.
-            downloaded: ``[k]``, numbers received from it.
-            uploaded_bytes: ``[k]``; None: 4 bytes a number.
-            downloaded_bytes: ``[k]``; likewise.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            uploaded: ``[k]``, how many numbers each client sent to the server.
+            downloaded: ``[k]``, how many numbers each client received from the server.
+            uploaded_bytes: ``[k]``, the bytes of ``uploaded``; None: 4 bytes per number.
+            downloaded_bytes: ``[k]``, the bytes of ``downloaded``; None: 4 bytes per number.
         """
         numbers = self._pair("uploaded", uploaded, downloaded, client_ids)
         if uploaded_bytes is None or downloaded_bytes is None:
@@ -115,7 +119,9 @@ class CommunicationCost(ContributionMetric):
 
     @staticmethod
     def _pair(name: str, up: Tensor, down: Tensor, client_ids: Tensor) -> Tensor:
-        """Check and stack both ways' counts, ``[k, 2]``."""
+        """Check the shapes of the counts ``up`` and ``down`` and stack them to ``[k, 2]``; ``name`` is the argument's
+        name in an error.
+        """
         if up.shape != client_ids.shape or down.shape != client_ids.shape:
             raise ValueError(
                 f"expected {name} and {name.replace('up', 'down')} [{len(client_ids)}], got {list(up.shape)} and "
@@ -124,15 +130,17 @@ class CommunicationCost(ContributionMetric):
         return torch.stack([up, down], dim=1)
 
     def compute(self) -> Tensor:
-        """Compute the numbers sent and received, float64 ``[num_clients, 2]``, NaN for clients never seen."""
+        """Compute the numbers sent and received, float64 ``[num_clients, 2]``, NaN for clients that never took part."""
         return self.exchanged.double().masked_fill(~self.seen[:, None], float("nan"))
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Sum up the numbers sent and received, ``[num_clients]``."""
+        """Return the sum of the numbers sent and received by each client, ``[num_clients]``."""
         return value.sum(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return parameters and bytes, up and down, of all clients: so far, and in the last round."""
+        """Return the numbers of parameters and bytes that all clients together sent and received: so far, and in the
+        last round.
+        """
         result: dict[str, Tensor] = {}
         for when, numbers, bytes in (
             ("", self.exchanged.sum(0), self.exchanged_bytes.sum(0)),
@@ -151,6 +159,8 @@ def _any(stretches: Tensor) -> Tensor:
 
 
 def _later(stretches: Tensor) -> Tensor:
-    """Return the last of ``[W, 2]`` that has rounds."""
+    """Return the last row of ``stretches [W, 2]`` without a negative entry, which is from a part of the run with
+    rounds.
+    """
     having = stretches[(stretches >= 0).all(1)]
     return having[-1] if len(having) else stretches[-1]

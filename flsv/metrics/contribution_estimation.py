@@ -23,16 +23,16 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def _aggregate(round: Round) -> Tensor:
-    """Compute the average ``[P]`` of the cohort's models by the round's aggregation weights, normalized to sum to 1."""
+    """Compute the average ``[P]`` of the clients' models, by the round's aggregation weights scaled to sum to 1."""
     assert round.aggregation_weights is not None
     return round.combine(_shares(round.aggregation_weights).to(round.client_vectors))
 
 
 def _shares(weights: Tensor) -> Tensor:
-    """Normalize weights to sum to 1, float64 ``[k]`` on the CPU; equal ones where all are 0.
+    """Normalize weights to sum to 1, float64 ``[k]`` on the CPU; if all are 0, return equal weights.
 
     Raises:
-        ValueError: a weight below 0.
+        ValueError: a weight is below 0.
     """
     weights = weights.cpu().double()
     if bool((weights < 0).any()):
@@ -51,42 +51,46 @@ class ContributionEstimation(ContributionMetric):
         c_i \propto \Bigl(1 - \overline{\cos}\bigl(d_i, \textstyle\sum_{j \ne i} c_j d_j\bigr)\Bigr) \cdot
         \Bigl(1 - \overline{m}_i\Bigr)
 
-    A client's contribution is larger the less its update agrees with the others', and the worse the others' model does
-    on its own validation samples: it rewards being different. Noise, too, is different: the estimate does not measure
-    usefulness, and is no safeguard against free riders and bad data. Measured on the digits (FedAvg, 6 equal clients, 8
-    rounds, one run each): a client that returns the model unchanged has 0.45, the honest ones 0.10 to 0.13; one whose
-    labels are all wrong 0.44, the others 0.09 to 0.13. Under :class:`flsv.aggregation.FedCE` these are the weights.
+    with :math:`d_i` client *i*'s update, and :math:`m_i` the score, on its validation samples, of the average of the
+    other clients' models; bars are means over rounds. A client's contribution is larger the less its update agrees with
+    the other clients' updates, and the worse the others' model performs on its own validation samples: the metric
+    rewards being different. Noise, too, is different: the estimate does not measure usefulness, and does not protect
+    against free riders and bad data. Measured on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): a client
+    that returns the model unchanged has 0.45, the honest ones 0.10 to 0.13; one whose labels are all wrong 0.44, the
+    others 0.09 to 0.13. :class:`flsv.aggregation.FedCE` uses the estimates as weights.
 
-    As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only), ``aggregation_weights
-    [k]``, ``aggregate [P]`` (the models' average by these weights) and the ``clients``, which are asked for the score
-    of the aggregate without their part. ``compute`` gives ``[num_clients]``, values that sum to 1 up to the floor; NaN
-    for clients never seen. ``diagnostics`` holds the mean cosines and the mean errors.
+    As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only),
+    ``aggregation_weights [k]``, ``aggregate [P]`` (the clients' models averaged with these weights) and the
+    ``clients``, each of which is asked for the score of the aggregate without its own model. ``compute`` gives
+    ``[num_clients]``, values that sum to 1 up to the floor; NaN for clients that never took part. ``diagnostics``
+    returns the mean cosines and the mean errors.
 
-    Departures from the authors' code, which has all clients in all rounds: means are over a client's own rounds;
-    the aggregate is scored in its own round, while the authors' clients score it at the beginning of their next one;
-    the initial score 0 of every client's mean in their code is kept as part of the mean; the others' directions are
-    weighed as in the aggregate, as the code's comments say, while the code has equal weights in all rounds. A client at
-    a site of its own that does not answer has no score: the round does not count in its estimate.
+    Differences from the authors' code, in which all clients take part in all rounds: means are over the rounds in which
+    a client took part; the aggregate is scored in the round in which it is computed, while the authors' clients score
+    it at the beginning of their next round; the directions of the other clients are weighted as in the aggregate, as
+    the comments in the authors' code say, while that code has equal weights. As in the authors' code, every client's
+    mean score includes an initial score of 0. A client at a site of its own that does not answer has no score in that
+    round, and the round is left out of its estimate.
 
     When not to use it:
         For payment: it rewards being different, so noise, wrong labels and unchanged models have high values. With two
         clients, which are equally different. It is made for FedCE's weights.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        combine: ``"times"``, as above, or ``"plus"``: the sum of the two factors.
-        performance: m, a score in [0, 1] of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value that
-            the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
-        floor: the least share of a client.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        combine: ``"times"``: the product of the two factors, as above; ``"plus"``: their sum.
+        performance: the score m, in [0, 1], of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value
+            that the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
+        floor: the smallest share of a client.
         mode: ``"max"`` for a value that the module logs.
-        cap: the largest mean error of a client, in medians of all clients'; a client's claim above it is cut. None, as
-            in the paper: no cap.
-        kwargs: see ``torchmetrics.Metric``.
+        cap: the largest mean error of a client, as a multiple of the median over all clients; larger errors, which
+            clients report themselves, are cut. None, as in the paper: no cap.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown option; a performance of which less is better; before training, a client without
-            validation samples.
-        ValueError: a score outside [0, 1].
+        ConfigurationError: an option is unknown, or less is better for the performance; before training: a client has
+            no validation samples.
+        ValueError: a score is outside [0, 1].
 
     Example:
         >>> from flsv.core import LocalData
@@ -112,7 +116,7 @@ class ContributionEstimation(ContributionMetric):
     per_class = False
     to_pay_by = False
     evaluates = True
-    #: Where a ``FederatedLoop`` finds the arguments of ``update``.
+    #: Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of, "aggregate": _aggregate}
     # No over_rounds, and so no intervals: shares of means over rounds are not means of the rounds' shares.
     plot_lower_bound = 0.0
@@ -153,14 +157,14 @@ class ContributionEstimation(ContributionMetric):
         aggregate: Tensor,
         clients: Sequence[Client],
     ) -> None:
-        """Add a round, and ask its clients.
+        """Add a round, and ask its clients for scores.
 
         Args:
-            client_ids: ``[k]``.
-            client_updates: ``[k, P]``, parameters only.
-            aggregation_weights: ``[k]``.
-            aggregate: ``[P]``, the models' average by these weights.
-            clients: the cohort.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers).
+            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
+            aggregate: ``[P]``, the clients' models averaged with these weights.
+            clients: the round's clients.
         """
         self._check_asked(client_ids, clients)
         weights = _shares(aggregation_weights)
@@ -179,7 +183,7 @@ class ContributionEstimation(ContributionMetric):
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
-        """Compute the contributions ``[num_clients]``, NaN for clients never seen."""
+        """Compute the contributions ``[num_clients]``, NaN for clients that never took part."""
         seen = self.seen > 0
         value = torch.full_like(self.cosines, float("nan"))
         if seen.any():
@@ -190,7 +194,9 @@ class ContributionEstimation(ContributionMetric):
         return value
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's mean cosine with the others, and mean error of the others' model, ``[num_clients]``."""
+        """Return each client's mean cosine with the other clients' updates, and its mean error of the others' model,
+        ``[num_clients]``.
+        """
         cosines, scores = self._means()
         return {"cosine": cosines, "error": 1 - scores}
 

@@ -18,24 +18,26 @@ from flsv.utilities.declared import Momentum, Positive
 
 
 class CosineGradientShapley(ContributionMetric):
-    r"""CGSV's reputations: how well the direction of each client's updates agrees with that of the cohort.
+    r"""CGSV's reputations: how well the direction of each client's updates agrees with the direction of all clients'
+    updates.
 
     .. math::
         \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),
         \qquad r \leftarrow r / \textstyle\sum_j r_j
 
-    with :math:`u_i` client *i*'s update scaled to one length and :math:`u_N` their weighted sum. It costs two products
-    with the matrix of updates, without validation data or coalitions.
+    with :math:`u_i` client *i*'s update scaled to length 1, :math:`u_N` the weighted sum of these, :math:`r_i` its
+    reputation and :math:`\epsilon` the ``floor``. It costs two products with the matrix of updates, without validation
+    data or coalitions.
 
     As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only: buffers have no gradient),
-    ``num_samples [k]`` and ``aggregation_weights [k]``. In a ``FederatedLoop`` the metric is updated after
-    aggregation, with the weights of that aggregation in :math:`u_N`: under :class:`flsv.aggregation.CGSV` these are
-    the reputations before the round, as in the paper, and data shares in the first. ``compute`` gives
-    ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients never seen. ``diagnostics`` holds
-    each client's last :math:`\varphi_i`.
+    ``num_samples [k]`` and ``aggregation_weights [k]``. In a ``FederatedLoop`` the metric is updated after aggregation,
+    with the weights of that aggregation in :math:`u_N`: with :class:`flsv.aggregation.CGSV` these weights are the
+    reputations before the round, as in the paper, and in the first round the clients' shares of the samples.
+    ``compute`` gives ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients that never took
+    part. ``diagnostics`` returns each client's last :math:`\varphi_i`.
 
-    The paper has full participation only. Here the cohort redistributes the sum of its members' reputations, so that
-    absent clients keep theirs; a client that joins late starts from the mean of the known reputations.
+    The paper has full participation only. Here a round redistributes the sum of its clients' reputations among them, so
+    that absent clients keep their reputations; a client that joins late starts from the mean of the known reputations.
 
     A reputation depends on all rounds in their order, so parts of a run cannot be merged, nor two processes' rounds
     synchronized: both raise an error. ``forward`` updates twice.
@@ -46,17 +48,17 @@ class CosineGradientShapley(ContributionMetric):
         wrong.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        alpha: in [0, 1), how much of a reputation is memory.
-        floor: the least reputation in a cohort, above 0.
-        init: the past of the first round: ``"zero"``, as in the authors' code, where the reputations are
-            :math:`\varphi / \sum_j \varphi_j` after it, or ``"shares"``: they start from the data shares, which alpha
-            keeps for many rounds.
-        kwargs: see ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        alpha: in [0, 1), the weight of the previous reputation.
+        floor: the smallest reputation before normalization, above 0.
+        init: the reputations before the first round: ``"zero"``, as in the authors' code, where the first round gives
+            :math:`\varphi / \sum_j \varphi_j`, or ``"shares"``, the clients' shares of the samples, which an alpha near
+            1 preserves for many rounds.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: alpha outside [0, 1), floor not above 0, another ``init``.
-        ValueError: shapes that do not fit, unknown or repeated client ids; a merge.
+        ConfigurationError: ``alpha`` is outside [0, 1), ``floor`` is not above 0, or ``init`` is unknown.
+        ValueError: shapes do not fit, or client ids are unknown or repeated; metrics are merged.
 
     Example:
         >>> metric = CosineGradientShapley(num_clients=4, alpha=0.5)
@@ -73,7 +75,7 @@ class CosineGradientShapley(ContributionMetric):
     to_pay_by = False
     full_state_update = True
     mergeable = False
-    #: Where a ``FederatedLoop`` finds the arguments of ``update``.
+    #: Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of}
     over_rounds = "sum"
     plot_lower_bound = 0.0
@@ -106,10 +108,12 @@ class CosineGradientShapley(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
-            client_updates: ``[k, P]``, parameters only; a ``FederatedLoop`` passes the cohort's matrix, without a copy.
-            num_samples: ``[k]``; None: the shares of the first round are equal.
-            aggregation_weights: ``[k]``; None: the reputations are the weights.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers); a ``FederatedLoop``
+                passes the round's :class:`ClientMatrix`, without a copy.
+            num_samples: ``[k]``, the clients' numbers of samples, which weight the first round; None: equal weights.
+            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation; None: the reputations are the
+                weights.
         """
         matrix = self._matrix(client_ids, client_updates)
         samples = torch.ones_like(client_ids) if num_samples is None else num_samples
@@ -120,7 +124,7 @@ class CosineGradientShapley(ContributionMetric):
         begins = self.init == "zero" and bool(self.reputation.isnan().all())  # no past to weigh
         after = updated_reputation(None if begins else before.to(phi.device), phi, alpha=self.alpha, floor=self.floor)
         self.reputation, self.phi = self.reputation.clone(), self.phi.clone()
-        # The cohort's sum stays the same; compute normalizes the whole to 1.
+        # The sum over the round's clients stays the same; compute normalizes the sum over all clients to 1.
         self.reputation[client_ids] = (after * before.sum()).to(self.reputation)
         self.phi[client_ids] = phi.to(self.phi)
         # The round's own values: the cohort's cosines as shares of its sum. A reputation is then the sum of the rounds'
@@ -131,7 +135,7 @@ class CosineGradientShapley(ContributionMetric):
         self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def compute(self) -> Tensor:
-        """Compute the reputations ``[num_clients]``, NaN for clients never seen."""
+        """Compute the reputations ``[num_clients]``, NaN for clients that never took part."""
         return self.reputation / self.reputation.nansum()
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""DomainRelevance: which client finds which other client's model useful, as a matrix (pFedSV).
+"""DomainRelevance: a matrix of scores, how useful each client's model is to each other client (pFedSV).
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, equation 5 and figure 7.
@@ -23,31 +23,32 @@ class DomainRelevance(ContributionMetric):
 
     .. math:: \phi^i_j \leftarrow \alpha\,\phi^i_j + (1 - \alpha)\,\varphi^i_j
 
-    for the clients *j* that client *i* looked at in this round, from 0 at the start; :math:`\varphi^i_j` is the Shapley
-    value of *j*'s model in *i*'s game, in accuracy.
+    for the clients *j* whose models client *i* evaluated in this round; scores start from 0. :math:`\varphi^i_j` is the
+    Shapley value of *j*'s model in *i*'s game, in units of accuracy on *i*'s validation samples, and :math:`\alpha` the
+    weight of the old score.
 
-    As input to ``update``: ``client_ids [k]`` and ``peer_values [k, num_clients]``, NaN for clients not looked at,
-    which a personalizer such as :class:`flsv.personalization.PFedSV` gives. ``compute`` gives ``[num_clients,
-    num_clients]``, row i for client i's view; NaN for pairs never looked at. ``per_client`` gives a client's mean score
-    with the others that looked at it. With a ``truth``, ``diagnostics`` has ``auroc``, the chance that
-    a relevant pair has a higher score than another, over the pairs looked at, and ``found``, the share of relevant
-    pairs looked at.
+    As input to ``update``: ``client_ids [k]`` and ``peer_values [k, num_clients]``, values from a personalizer such as
+    :class:`flsv.personalization.PFedSV`, NaN for clients whose models were not evaluated. ``compute`` gives
+    ``[num_clients, num_clients]``, row i with client i's scores of the others; NaN for pairs that were never evaluated.
+    ``per_client`` returns the mean of the scores that other clients gave to a client's model. With a ``truth``,
+    ``diagnostics`` returns ``auroc``, the probability that among the evaluated pairs a relevant pair has a higher score
+    than a pair that is not relevant, and ``found``, the share of relevant pairs that were evaluated.
 
     When not to use it:
-        For one value per client: it has one per pair. Where clients have no validation data of their own, and where
-        tens of clients would each have to receive many models.
+        For one value per client: the metric has one value per pair. Where clients have no validation data of their own,
+        and where tens of clients would each have to receive many models.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        alpha: in [0, 1), the share of the old score that stays. The paper gives none.
-        truth: ``[n, n]``, above 0 where a pair is relevant. By default, in a ``FederatedLoop``, the label overlap
-            (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: it serves
-            to evaluate the scores.
-        kwargs: see ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        alpha: in [0, 1), the weight of the old score. The paper gives no value.
+        truth: ``[n, n]``, above 0 for a relevant pair. By default, in a ``FederatedLoop``, the label overlap
+            (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: the overlap
+            is used only to evaluate the scores.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: alpha outside [0, 1).
-        ValueError: shapes that do not fit, unknown or repeated client ids.
+        ConfigurationError: ``alpha`` is outside [0, 1).
+        ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
         >>> metric = DomainRelevance(num_clients=3, truth=torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
@@ -77,7 +78,7 @@ class DomainRelevance(ContributionMetric):
 
     @property
     def truth(self) -> Tensor | None:
-        """``[n, n]``, above 0 where a pair is relevant; None where it is not known."""
+        """``[n, n]``, above 0 for a relevant pair; None if relevance is not known."""
         if self._truth is None and self.class_counts is not None:
             return label_overlap(self.class_counts.cpu())
         return self._truth
@@ -91,8 +92,9 @@ class DomainRelevance(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
-            peer_values: ``[k, n]``, NaN for clients not looked at.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            peer_values: ``[k, n]``, the value of each of the n clients' models to each of the round's k clients; NaN
+                for models that were not evaluated.
         """
         n = self.num_clients
         assert n is not None
@@ -104,21 +106,21 @@ class DomainRelevance(ContributionMetric):
         self.history = momentum_add(self.history, pairs, values.flatten()[pairs, None], self.alpha)
 
     def compute(self) -> Tensor:
-        """Compute the scores ``[num_clients, num_clients]``, NaN for pairs never looked at."""
+        """Compute the scores ``[num_clients, num_clients]``, NaN for pairs that were never evaluated."""
         assert self.num_clients is not None
         return momentum_value(self.history, self.alpha, init=0.0).view(self.num_clients, -1)
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Compute each client's mean score with the others that looked at it, ``[num_clients]``; NaN where no other
-        did.
+        """Compute the mean of the scores that other clients gave to each client's model, ``[num_clients]``; NaN if
+        there are none.
         """
         others = value.clone()
         others.fill_diagonal_(float("nan"))
         return others.nanmean(0)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return how well the scores separate relevant pairs, and the share of these that were looked at; nothing
-        without a truth.
+        """Return how well the scores separate relevant pairs from others, and the share of relevant pairs that were
+        evaluated; nothing without a truth.
         """
         truth = self.truth
         if truth is None:

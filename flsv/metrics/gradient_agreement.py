@@ -1,4 +1,6 @@
-"""GradientAgreement: slopes of the validation loss along the clients' updates, and the updates' directions."""
+"""GradientAgreement: contributions from the validation loss's slopes along the clients' updates and the updates'
+directions.
+"""
 
 from __future__ import annotations
 
@@ -15,51 +17,53 @@ from flsv.metrics.intervals import OverRounds
 from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 from flsv.utilities.declared import Share
 
-#: Step along an update for the difference quotient of a logged loss.
+#: Step along an update, as a share of it, for the difference quotient of a logged loss.
 STEP = 0.05
 EPSILON = 1e-12
 
 
 class GradientAgreement(ContributionMetric):
-    r"""Half the share of the validation loss that a client's updates remove, half the share of agreement with the
-    cohort.
+    r"""The weighted mean of two shares of a client: its share of the decrease of the validation loss, and its share of
+    the agreement between clients' updates.
 
     .. math::
         u_i = -n_i \sum_t \nabla L(x^t) \cdot d_i^t, \qquad a_i = n_i\, \overline{\cos(d_i^t, d_N^t)}, \qquad
         \phi_i = (1 - b) \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + b \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
 
-    with :math:`d_N` the sum of the updates scaled to one length, weighted by samples. A round costs one gradient of the
-    validation loss and two products with the matrix of updates; no coalition is evaluated, so thousands of clients are
-    possible. A client that sends no change, or one against the others that raises the loss, gets 0.
+    with :math:`L` the validation loss, :math:`x^t` the global model of round t, :math:`d_i^t` client i's update,
+    :math:`n_i` its number of samples, b the ``blend``, and :math:`d_N` the sum of the updates scaled to one length,
+    weighted by samples. A round costs one gradient of the validation loss and two products with the matrix of updates;
+    no coalition is evaluated, so thousands of clients are possible. A client gets 0 if its update is zero, or if it
+    raises the loss and opposes the other clients' updates.
 
     **Absence.** Early rounds reduce the loss more than late ones, so a plain sum would punish clients that were absent
-    early. :math:`u_i` is the ratio estimate instead: the client's sum over its own rounds, divided by the sum of the
-    cohorts' mean absolute values in these rounds, times the same of all rounds. With full participation it is the
-    sum.
+    early. So :math:`u_i` is a ratio estimate: the client's sum over its own rounds, divided by the sum of the cohorts'
+    mean absolute values in these rounds, times the sum of these means over all rounds. With full participation the
+    estimate equals the plain sum.
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i), ``client_updates [k, P]``
     (parameters only) and ``num_samples [k]``. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
-    clients seen, NaN for clients never seen. ``diagnostics`` holds both parts.
+    clients seen, NaN for clients that never took part. ``diagnostics`` returns :math:`u_i` and the mean cosines.
 
     When not to use it:
-        Where classes are of very unequal size: the mean loss's gradient is dominated by the large ones. Where clients
-        may overstate their numbers of samples and nothing bounds them (:class:`flsv.filters.SampleCap`).
+        Where classes are of very unequal size: the mean loss's gradient is dominated by the large classes. Where
+        clients may overstate their numbers of samples and nothing bounds them (:class:`flsv.filters.SampleCap`).
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        blend: b in [0, 1], the weight of the agreement.
-        loss: for modules other than classifiers: the loss that they log in ``validation_step``, such as
-            ``"val_loss"``. Its slopes are difference quotients, one evaluation a client. None: the classifier's
-            cross-entropy, by its gradient.
-        balanced: use the cross-entropy in which all classes of the validation set count the same, for models that are
-            evaluated by balanced accuracy: where most samples are of one class, the mean loss hardly depends on the
-            others.
-        kwargs: see ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        blend: the weight b of the agreement, in [0, 1].
+        loss: for modules other than classifiers: the name of the loss that they log in ``validation_step``, such as
+            ``"val_loss"``. Its slopes are computed by difference quotients, with one evaluation per client. None: the
+            classifier's cross-entropy, whose slopes are computed from its gradient.
+        balanced: use a cross-entropy in which all classes of the validation set have the same weight, for models that
+            are evaluated by balanced accuracy: if most samples are of one class, the mean loss hardly depends on the
+            other classes.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: ``blend`` out of range; ``balanced`` with a ``loss``; before the first round, a loss that
-            the module does not log.
-        ValueError: shapes that do not fit, unknown or repeated client ids.
+        ConfigurationError: ``blend`` is out of range, or ``balanced`` is used with a ``loss``; before the first round:
+            the module does not log the loss.
+        ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
         >>> metric = GradientAgreement(num_clients=4)
@@ -107,11 +111,11 @@ class GradientAgreement(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return {"gradient_products": self._slopes, "client_updates": parameters_of}
 
     def _slopes(self, round: Round) -> Tensor:
-        """Compute the loss's slope along every client's update, ``[k]``."""
+        """Compute the validation loss's slope along the update of each of the round's k clients, ``[k]``."""
         logged = not isinstance(self.measured_by, str)
         return logged_slopes(round, self.measured_by) if logged else round.slopes(self.balanced)
 
@@ -127,10 +131,12 @@ class GradientAgreement(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
-            gradient_products: ``[k]``, g . d_i.
-            client_updates: ``[k, P]``, parameters only; a ``FederatedLoop`` passes the cohort's matrix.
-            num_samples: ``[k]``.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
+                updates d_i.
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers); a ``FederatedLoop``
+                passes the round's :class:`ClientMatrix`.
+            num_samples: ``[k]``, the clients' numbers of training samples.
         """
         matrix = self._matrix(client_ids, client_updates)
         k = len(client_ids)
@@ -156,32 +162,35 @@ class GradientAgreement(ContributionMetric):
         self.note_round(ids, parts, torch.ones_like(parts).to(self.round_spread))
 
     def compute(self) -> Tensor:
-        """Compute the shares ``[num_clients]``, NaN for clients never seen."""
+        """Compute the shares ``[num_clients]``, NaN for clients that never took part."""
         return gradient_agreement(*self._parts(), self.blend).float()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the updates' descent of the loss, times samples, and the mean cosines ``[num_clients]``."""
+        """Return how much each client's updates lower the loss, times its number of samples, and its mean cosine,
+        ``[num_clients]``.
+        """
         return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
 
     def _create_spread(self, num_clients: int) -> None:
         super()._create_spread(2 * num_clients)  # a row for each of the two parts
 
     def _squares(self) -> Tensor:
-        # The totals by which shares are divided are treated as exact: their spread is small beside a client's own.
+        # The totals by which shares are divided are treated as exact: they vary little compared with a single client's
+        # values.
         scale = agreement_scales(*self._parts(), self.blend)
         count, factors = self.round_spread[:, 0].view(2, -1), self.round_spread[:, 9].view(2, -1)
         of_sum = factors[0] * (scale[0] * self.levels / _nonzero(self.level)).square()
         return torch.cat([of_sum, scale[1].square() / count[1].clamp_min(1)]).to(count)
 
     def _parts(self) -> tuple[Tensor, Tensor]:
-        # Where a cohort's slopes are all 0, so is the client's sum.
+        # If all slopes of a client's rounds are 0, its sum is 0, too.
         descent = (self.gain / _nonzero(self.level) * self.levels).masked_fill(self.seen == 0, float("nan"))
         return descent, self.samples * self.cosine / self.seen
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
-    """Compute by how much a logged value worsens along every client's update, float64 ``[k]``: difference quotients, by
-    one evaluation a client and one more.
+    """Compute by how much a logged value worsens along each client's update, as difference quotients, float64 ``[k]``:
+    this costs k + 1 evaluations for the round's k clients.
     """
     players = len(round)
     utility = round.play(measure, torch.full((players,), STEP))

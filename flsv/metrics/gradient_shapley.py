@@ -26,33 +26,36 @@ def _products(metric: Any) -> dict[str, Any]:
 
 
 class GradientShapley(ContributionMetric):
-    r"""Exact Shapley values of the first- or second-order expansion of U(S) = -L(x + mean of the updates of S).
+    r"""Exact Shapley values of the first- or second-order Taylor expansion of U(S) = -L(x + mean of the updates of S).
 
     .. math::
         U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle - \tfrac12 \bar d_S^\top H \bar d_S
 
-    It costs one gradient of the validation loss and k dot products a round, and k Hessian-vector products for the
-    second order. It is accurate while updates are small; see :func:`flsv.functional.gradient_shapley`.
+    Here L is the validation loss, x the global model, g and H the gradient and Hessian of L at x, d_i client i's update
+    and :math:`\bar d_S` the mean update of coalition S. A round of k clients costs one gradient and k dot products, and
+    k Hessian-vector products for the second order. The expansion is accurate if updates are small; see
+    :func:`flsv.functional.gradient_shapley`.
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i) and ``hessian_products [k, k]``
     (d_i^T H d_j) or None. ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss; a
-    client outside the cohort keeps its value, one never seen is NaN.
+    client that does not take part in a round keeps its value, a client that never took part is NaN.
 
     When not to use it:
-        With large steps (many local epochs, high rates): the expansion is accurate for small updates only. For a
-        performance other than the loss: take :class:`CumulativeShapley`.
+        With large updates (many local epochs, high learning rates): the expansion is accurate for small updates only.
+        For a performance other than the loss: take :class:`CumulativeShapley`.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        order: 1 or 2.
-        momentum: mu in [0, 1) of a moving average over a client's rounds; 0: the last round's value.
-        loss: for modules other than classifiers, such as language models: the loss that they log in
-            ``validation_step``, such as ``"val_loss"``, with order 1. None: the classifier's cross-entropy.
-        kwargs: see ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        order: the order of the expansion, 1 or 2.
+        momentum: mu in [0, 1), the weight of the past in a moving average over a client's rounds; 0 gives the last
+            round's value.
+        loss: for modules other than classifiers, such as language models: the name of the loss that they log in
+            ``validation_step``, such as ``"val_loss"``, with order 1 only. None: the classifier's cross-entropy.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: another order, momentum outside [0, 1), order 2 of a ``loss``; before the first round, a
-            loss that the module does not log, or not with its graph.
+        ConfigurationError: the order is not 1 or 2, the momentum is outside [0, 1), or order 2 is used with a ``loss``;
+            before the first round: the module does not log the loss, or logs it without its autograd graph.
 
     Example:
         >>> metric = GradientShapley(num_clients=3)
@@ -84,7 +87,7 @@ class GradientShapley(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return _products(self)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -95,14 +98,16 @@ class GradientShapley(ContributionMetric):
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
-            gradient_products: ``[k]``, g . d_i.
-            hessian_products: ``[k, k]``, d_i^T H d_j; None: the first order.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
+                updates d_i.
+            hessian_products: ``[k, k]``, the products d_i^T H d_j with the loss's Hessian H; None: only the first order
+                is used.
         """
         values = gradient_shapley(gradient_products, hessian_products)
         self.history = momentum_add(self.history, client_ids, values[:, None], self.momentum)
         self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]``, in nats, NaN for clients never seen."""
+        """Compute the values ``[num_clients]``, in nats, NaN for clients that never took part."""
         return momentum_value(self.history, self.momentum).squeeze(-1)

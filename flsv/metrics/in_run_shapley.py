@@ -19,49 +19,55 @@ from flsv.metrics.gradient_shapley import _RULES, _products
 class InRunShapley(ContributionMetric):
     r"""In-run Shapley values: how far each client, and each class of its samples, has lowered the validation loss.
 
-    The players are the training samples of all clients; a client's value is the sum of its samples'. In a round that
-    moves the global model x by :math:`D = \eta \sum_i w_i d_i`, with g and H the gradient and the Hessian of the
+    The players are the training samples of all clients; a client's value is the sum of its samples' values. In a round
+    that moves the global model x by :math:`D = \eta \sum_i w_i d_i`, with g and H the gradient and the Hessian of the
     server's validation loss (mean cross-entropy) at x,
 
     .. math::
         \phi_i = -\eta w_i \langle g, d_i \rangle - \tfrac12 \eta w_i d_i^\top H D, \qquad
         -\langle g, d_i \rangle = \sum_{z} f_{t(z)} \langle g, \nabla l_z \rangle + \text{rest}
 
-    The first order is the first term of each. The server computes :math:`\phi_i` from the update alone, so that a
-    client cannot raise it by its report (:class:`flsv.training.algorithms.InRunValues`), which only splits it into
-    classes. ``"rest"`` is the part that no sample has caused: weight decay, clipping, momentum of an earlier round,
-    changes by uploads or attacks, steps that were not examined. ``"curvature"`` is the second term of the second order:
-    how far the updates of all overshoot together. It is one number per client and not per class, since it depends on
-    the whole round's move, which is not known while the samples are trained on.
+    with :math:`\eta` the server's learning rate, :math:`w_i` client i's weight, :math:`d_i` its update, z its samples,
+    :math:`l_z` their losses and :math:`f_{t(z)}` the factor with which the gradient of the local step t(z), which used
+    z, enters the update. ``order=1`` uses the first term of :math:`\phi_i` only. The server computes :math:`\phi_i`
+    from the update alone, so that a client cannot raise its value by its report
+    (:class:`flsv.training.algorithms.InRunValues`), which only divides the value among classes. The column ``"rest"``
+    is the part that no sample has caused: weight decay, clipping, momentum of an earlier round, changes by uploads or
+    attacks, steps that the client did not examine. The column ``"curvature"`` is the second-order term: how far the
+    updates of all clients together overshoot. It is one number per client and not per class, since it depends on the
+    whole round's step D, which is not known during local training.
 
-    Values are summed over rounds, as the paper sums them over steps; absent clients get 0. The sum of a row is that of
-    :func:`flsv.functional.gradient_shapley` with fixed weights. It is accurate while updates are small.
+    Values are summed over rounds, as the paper sums them over steps; absent clients get 0. The sum of a client's row
+    equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is accurate if updates are
+    small.
 
     Measured on the digits (FedAvg, 6 equal clients, 8 rounds, lr 0.1, one run each): a client whose labels are all
-    wrong has -0.07, the others 0.19 to 0.25; where 30 % of all labels are wrong, the values of single samples
-    separate these from the right ones with an AUROC of 0.59 to 0.71 (0.60 to 0.69 with ``every=4``): weakly.
+    wrong has -0.07, the others 0.19 to 0.25; where 30 % of all labels are wrong, the values of single samples separate
+    wrong from right labels with an AUROC of 0.59 to 0.71 (0.60 to 0.69 with ``every=4``), which is weak.
 
     As input to ``update``: ``client_ids [k]``, ``in_run_values [k, M]`` (the samples' values by class, as reported),
     ``gradient_products [k]`` (g . d_i), ``aggregation_weights [k]``, ``hessian_products [k, k]`` (d_i^T H d_j) or None,
-    and the server's rate. ``compute`` gives ``[num_clients, M + 1]``, of the second order ``[num_clients, M + 2]``, in
-    nats, positive where the loss falls; a client never seen is NaN. ``per_client`` sums a row.
+    and ``server_lr``, the server's learning rate. ``compute`` returns ``[num_clients, M + 1]``, or
+    ``[num_clients, M + 2]`` for the second order, in nats, positive if the loss falls; a client that never took part is
+    NaN. ``per_client`` sums a row.
 
     When not to use it:
-        To find wrong labels, which it detects weakly (figures above). With large steps, with optimizers other than SGD
-        at the clients, and without a validation set at the server.
+        To find wrong labels, which it detects weakly (figures above). With large updates, with optimizers other than
+        SGD at the clients, and without a validation set at the server.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M, likewise.
-        order: 1, or 2, which takes k Hessian-vector products on the validation set a round.
-        loss: for modules other than classifiers, such as language models: the loss that they log in
-            ``validation_step``, such as ``"val_loss"``, with order 1; samples without classes are of one. None: the
-            classifier's cross-entropy.
-        kwargs: see ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
+        order: 1 or 2; 2 costs k Hessian-vector products on the validation set in a round of k clients.
+        loss: for modules other than classifiers, such as language models: the name of the loss that they log in
+            ``validation_step``, such as ``"val_loss"``, with order 1 only; samples without classes count as one class.
+            None: the classifier's cross-entropy.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: another order, order 2 of a ``loss``; in a loop, clients that do not report: without
-            ``client_algorithm=InRunValues()``; a loss that the module does not log, or not with its graph.
+        ConfigurationError: the order is not 1 or 2, or order 2 is used with a ``loss``; in a loop: clients do not
+            report, since ``client_algorithm=InRunValues()`` is missing, or the module does not log the loss with its
+            autograd graph.
 
     Example:
         >>> metric = InRunShapley(num_clients=3, num_classes=2)
@@ -100,12 +106,12 @@ class InRunShapley(ContributionMetric):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether samples must have classes; a loss that the module logs needs none."""
+        """Whether samples must have classes; for a loss that the module logs they need not."""
         return self.loss is None
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return _products(self) | {"server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -122,7 +128,9 @@ class InRunShapley(ContributionMetric):
         hessian_products: Tensor | None = None,
         server_lr: float = 1.0,
     ) -> None:
-        """Add one round; shapes ``[k]``, ``[k, M]``, ``[k]``, ``[k]``, ``[k, k]``."""
+        """Add one round of k clients; the first five arguments have the shapes ``[k]``, ``[k, M]``, ``[k]``, ``[k]``,
+        ``[k, k]``.
+        """
         if in_run_values.shape != (len(client_ids), self.num_classes):
             raise ValueError(
                 f"expected in_run_values [{len(client_ids)}, {self.num_classes}], got {list(in_run_values.shape)}."
@@ -140,7 +148,7 @@ class InRunShapley(ContributionMetric):
         self.note_round(client_ids, values.sum(1))
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients, M + order]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients, M + order]``, NaN for clients that never took part."""
         return self.total.masked_fill((self.seen == 0)[:, None], float("nan"))
 
     def columns(self) -> list[str]:

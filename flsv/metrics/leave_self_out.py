@@ -1,4 +1,4 @@
-"""leave_self_out: the question to a client how good the aggregate is without the client's own part in it."""
+"""leave_self_out: a question to clients: the score of the aggregate without the client's own model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from flsv.games.performance import ModelScore
 def leave_self_out(
     local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy"
 ) -> Tensor:
-    """Score, at a client, the average of all other clients' models on its validation samples.
+    """Compute, at a client, the score of the average of all other clients' models on the client's validation samples.
 
     Args:
-        local: the client's data; it has taken part in the round.
-        aggregate: ``[P]``, the average of all.
-        weight: the client's in it.
+        local: the data of the client, which has taken part in the round.
+        aggregate: ``[P]``, the weighted average of all clients' models.
+        weight: the client's weight in the average.
         performance: the performance measure.
 
     Returns:
-        float64 ``[]``. Where the others have no weight, the score of the model that the client started from.
+        The score, float64 ``[]``. If the other clients have no weight, it is the score of the model that the client
+        started from.
     """
     assert local.start is not None
     assert local.sent is not None
@@ -38,11 +39,12 @@ def leave_self_out(
 def scores_without_own(
     clients: Sequence[Client], aggregate: Tensor, weights: Tensor, performance: str | ModelScore
 ) -> tuple[Tensor, Tensor]:
-    """Ask the clients for the scores of the aggregate ``[P]`` without their part, of weight ``weights[i]``.
+    """Ask each of the k clients for the score of the aggregate ``[P]`` without its own model, which has the weight
+    ``weights[i]``.
 
     Returns:
-        float64 ``[a]``, the answers in the clients' order, and bool ``[k]``, which clients have answered. A client at a
-        site of its own that has not is named in a warning.
+        The a answers in the clients' order, float64 ``[a]``, and which clients have answered, bool ``[k]``. A client at
+        a site of its own that has not answered is named in a warning.
     """
     own = dict(zip([client.id for client in clients], weights.tolist()))
     question = partial(leave_self_out, performance=performance)

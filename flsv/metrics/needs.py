@@ -1,4 +1,6 @@
-"""Guides to metrics' values: their needs are derived from the arguments of ``update`` and from class attributes."""
+"""Guides to metrics' values; a metric's needs are derived from the arguments of its ``update`` and from class
+attributes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-#: Word of a table to the need, in the order in which they are shown.
+#: ``{word: need}``: a need in words, by the word that stands for it in tables, in the order of display.
 NEEDS = {
     "validation": "the server has validation data",
     "updates": "the server sees every client's own update",
@@ -23,7 +25,7 @@ NEEDS = {
     "samples": "all samples lie in one place",
 }
 _UPDATES, _HEADS, _GAMES = ("updates",), ("updates", "head"), ("validation", "updates")
-#: Argument of ``update`` to needs, beyond the cohort and its numbers of samples.
+#: ``{argument: needs}``: the needs that an argument of ``update`` implies, beyond clients' ids and numbers of samples.
 OF_A_NAME = {
     **dict.fromkeys(("client_updates", "client_vectors", "matrix"), _UPDATES),
     **dict.fromkeys(("client_heads", "client_head_weights", "server_head", "server_head_weights", "head"), _HEADS),
@@ -34,7 +36,7 @@ OF_A_NAME = {
     "clients": ("answers",),
     "peer_values": ("client validation",),
 }
-#: Parts of a :class:`flsv.Round` with a row for each client of the cohort, and the shapes of rows that are tensors.
+#: Attributes of a :class:`flsv.Round` with a row for each of its clients, and the shapes of rows that are tensors.
 BY_CLIENT = {
     "num_samples", "losses", "num_steps", "client_updates", "client_vectors", "client_heads", "client_head_weights",
     "start_vectors", "inclusion_probabilities", "aggregation_weights", "uploaded", "downloaded", "uploaded_bytes",
@@ -44,11 +46,11 @@ SHAPES = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M
 
 
 def needs_of(metric: Metric) -> tuple[str, ...]:
-    """Return the names in :data:`NEEDS` of a metric's needs: by the parts of a :class:`flsv.Round` that its ``update``
-    names, and by its class attributes.
+    """Return the needs of a metric, as keys of :data:`NEEDS`, from the attributes of :class:`flsv.Round` that are
+    arguments of its ``update`` and from its class attributes.
 
     Args:
-        metric: of flsv, one's own, or another torchmetrics metric.
+        metric: a metric of flsv, a metric of your own, or any torchmetrics metric.
 
     Example:
         >>> from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
@@ -58,7 +60,7 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
     names = inspect.signature(type(metric).update).parameters
     needs = {need for name in names for need in OF_A_NAME.get(name, ())}
     if getattr(metric, "evaluates", False):
-        # The only question to the clients; and it stands in place of the server's validation set.
+        # Clients are asked for scores only, and their validation samples replace the server's validation set.
         needs = (needs | {"client validation"}) - {"answers", "validation"}
     declared = {
         "classes": getattr(metric, "needs_classes", False),
@@ -86,10 +88,10 @@ class Guide:
     """Guide to a metric's values, in short sentences.
 
     Args:
-        unit: of a value, as on an axis.
+        unit: the unit of a value, as on an axis.
         sign: meaning of positive, negative and zero values.
-        needs: data that the server must have or receive.
-        cost: of a round.
+        needs: the data that the server must have or receive.
+        cost: the cost of a round.
     """
 
     unit: str
@@ -98,7 +100,7 @@ class Guide:
     cost: str
 
     def lines(self) -> dict[str, str]:
-        """Return the sentences by their headings."""
+        """Return ``{heading: sentence}``."""
         return {"unit": self.unit, "sign": self.sign, "needs": self.needs, "cost": self.cost}
 
 

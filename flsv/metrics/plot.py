@@ -1,6 +1,7 @@
-"""Pictures of contributions: heatmaps of per-class values, bars of one vector, lines over rounds of several.
+"""Pictures of contributions: heatmaps for per-class values, bars for one value per client, lines for values over
+rounds.
 
-The figures are unknown to pyplot, so that a thousand rounds leave none open. Notebooks show them by
+The figures are not registered with pyplot, so that they need not be closed. Notebooks show them by
 :func:`flsv.utilities.plots.shows`.
 """
 
@@ -32,22 +33,23 @@ def plot_contributions(
     """Draw contributions, in colors that color-blind people can distinguish.
 
     Args:
-        val: ``[n, M]``: a heatmap, clients down and columns across. ``[n]``: bars. A sequence of ``[n]``, one a round:
-            a line per client. NaN is absent: hatched in a heatmap, no bar, a gap in a line.
-        ax: a matplotlib axis; by default a new figure unknown to pyplot (nothing to close).
+        val: the values of n clients: ``[n, M]`` gives a heatmap with a row per client, ``[n]`` bars, a sequence of
+            ``[n]``, one per round, a line per client. NaN is shown as hatching in a heatmap, a missing bar, or a gap in
+            a line.
+        ax: a matplotlib axis to draw into; by default that of a new figure, which is not registered with pyplot.
         name: the title.
-        class_names: labels of the columns, M of them.
-        columns: kind of the columns of ``[n, M]``.
-        client_names: of the clients, n of them.
-        unit: of a value.
-        limits: lowest and highest value of the scale; by default those of ``val``.
-        stderr: standard errors ``[n]`` of bars.
+        class_names: labels of the M columns.
+        columns: a word before the columns' numbers if they have no names, and below the axis, such as ``"class"``.
+        client_names: names of the n clients.
+        unit: the unit of a value.
+        limits: lowest and highest value of the scale; by default the lowest and highest of ``val``.
+        stderr: standard errors ``[n]``, drawn on the bars.
 
     Returns:
         ``(figure, axis)``.
 
     Raises:
-        ValueError: another shape.
+        ValueError: ``val`` has another shape.
 
     Example:
         >>> figure, axis = plot_contributions(torch.tensor([0.5, float("nan")]), client_names=["Boston", "Lyon"])
@@ -75,8 +77,8 @@ def plot_contributions(
 
 
 def new_figure(val: Tensor | Sequence[Tensor], below: int = 0, beside: int = 0) -> Figure:
-    """Make an empty figure for a picture of ``val``, with room for labels of so many characters below and on the
-    left.
+    """Make an empty figure of a size for a picture of ``val``, with room for labels of ``below`` characters below the
+    axis and of ``beside`` characters on its left.
     """
     from matplotlib.figure import Figure
 

@@ -22,10 +22,10 @@ class PrivacyLoss(ContributionMetric):
     .. math::
         \epsilon_i = \epsilon\bigl(T_i; \text{clip}, \text{noise}, \delta\bigr)
 
-    As input to ``update``: ``client_ids [k]``. ``compute`` gives ``[num_clients]``, infinite where no noise is added,
-    NaN for clients never seen (which have shared nothing). ``diagnostics`` holds :math:`T_i` and, under a budget,
-    the rounds that each client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy`` adds
-    this metric, as ``"epsilon"``.
+    As input to ``update``: ``client_ids [k]``. ``compute`` gives ``[num_clients]``, infinite if no noise is added, NaN
+    for clients that never took part. ``diagnostics`` returns :math:`T_i` and, under a budget, the rounds that each
+    client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy`` adds this metric, as
+    ``"epsilon"``.
 
     When not to use it:
         As a contribution, or to compare runs with different deltas: it bounds the information in updates, and does not
@@ -33,11 +33,11 @@ class PrivacyLoss(ContributionMetric):
 
     Args:
         privacy: the mechanism that the clients apply to their updates.
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        kwargs: see ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ValueError: unknown or repeated client ids.
+        ValueError: client ids are unknown or repeated.
 
     Example:
         >>> metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=3.0), num_clients=3)
@@ -56,7 +56,7 @@ class PrivacyLoss(ContributionMetric):
     per_class = False
     plot_lower_bound = 0.0
 
-    #: Where a ``FederatedLoop`` finds the arguments of ``update``: updates that the server drops were sent as well.
+    #: Argument of ``update``, and the round's attribute for it: it includes clients whose updates the server dropped.
     round_fields: ClassVar[dict[str, Any]] = {"client_ids": "senders"}
     participations: Tensor
 
@@ -68,24 +68,25 @@ class PrivacyLoss(ContributionMetric):
         self.add_state("participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, client_ids: Tensor) -> None:
-        """Add a round; ``client_ids [k]`` are the clients that have sent something."""
+        """Add a round; ``client_ids [k]`` are the ids of the k clients that have sent something."""
         self.participations = self.participations.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
-        """Compute epsilon ``[num_clients]``, NaN for clients never seen."""
+        """Compute epsilon ``[num_clients]``, NaN for clients that never took part."""
         epsilons = [self.privacy.epsilon(rounds) if rounds else float("nan") for rounds in self.participations.tolist()]
         return torch.tensor(epsilons, device=self.participations.device)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the rounds taken part in, and those that can still be afforded, ``[num_clients]``."""
+        """Return the number of rounds in which each client took part, and, under a budget, the number of rounds that it
+        can still afford, ``[num_clients]``.
+        """
         affordable, taken = self.privacy.affordable_rounds(), self.participations.float()
         return {"rounds": taken} if affordable is None else {"rounds": taken, "affordable": affordable - taken}
 
     def spent(self) -> str | None:
-        """Explain why there can be no further round: the client whose budget it would exceed. Return None if all can
-        afford it.
+        """Return a text on the client whose budget another round would exceed, or None if all clients can afford it.
 
-        All clients count, not only those of the next round, which is not drawn yet.
+        All clients are examined, since the clients of the next round are not drawn yet.
         """
         affordable = self.privacy.affordable_rounds()
         if affordable is None or int(self.participations.max()) < affordable:

@@ -1,7 +1,7 @@
-"""ShadowShapley: values of retraining every coalition, while the run trains.
+"""ShadowShapley: the values that retraining every coalition gives, computed during the run.
 
-The models of the coalitions are trained by :class:`flsv.retraining.shadow.ShadowTraining`, which explains how; here
-they are evaluated and their game is shared out.
+:class:`flsv.retraining.shadow.ShadowTraining` trains the coalitions' models; this module evaluates them and computes
+the Shapley values of their game.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 
 Coalitions = Which | Sequence[Sequence[int]]
-#: Designs from the most accurate to the cheapest, with their cost in fits of the federation: s/n for a coalition of s
-#: of n clients.
+#: Sets of coalitions, from the most accurate to the cheapest, with their cost for n clients in fits of the whole
+#: federation: a coalition of s clients costs s/n.
 DESIGNS: Mapping[Which, Callable[[int], float]] = {
     "all": lambda n: 2.0 ** (n - 1) - 1,
     "pairs+leave-two-out": lambda n: 2 * n - 1 + (n - 1) * (n - 2) / 2,
@@ -42,8 +42,8 @@ DESIGNS: Mapping[Which, Callable[[int], float]] = {
 
 
 def design_within(max_fits: float, num_clients: int) -> Which:
-    """Choose the coalitions whose values are most accurate among those that cost at most ``max_fits`` fits of the
-    federation, where each coalition is trained by a fit of its own.
+    """Return the name of the set of coalitions that gives the most accurate values at a cost of at most ``max_fits``
+    fits of the federation, if each coalition is trained by a fit of its own.
 
     Example:
         >>> [design_within(10, clients) for clients in (4, 5, 6, 11)]
@@ -53,8 +53,8 @@ def design_within(max_fits: float, num_clients: int) -> Which:
 
 
 def fits_of(masks: Tensor) -> float:
-    """Count the cost of training coalitions bool ``[K, n]``, in fits of the federation; the empty and the full one are
-    free.
+    """Compute the cost of training the coalitions ``masks``, bool ``[K, n]``, in fits of the whole federation; the
+    empty and the full coalition are free.
 
     Example:
         >>> fits_of(coalition_masks("all", 5))
@@ -65,14 +65,15 @@ def fits_of(masks: Tensor) -> float:
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Make the masks of the empty and the full coalition and of those that are asked for, bool ``[K, n]``.
+    """Make the masks of the empty coalition, the full coalition and those that ``coalitions`` names, bool ``[K, n]``.
 
     Args:
-        coalitions: a name of :func:`flsv.functional.few_coalitions`, or the members of each.
+        coalitions: a name that :func:`flsv.functional.few_coalitions` takes, or a list of the members of each
+            coalition.
         num_clients: n.
 
     Raises:
-        ConfigurationError: an unknown name, a client that does not exist.
+        ConfigurationError: the name is unknown, or a client does not exist.
 
     Example:
         >>> coalition_masks([[0], [2, 0]], 3).int().tolist()
@@ -106,32 +107,34 @@ class ShadowShapley(MeasuredMetric):
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
         U(S) = u(\text{the model that S alone has trained})
 
-    Any LightningModule is possible, with any callbacks. Where the module allows it, each client also trains the models
-    of the coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
-    :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not,
-    the values come after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its
-    own; ranks divide these fits. Which way, why, and its cost are logged before the first round
-    (``docs/reference/compatibility.md`` lists kinds of modules), and again where rows turn out in the middle of
-    training not to be the same: from that round on, the values come after training. In both ways, U(S) after a round is
-    the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the values are
-    exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv
-    retrain`` with this seed, after so many rounds: coalition models carry over between rounds, so values are not summed
-    over rounds. With a sampler, a coalition trains with its members that are drawn; where none is, its model stays.
+    U(S) is the performance u of the model that only the clients in S have trained, N the set of all n clients. Any
+    LightningModule is possible, with any callbacks. If the module allows it, each client also trains the models of the
+    coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
+    :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). If it does not, the
+    values are computed after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of
+    its own; ranks divide these fits. Which of the two ways is used, why, and at what cost is logged before the first
+    round (``docs/reference/compatibility.md`` lists kinds of modules), and logged again if during training the batched
+    models turn out to differ from separate ones: then the values are computed after training. In both ways, U(S) after
+    a round is the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the
+    values are exact; with fewer coalitions they are estimates by :func:`flsv.functional.few_coalitions_shapley`. They
+    equal the values of ``flsv retrain`` with the same seed and number of rounds: coalition models carry over between
+    rounds, so values are not summed over rounds. With a sampler, a coalition trains with its members that are drawn; if
+    none is drawn, its model does not change.
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
-    convolution on a CPU as much as so many trainings. By fits of its own a coalition of s of n clients costs s / n of
-    the federation's fit: ``"all"`` 2^(n - 1) - 1 (3, 7, 15, 31, 63 for n = 3 to 7), ``"pairs+leave-one-out"`` 2 n - 1,
-    ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds it.
+    convolution on a CPU as much as so many trainings. If coalitions are trained by fits of their own, a coalition of s
+    of n clients costs s / n of the federation's fit: ``"all"`` 2^(n - 1) - 1 (3, 7, 15, 31, 63 for n = 3 to 7),
+    ``"pairs+leave-one-out"`` 2 n - 1, ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds this cost.
     With pairs only, marginal contributions to larger coalitions are not observed, so clients that help large groups are
     underpaid.
 
-    The values are those of this run's seed. Their intervals are for other seeds' values, by the average difference
+    The values depend on this run's seed. Their intervals are for the values of other seeds, from the average difference
     between seeds, see :mod:`flsv.functional.shapley.one_seed`; ``flsv repeat`` and ``flsv retrain`` measure the
     difference in this federation.
 
-    Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
-    client algorithms are those of every coalition. Refused before training are personalizers; parts of the module that
+    Each coalition has an aggregator, filters and the metric that the aggregator reads of its own; attacks, compression
+    and client algorithms apply to every coalition. Refused before training are personalizers; parts of the module that
     stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
     of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, since a coalition of
     whose members nobody is drawn has no round, and clients on sites.
@@ -140,16 +143,18 @@ class ShadowShapley(MeasuredMetric):
     federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:
     after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
 
-    With ``judges="clients"`` the partners judge coalitions themselves, by what they hold out, and no server needs
-    validation data, see :mod:`flsv.games.judges`. In trials one that lied about what it judged took 12 % of a payment
-    more on average, and up to 85 %: this is for partners who do not lie.
+    With ``judges="clients"`` the clients score the coalitions' models on their own held-out samples, and the server
+    needs no validation data, see :mod:`flsv.games.judges`. In trials a client that reported false scores raised its
+    share of a payment by 12 percentage points on average, and by up to 85: use it only among partners who report
+    honestly.
 
-    These models are sent, too, both ways, and their traffic is counted. The server sees each client's update of every
-    model of its coalitions, which reveals more about its data than a single update.
+    The coalitions' models are sent between server and clients, too, and their traffic is counted. The server sees each
+    client's update of every model of its coalitions, which reveals more about its data than a single update.
 
-    As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, the empty and the full one among them,
-    and their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's values
-    ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
+    As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, which include the empty and the full
+    coalition, and their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's
+    values ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``; a client that never took
+    part is NaN.
 
     When not to use it:
         With large models or slow sites: clients train and send several models. Where sites must not tell more than one
@@ -157,8 +162,9 @@ class ShadowShapley(MeasuredMetric):
         judge. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
+            its own.
         coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-two-out"`` of ten to
             twelve, ``"pairs+leave-one-out"`` of others; by fits the truest of ``"all"``, these two, ``"both"`` and
             ``"singles"`` within ``max_fits``),
@@ -166,17 +172,18 @@ class ShadowShapley(MeasuredMetric):
             but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two), ``"all"``,
             or a list of lists of members. The empty and the full coalition are always evaluated.
         performance: the performance measure of a model, see :mod:`flsv.games.performance`.
-        per_class: values per class, with the number of classes taken from the data.
+        per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last; between them the previous values stand.
-            Training goes on in every round. None: every round; of other performances than ``"accuracy"``,
-            ``"balanced_accuracy"`` and ``"negative_loss"``, for which each model is validated by itself, five times in
-            a run.
-        max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
-            a fit of its own. Coalitions that are named are trained whatever they cost.
-        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
-            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
-        kwargs: see ``torchmetrics.Metric``.
+            Coalitions train in every round. None: every round for ``"accuracy"``, ``"balanced_accuracy"`` and
+            ``"negative_loss"``; five times in a run for any other performance, for which each model is validated
+            separately.
+        max_fits: the largest cost of ``coalitions="auto"``, in fits of the federation, if each coalition is trained by
+            a fit of its own. Coalitions that you name are trained whatever they cost.
+        judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
+            they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
+            :mod:`flsv.games.judges`.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an unknown option; per-class values with a performance other than accuracy; in a loop,
@@ -224,7 +231,7 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return {"utility": self._game}
 
     @property
@@ -234,7 +241,7 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def pending(self) -> str | None:
-        """Why there are no values yet, in words; None: nothing is awaited."""
+        """Why there are no values yet, in words; None if no values are awaited."""
         return self._pending
 
     def await_training(self, after_the_run: bool) -> None:
@@ -269,10 +276,10 @@ class ShadowShapley(MeasuredMetric):
         """Compute the values of the coalitions' game after a round.
 
         Args:
-            client_ids: ``[k]``.
-            coalitions: bool ``[K, n]``, the empty and the full one among them.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            coalitions: bool ``[K, n]``, which include the empty and the full coalition.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``.
-            round_index: from 0.
+            round_index: the round's index, from 0.
         """
         if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
             raise ValueError(f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}.")
@@ -293,7 +300,9 @@ class ShadowShapley(MeasuredMetric):
         self.evaluations = self.evaluations + len(masks)
 
     def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
-        """Compute a game's values: NaN where a model's performance is not finite, which does not end the training."""
+        """Compute the Shapley values of the game ``utilities`` of the coalitions ``masks`` and store them; if a model's
+        performance is not finite, all values are NaN, and training goes on.
+        """
         finite = utilities.reshape(len(masks), -1).isfinite().all(1)
         if not finite.all():
             broken = [mask.nonzero().flatten().tolist() for mask in masks[~finite.cpu()]]
@@ -306,14 +315,16 @@ class ShadowShapley(MeasuredMetric):
         self.errors = errors.to(self.errors).reshape(self.errors.shape)
 
     def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
-        """Compute the values from coalitions that were trained when the run had ended.
+        """Compute the values from coalitions that were trained after the run.
 
         Args:
             masks: bool ``[K, n]``, the empty and the full coalition first.
-            utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, of the others, after each of the R rounds in ``valued``.
+            utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, the utilities of the other coalitions after each of the R
+                rounds in ``valued``.
 
         Returns:
-            Round to the values after it, as ``compute`` gives them; from now on ``compute`` gives the last ones.
+            ``{round: values}``, the values after each round in the form that ``compute`` returns; from now on
+            ``compute`` returns the last of them.
         """
         self._pending = None
         found = {}
@@ -326,16 +337,19 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
+        part.
+        """
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Compute the ends ``[num_clients]`` of an interval of other seeds' values; None per class and of earlier ones.
+        """Compute the low and high ends ``[num_clients]`` of intervals for the values of other seeds; None for values
+        per class and for values of an earlier round.
 
         Args:
-            level: in (0, 1).
-            value: the clients' values ``[num_clients]``; by default the present ones.
+            level: the confidence level, in (0, 1).
+            value: the clients' values ``[num_clients]``; by default the current values.
 
         Example:
             >>> metric = ShadowShapley(num_clients=2)
@@ -347,13 +361,13 @@ class ShadowShapley(MeasuredMetric):
             return None
         present = self.compute()
         value = present if value is None else value
-        # The errors are of the present values: of another round's nothing is known.
+        # The standard errors belong to the current values; for values of another round they are not known.
         if not torch.allclose(value.to(present), present, equal_nan=True):
             return None
         half = t_quantile(level) * self.errors.squeeze(-1).to(value)
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of evaluated models, and the clients' last score of the federation's model."""
+        """Return the number of evaluated models, and, if clients judge, their last score of the federation's model."""
         found = {"evaluations": self.evaluations.clone()}
         return found if self._judged is None else found | {"judged": self._judged}

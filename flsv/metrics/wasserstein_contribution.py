@@ -26,35 +26,38 @@ class WassersteinContribution(ContributionMetric):
         \phi_i = \frac{1 / W(P_i, Q)}{\sum_j 1 / W(P_j, Q)}
 
     with W the Wasserstein distance between client *i*'s training samples and the server's validation set or, where
-    there is none, the barycenter of the round's clients. A protocol computes it in which only interpolating measures
-    and distances are sent; no coalition is evaluated, and the cost is linear in the number of clients.
+    there is none, the barycenter of the round's clients. The distance is computed by a protocol in which only
+    interpolating measures and distances are sent; no coalition is evaluated, and the cost is linear in the number of
+    clients.
 
     As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
     ``global_vector [P]`` for features that need it, ``round_index`` and a ``generator``. ``compute`` gives
-    ``[num_clients]``, shares that sum to 1 over the clients seen; NaN for clients never seen and those without samples.
-    ``diagnostics`` holds the distances, in feature units. A client outside the cohort keeps its last distance; with
-    features of the model, distances of different rounds are in different units, so compare a cohort's.
+    ``[num_clients]``, shares that sum to 1 over the clients seen; NaN for clients that never took part or have no
+    samples. ``diagnostics`` returns the distances, in units of the features. A client that does not take part in a
+    round keeps its last distance; with features of the model, distances of different rounds have different units, so
+    compare only distances of one round.
 
     When not to use it:
         To value the effect of data on training: it compares samples, not models. With images and no good features;
         where clients may send made-up summaries, which nothing checks.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.valuation.features.Features`.
         support: points of the interpolating measures; None: 100, or as many as the smallest client can afford without
             giving its samples away, see :class:`flsv.valuation.FedBary`.
-        iterations: of the protocol.
-        label_weight: w of the label term of the distance; 0 for none.
-        covariance: how a class's spread enters it.
-        every: rounds between two updates; 0: every client once, which is enough for features that need no model.
+        iterations: the number of iterations of the protocol.
+        label_weight: the weight of the label term in the distance; 0: no label term.
+        covariance: how the spread of a class enters the label term.
+        every: the number of rounds between two updates; 0: every client is valued once, which is enough for features
+            that need no model.
         allow_reconstruction: allow a support from which the server can reconstruct samples.
         options: further arguments of :class:`flsv.valuation.FedBary`.
-        kwargs: see ``torchmetrics.Metric``.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: arguments out of range; clients with too few samples for the support; at an update, clients
-            of different features.
+        ConfigurationError: an argument is out of range, or clients have too few samples for the support; at an update:
+            clients have different features.
 
     Example:
         >>> from flsv.valuation import clients_of, server_of
@@ -104,11 +107,11 @@ class WassersteinContribution(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return {"generator": lambda round: round.generator(type(self).__name__)}
 
     def check(self, num_samples: Tensor) -> None:
-        """Choose a support that suits the smallest of all clients."""
+        """Choose a support that suits the client with the fewest samples."""
         self._sizes = dict(enumerate(num_samples.tolist()))
         self.valuer.support_for(self._sizes)
 
@@ -124,7 +127,7 @@ class WassersteinContribution(ContributionMetric):
         round_index: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Run the protocol with a round's cohort, ``client_ids [k]`` and ``clients``."""
+        """Run the protocol with a round's k clients, ``clients``, whose ids are ``client_ids [k]``."""
         self._check_asked(client_ids, clients)
         if self.every:
             wanted = list(clients) if round_index % self.every == 0 else []
@@ -137,12 +140,12 @@ class WassersteinContribution(ContributionMetric):
             self._take(wanted, valuation)
 
     def _take(self, clients: Sequence[Client], valuation: Valuation) -> None:
-        """Store a valuation in the states."""
+        """Store the distances of a valuation of ``clients`` in the states."""
         self.distances = self.distances.clone()
         self.distances[list(valuation.clients)] = valuation.distances.to(self.distances)
 
     def compute(self) -> Tensor:
-        """Compute the contribution shares ``[num_clients]``, NaN for clients never seen."""
+        """Compute the contribution shares ``[num_clients]``, NaN for clients that never took part."""
         return contribution_shares(self.distances)
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Differential privacy for updates, and its accounting."""
+"""Differential privacy for clients' updates, and the accounting of epsilon."""
 
 from flsv.privacy.accounting import gaussian_epsilon
 from flsv.privacy.gaussian import GaussianPrivacy, warn_of_noise

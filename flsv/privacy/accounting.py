@@ -1,9 +1,10 @@
 """Epsilon of a Gaussian mechanism that is used repeatedly, from Google's dp-accounting.
 
-T releases of f(D) + N(0, (z C)^2 I), f moved by one client's data by at most C in Euclidean norm, are together exactly
-as private as one with the noise multiplier z / sqrt(T) (Dong, Roth and Su, "Gaussian Differential Privacy", JRSS B
-2022), and epsilon of one release is known exactly (Balle and Wang, "Improving the Gaussian Mechanism for Differential
-Privacy: Analytical Calibration and Optimal Denoising", ICML 2018, theorem 8).
+T releases of f(D) + N(0, (z C)^2 I), with data D and a function f that one client's data change by at most C in
+Euclidean norm, are together exactly as private as one release with the noise multiplier z / sqrt(T) (Dong, Roth and Su,
+"Gaussian Differential Privacy", JRSS B 2022), and epsilon of a single release is known exactly (Balle and Wang,
+"Improving the Gaussian Mechanism for Differential Privacy: Analytical Calibration and Optimal Denoising", ICML 2018,
+theorem 8).
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ def gaussian_epsilon(
     """Compute epsilon after ``rounds`` releases of a Gaussian mechanism.
 
     Args:
-        noise_multiplier: the noise's standard deviation over the sensitivity, at least 0. 0: no noise.
+        noise_multiplier: the noise's standard deviation divided by the sensitivity, at least 0. 0: no noise.
         rounds: number of releases, at least 0.
-        delta: the chance that epsilon does not hold, in (0, 1).
-        accountant: ``"exact"``: the closed form. ``"pld"``: privacy loss distributions, the same number by numerical
-            convolution, which takes seconds for epsilon in the hundreds. ``"rdp"``: Rényi differential privacy, a
-            slightly larger upper bound, which much of the literature reports.
+        delta: the probability that epsilon does not hold, in (0, 1).
+        accountant: the method: ``"exact"``: the closed form. ``"pld"``: privacy loss distributions, which give the same
+            number by numerical convolution and take seconds for epsilon in the hundreds. ``"rdp"``: Rényi differential
+            privacy, which gives a slightly larger upper bound, reported in much of the literature.
 
     Returns:
         Epsilon; infinite without noise, 0 without a release.
 
     Raises:
-        ConfigurationError: an argument out of range; dp-accounting is not installed.
+        ConfigurationError: an argument is out of range, or the package dp-accounting is not installed.
 
     Example:
         >>> [round(gaussian_epsilon(2.0, rounds), 2) for rounds in (0, 1, 20)]

@@ -2,8 +2,9 @@
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning" (pFedSV), IEEE TMC 2024, section V-B,
 adds Gaussian noise to the parameters of a client's model after local training. The paper names neither a bound on the
-update, without which no noise gives any epsilon, nor the number of releases: epsilon of its table IV cannot be computed
-from what it says, and falls from FedAvg to pFedSV at the same noise. Here the update is clipped and epsilon follows.
+update, without which noise gives no epsilon, nor the number of releases: the epsilon in its table IV cannot be computed
+from the paper, and it falls from FedAvg to pFedSV at the same noise. Here the update is clipped, which determines
+epsilon.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class GaussianPrivacy(Upload):
 
     **Meaning of epsilon.** Adding or removing a client (its update, or 0 instead) changes the odds of any observation
     by at most a factor exp(epsilon), up to delta. Replacing a client's data by other data moves its update by up to 2C:
-    for this, read epsilon at half the noise multiplier. Epsilon holds per client, and grows with the rounds in which
-    the client took part. Rare participation does not lower it further (no amplification by sampling), because the
-    server sees the cohorts.
+    for the replacement of data, read epsilon at half the noise multiplier. Epsilon holds per client, and grows with the
+    rounds in which the client took part. Rare participation does not lower it further (no amplification by sampling),
+    because the server sees the cohorts.
 
     **Not covered.** Everything except the update: the number of samples, the training loss, and the answers of a client
     to metrics and strategies (class counts, Shapley values on its validation data, FedBary's interpolants). The noise
@@ -52,18 +53,19 @@ class GaussianPrivacy(Upload):
     starts from a model of its own: the information of this start point about the client's data is protected, too.
 
     Args:
-        clip: C, the largest Euclidean norm of an update, in the units of the weights.
-        noise_multiplier: :math:`\sigma`. 0: clipping alone, without any guarantee.
-        delta: the chance that epsilon does not hold, in (0, 1); well below 1 over the number of clients.
-        max_epsilon: training stops when another round of a client would exceed it. None: no limit.
-        accountant: see :func:`flsv.privacy.gaussian_epsilon`.
+        clip: C, the largest Euclidean norm of an update, in the unit of the weights.
+        noise_multiplier: :math:`\sigma`, the noise's standard deviation divided by ``clip``. 0: clipping only, without
+            any guarantee.
+        delta: the probability that epsilon does not hold, in (0, 1); it should be far below 1 / (number of clients).
+        max_epsilon: the largest epsilon of a client: training stops when another round would exceed it. None: no limit.
+        accountant: the method that computes epsilon, see :func:`flsv.privacy.gaussian_epsilon`.
         noise_on_device: whether to draw the noise on the update's device, which is faster there for large models. The
             noise still follows from the run's seed, but differs between kinds of devices: a run that is resumed on
             another device continues with other noise.
 
     Raises:
-        ConfigurationError: an argument out of range; a budget that does not last for one round; dp-accounting is not
-            installed.
+        ConfigurationError: an argument is out of range; ``max_epsilon`` does not suffice for one round; the package
+            dp-accounting is not installed.
 
     Example:
         >>> privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=8.0)
@@ -110,11 +112,11 @@ class GaussianPrivacy(Upload):
         return self.protect(update, draw)
 
     def protect(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        """Clip an update and add noise; return a new tensor.
+        """Clip an update, add noise to it, and return the result as a new tensor.
 
         Args:
-            update: the client's vector minus a public one, floating-point ``[P]``, on any device.
-            generator: source of the noise, on the CPU or on the update's device.
+            update: the client's vector minus a vector that everybody knows, floating-point ``[P]``, on any device.
+            generator: the noise's generator of random numbers, on the CPU or on the update's device.
         """
         # In float32 the norm of 25 million entries would be 0.1 % too small.
         norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
@@ -129,7 +131,9 @@ class GaussianPrivacy(Upload):
         return gaussian_epsilon(self.noise_multiplier, rounds, self.delta, self.accountant)
 
     def affordable_rounds(self) -> int | None:
-        """Count the rounds that a client can take part in within ``max_epsilon``; None without this limit."""
+        """Return the largest number of rounds that a client can take part in within ``max_epsilon``; None without a
+        limit.
+        """
         if self.max_epsilon is None:
             return None
         affordable, too_many = 1, 2
@@ -156,7 +160,7 @@ class GaussianPrivacy(Upload):
             )
 
 
-#: Results of docs/results/privacy_contributions.md.
+#: Part of a warning: results from docs/results/privacy_contributions.md.
 MEASURED = (
     "on digits and Fashion-MNIST, below epsilon = 100, SSV and FedSV ranked clients nearly at random (Spearman's "
     "correlation with the values without noise -0.2 to 0.4), CSSV and CGSV no better than numbers of samples do"
@@ -164,10 +168,10 @@ MEASURED = (
 
 
 def warn_of_noise(privacy: GaussianPrivacy | None, metrics: Sequence[str]) -> None:
-    """Warn, in one line, that metrics are computed from noised updates, if there are noise and metrics.
+    """Warn that metrics are computed from noised updates, if there are noise and such metrics.
 
     Args:
-        privacy: the run's privacy; None: none.
+        privacy: the run's privacy mechanism; None: there is none.
         metrics: names of the metrics that are computed from uploads.
     """
     if privacy is None or not privacy.noise_multiplier or not metrics:

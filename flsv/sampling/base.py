@@ -12,12 +12,14 @@ from flsv.core import Client
 from flsv.core.strategy import Contributions, Strategy
 from flsv.utilities.errors import ConfigurationError
 
-#: Tolerance: probabilities are computed in float32.
+#: Tolerance for probabilities above 1, since they are computed in float32.
 _ROUNDING = 1e-4
 
 
 class ClientSampler(Strategy):
-    """Base class of samplers, which draw a cohort and know each client's probability to be in it."""
+    """Base class of samplers, which draw the clients of a round (its cohort) and compute each client's probability to
+    be drawn.
+    """
 
     @abstractmethod
     def sample(
@@ -40,36 +42,36 @@ class ClientSampler(Strategy):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        """Draw the cohort after asking clients; by default :meth:`sample`, without asking. Override one of them.
-
-        The traffic of questions counts to the round that the cohort is drawn for.
+        """Draw the cohort after asking clients; by default :meth:`sample` draws it without asking. Override one of
+        these two methods. The traffic of the questions is counted in the round for which the cohort is drawn.
 
         Args:
             clients: all n clients, to be asked (:meth:`flsv.core.Client.ask`, within
                 :func:`flsv.core.map_clients`).
             model: the global model ``[P]`` at the start of that round.
-            contributions: as for :meth:`sample`.
-            generator: as for :meth:`sample`.
-            round_index: as for :meth:`sample`.
+            contributions: the metrics' values after the previous round.
+            generator: the only source of randomness.
+            round_index: the round, from 0.
         """
         return self.sample(len(clients), contributions, generator, round_index)
 
     @property
     def asks(self) -> bool:
-        """Whether it asks clients before a round, so that cohorts cannot be drawn in advance."""
+        """Whether the sampler asks clients before a round, so that cohorts cannot be drawn in advance."""
         return type(self).choose is not ClientSampler.choose
 
     @abstractmethod
     def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         """Compute the probability ``[n]`` of each client to be in the cohort that :meth:`sample` draws.
 
-        Aggregators divide by it to estimate a sum over all clients without bias (Horvitz and Thompson 1952).
+        Aggregators divide by this probability to estimate a sum over all clients without bias (Horvitz and Thompson
+        1952).
         """
 
     def check(self, num_clients: int) -> None:
         """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients.
 
-        By default, if there are fewer clients than the sampler's ``cohort_size``.
+        By default it is raised if there are fewer clients than the sampler's ``cohort_size``.
         """
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(
@@ -90,7 +92,8 @@ def cohort_of(
     """Draw the client ids of the round's cohort and check them, see :meth:`ClientSampler.choose`.
 
     Raises:
-        RuntimeError: an empty cohort, a client twice or one that does not exist, or no integers ``[k]``.
+        RuntimeError: the cohort is empty, has a client twice or a client that does not exist, or is not integers
+            ``[k]``.
     """
     drawn = torch.as_tensor(sampler.choose(clients, model, contributions, generator, round_index))
     cohort: list[int] = drawn.tolist()
@@ -110,10 +113,10 @@ def chances_of(
     round_index: int,
     cohort: Sequence[int],
 ) -> Tensor:
-    """Compute the probability ``[n]`` of each client to be drawn and check that aggregators can divide by it.
+    """Compute each client's probability ``[n]`` to be drawn in a round, and check that aggregators can divide by it.
 
     Raises:
-        RuntimeError: probabilities that are not ``[n]``, or not in (0, 1] for a client of the cohort.
+        RuntimeError: the probabilities do not have the shape ``[n]``, or are not in (0, 1] for a client of the cohort.
     """
     chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
     one_each = chances.shape == (num_clients,)

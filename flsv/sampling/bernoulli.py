@@ -16,27 +16,29 @@ from flsv.sampling.base import ClientSampler
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
-#: Number of draws of whole cohorts; then clients are drawn one by one, which gives the same distribution.
+#: The largest number of draws of whole cohorts; after them clients are drawn one by one, which gives the same
+#: distribution.
 _DRAWS = 1000
 
-#: Least probability of a cohort that is large enough; below it the arguments are refused.
+#: The least probability that a draw has enough clients; below it the arguments are refused.
 _RAREST = 1e-3
 
 
 class BernoulliSampler(ClientSampler):
-    """Sampler that includes each client independently; cohorts below ``min_cohort`` clients are drawn again.
+    """Sampler that includes each client independently, by a coin flip; cohorts below ``min_cohort`` clients are drawn
+    again.
 
-    Drawing again makes every client's inclusion probability a little larger than its coin's.
-    ``inclusion_probabilities`` are those of the final cohorts, computed exactly, so that dividing by them is unbiased;
-    the paper divides by the coin's.
+    Drawing again makes every client's inclusion probability a little larger than the probability of its coin.
+    ``inclusion_probabilities`` returns the exact probabilities for the final cohorts, so that dividing by them is
+    unbiased; the paper divides by the coin's probability.
 
     Args:
-        expected_cohort: m, the sum of the coins' probabilities; here all are m/n.
+        expected_cohort: m, the sum of the n coins' probabilities, which are all m/n.
         min_cohort: the least number of clients in a round, 1 or 2: a Shapley value needs two players.
 
     Raises:
-        ConfigurationError: ``expected_cohort`` not positive or (before training) above the number of clients, or so
-            small that hardly any draw has ``min_cohort`` clients; ``min_cohort`` other than 1 or 2.
+        ConfigurationError: ``expected_cohort`` is not positive or, before training, above the number of clients, or so
+            small that hardly any draw has ``min_cohort`` clients; ``min_cohort`` is not 1 or 2.
 
     Example:
         >>> sampler = BernoulliSampler(expected_cohort=2)
@@ -51,7 +53,7 @@ class BernoulliSampler(ClientSampler):
         self.min_cohort = min_cohort
 
     def coins(self, num_clients: int, contributions: Contributions) -> Tensor:
-        """Compute the probability ``[n]`` of each client's coin."""
+        """Compute the probability of each client's coin, ``[n]``."""
         return torch.full((num_clients,), self.expected_cohort / num_clients)
 
     def sample(
@@ -92,9 +94,10 @@ class BernoulliSampler(ClientSampler):
 
 
 def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
-    """Compute ``[n + 1][count + 1]``, entry i, c: the probability that at least c of the clients i, i+1, ... take part.
+    """Return a table ``[n + 1][count + 1]`` for n ``coins`` with these probabilities: entry (i, c) is the probability
+    that at least c of the clients i, i+1, ... are drawn.
 
-    It has sums of products only, so that tiny probabilities are exact, too.
+    The table is computed by sums and products only, so that tiny probabilities are exact, too.
     """
     table = [[1.0] + [0.0] * count]
     for coin in reversed(coins):
@@ -104,7 +107,9 @@ def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
 
 
 def _conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
-    """Draw the included clients one by one, given that at least ``count`` are included."""
+    """Draw client ids one by one from the distribution of the ``coins``, given that at least ``count`` clients are
+    drawn.
+    """
     table, drawn, missing = _at_least(coins, count), [], count
     for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
         if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:

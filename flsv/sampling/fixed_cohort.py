@@ -1,4 +1,4 @@
-"""FixedCohort: the same given clients in every round."""
+"""FixedCohort: the same clients in every round."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FixedCohort(ClientSampler):
-    """Sampler of the same given clients in every round, as if there were no others.
+    """Sampler that draws the clients ``clients`` in every round, as if there were no others.
 
     Args:
-        clients: their ids, at least one.
+        clients: the clients' ids, at least one.
 
     Raises:
-        ConfigurationError: no clients, a client twice, or (before training) one that does not exist.
+        ConfigurationError: there are no clients, a client is named twice or, before training, a client does not exist.
 
     Example:
         >>> FixedCohort([3, 0]).sample(5, {}, torch.Generator())

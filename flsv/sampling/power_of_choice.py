@@ -1,4 +1,4 @@
-"""PowerOfChoice: the candidates with the highest loss under the global model take part.
+"""PowerOfChoice: a sampler of the candidates with the highest loss under the global model.
 
 Cho, Wang and Joshi, "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection
 Strategies", 2020, section 4 (pi_pow-d): ``configs/power_of_choice.yaml``.
@@ -27,17 +27,20 @@ from flsv.utilities.errors import ConfigurationError
 class PowerOfChoice(ClientSampler):
     """Sampler of the ``cohort_size`` clients with the highest local loss among randomly drawn candidates.
 
-    Candidates are drawn without replacement, in proportion to their numbers of training samples. They are sent the
-    global model, and of equal losses the candidate drawn first takes part. A candidate receives the model once for the
-    choice, and again if it takes part; ``round.downloaded`` counts both. A site that does not answer is chosen last.
+    Candidates are drawn without replacement, in proportion to their numbers of training samples. They receive the
+    global model and report their losses; of candidates with equal losses the one drawn first takes part. A candidate
+    receives the model once for the choice, and again if it takes part; ``round.downloaded`` counts both. A site that
+    does not answer is chosen last.
 
     Args:
-        cohort_size: m, clients per round.
-        candidates: d, at least ``cohort_size``; with d = m losses do not matter. The paper tries 2 m to 10 m.
+        cohort_size: m, the number of clients per round.
+        candidates: d, the number of candidates, at least ``cohort_size``; with d = m losses do not matter. The paper
+            tries 2 m to 10 m.
 
     Raises:
-        ConfigurationError: fewer than 1 client, fewer candidates than ``cohort_size``, or (before training) more than
-            there are clients with samples; a part that needs inclusion probabilities; a module that is no classifier.
+        ConfigurationError: ``cohort_size`` is below 1, or there are fewer candidates; before training: there are fewer
+            clients with samples than candidates, a part of the loop needs inclusion probabilities, or the module is not
+            a classifier.
 
     Example:
         >>> PowerOfChoice(cohort_size=2, candidates=6)
@@ -67,7 +70,7 @@ class PowerOfChoice(ClientSampler):
     def sample(
         self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
     ) -> Tensor:
-        """Draw the candidates, among which :meth:`choose` chooses the cohort, in the order of the draw."""
+        """Draw the ids of the candidates, in the order of the draw; :meth:`choose` selects the cohort among them."""
         return self._sizes.multinomial(self.candidates, generator=generator)
 
     def choose(
@@ -92,7 +95,7 @@ class PowerOfChoice(ClientSampler):
 
 
 def local_loss(local: LocalData, model: Tensor) -> float:
-    """Compute, at the client, the mean loss of a model ``[P]`` on its training samples."""
+    """Compute, at the client, the mean loss of a model ``[P]`` on the client's training samples."""
     return -float(local.evaluate(model[None], "train").value("negative_loss"))
 
 

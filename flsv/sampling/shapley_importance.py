@@ -20,14 +20,14 @@ class ShapleyImportanceSampler(BernoulliSampler):
     """Sampler that includes clients independently, in proportion to their Shapley weights (AFedSV+, Theorem 5.1).
 
     These probabilities, capped at 1, minimize the variance of the aggregate over the cohort. Before the metric's first
-    value all are equal.
+    value all probabilities are equal.
 
     Args:
         expected_cohort: m, the expected number of clients per round.
         metric: the name of a metric ``[n]`` of non-negative weights, such as
-            :class:`flsv.metrics.SurrogateFederatedShapley`. A client never seen gets the metric's ``prior`` or,
-            without one, the mean of the others.
-        min_cohort: the least number of clients in a round, 1 or 2.
+            :class:`flsv.metrics.SurrogateFederatedShapley`. A client that never took part gets the metric's ``prior``
+            or, if there is no prior, the mean of the other clients' values.
+        min_cohort: the smallest number of clients in a round, 1 or 2.
 
     Example:
         >>> import torch

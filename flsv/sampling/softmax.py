@@ -19,14 +19,16 @@ class SoftmaxSampler(ClientSampler):
     """Sampler of ``cohort_size`` clients without replacement, with chances softmax(relevance / temperature).
 
     Args:
-        cohort_size: clients per round.
-        metric: the name of a metric ``[n]``, the clients' relevance. Before its first value all clients are equally
-            likely; a client never seen gets the metric's ``prior`` or, without one, the mean of the others.
-        temperature: divisor of the relevance; 1 in the paper. Shapley values in units of accuracy, a few hundredths,
-            then hardly matter. At 0.1 a hundredth changes a chance by 10 %.
+        cohort_size: number of clients per round.
+        metric: the name of one of the loop's metrics with one value per client, ``[n]``, which is used as the
+            relevance. Before its first value all clients are equally likely; a client that never took part gets the
+            metric's ``prior`` or, if there is no prior, the mean of the other clients' values.
+        temperature: divisor of the relevance; 1 in the paper. With 1, Shapley values in units of accuracy, which are a
+            few hundredths, have hardly any effect. With 0.1 a difference of 0.01 changes a probability by 10 %.
 
     Raises:
-        ConfigurationError: a cohort size below 1 or above the number of clients, a temperature that is not positive.
+        ConfigurationError: the cohort size is below 1 or above the number of clients, or the temperature is not
+            positive.
 
     Example:
         >>> SoftmaxSampler(2, metric="sv").sample(5, {}, torch.Generator().manual_seed(0)).shape
@@ -41,7 +43,7 @@ class SoftmaxSampler(ClientSampler):
         self.metric: str = metric
 
     def chances(self, num_clients: int, contributions: Contributions) -> Tensor:
-        """Compute the probability ``[n]`` of each client to be drawn first."""
+        """Compute each client's probability ``[n]`` to be drawn first."""
         relevance = contributions.get(self.metric)
         relevance = torch.zeros(num_clients) if relevance is None else nan_to_mean(relevance.cpu())
         return (relevance.double() / self.temperature).softmax(0)
@@ -53,7 +55,9 @@ class SoftmaxSampler(ClientSampler):
         return chances.multinomial(self.cohort_size, generator=generator).sort().values
 
     def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        """Estimate the probabilities ``[n]`` from 4096 draws: sampling without replacement has no closed form."""
+        """Estimate the inclusion probabilities ``[n]`` from 4096 draws: for sampling without replacement there is no
+        closed form.
+        """
         chances = self.chances(num_clients, contributions)
         draws = chances.expand(4096, -1).multinomial(self.cohort_size, generator=torch.Generator().manual_seed(0))
         return torch.bincount(draws.flatten(), minlength=num_clients).float() / len(draws)

@@ -1,4 +1,4 @@
-"""SystematicShapleySampler: AFedSV+'s inclusion probabilities with cohorts of one size."""
+"""SystematicShapleySampler: cohorts of a fixed size, with the inclusion probabilities of AFedSV+."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from flsv.core.strategy import Contributions
 from flsv.sampling.shapley_importance import ShapleyImportanceSampler
 
-#: Tolerance: probabilities are computed in float32.
+#: Tolerance by which a probability counts as 1, since probabilities are computed in float32.
 _ROUNDING = 1e-6
 
 
@@ -19,17 +19,18 @@ class SystematicShapleySampler(ShapleyImportanceSampler):
     """Sampler of exactly ``cohort_size`` clients, with inclusion probabilities in proportion to Shapley weights.
 
     The paper includes clients independently (:class:`ShapleyImportanceSampler`): one cohort has two clients and another
-    has twelve, and the sums of their weights vary as much. Here clients lie in random order on a line, each as long as
-    its probability, and points at distances of 1 pick the clients in whose segments they lie (systematic sampling). The
-    probabilities are AFedSV+'s, so that dividing by them stays unbiased (Theorem 5.1 needs no more). If all are below
-    1, the weights ``w_i / p_i`` are 1 / ``cohort_size`` and sum to 1. Not in the paper.
+    has twelve, and the sums of their weights vary as much. Here each client has a segment on a line, as long as its
+    probability p_i, the segments are in random order, and points at distances of 1 select the clients in whose segments
+    they lie (systematic sampling). The probabilities are those of AFedSV+, so that dividing by them stays unbiased
+    (Theorem 5.1 needs no more). If all probabilities are below 1, the weights ``w_i / p_i`` (w_i: share of the Shapley
+    weights) are 1 / ``cohort_size`` and sum to 1. This sampler is not in the paper.
 
     Args:
-        cohort_size: m, clients per round; at least 2.
+        cohort_size: m, the number of clients per round, at least 2.
         metric: as for :class:`ShapleyImportanceSampler`.
 
     Raises:
-        ConfigurationError: ``cohort_size`` below 2 or (before training) above the number of clients.
+        ConfigurationError: ``cohort_size`` is below 2 or, before training, above the number of clients.
 
     Example:
         >>> sampler = SystematicShapleySampler(cohort_size=2, metric="ssv")

@@ -1,4 +1,4 @@
-"""UniformSampler: a fixed number of clients without replacement; FullParticipation: all of them."""
+"""UniformSampler: a fixed number of clients, drawn without replacement; FullParticipation: all clients."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class FullParticipation(ClientSampler):
 
 
 class UniformSampler(ClientSampler):
-    """Sampler of ``cohort_size`` clients without replacement, as in FedAvg's Algorithm 1 (McMahan et al. 2017).
+    """Sampler that draws ``cohort_size`` clients without replacement, as in FedAvg's Algorithm 1 (McMahan et al. 2017).
 
     Args:
-        cohort_size: clients per round, at least 1.
+        cohort_size: number of clients per round, at least 1.
 
     Raises:
-        ConfigurationError: a cohort size below 1, or (before training) above the number of clients.
+        ConfigurationError: the cohort size is below 1 or, before training, above the number of clients.
 
     Example:
         >>> UniformSampler(2).sample(5, {}, torch.Generator().manual_seed(0)).shape

@@ -19,18 +19,18 @@ from flsv.utilities.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class UploadContext:
-    """Sender and round of an update.
+    """The sender and the round of an update, and the state that an upload may use.
 
     Args:
-        client: the client's number.
+        client: the client's id.
         num_clients: number of clients of the federation.
         num_parameters: number of leading entries of the update that are parameters; the rest are buffers.
         round_index: the round, from 0.
         seed: the run's seed.
-        state: the client's memory between rounds.
-        position: index of the upload in the list of uploads.
-        start_sent: whether the server sent the client's start point, and so knows it.
-        start: the client's start point ``[P]``; None if unknown.
+        state: state of the client that is stored between rounds.
+        position: index of the upload in the loop's list of uploads.
+        start_sent: whether the server sent the start point to the client, and so knows it.
+        start: the model ``[P]`` from which the client started its training; None if it is not known.
     """
 
     client: int
@@ -44,7 +44,7 @@ class UploadContext:
     start: Tensor | None = None
 
     def at(self, position: int) -> UploadContext:
-        """Return the same context for the upload at another position."""
+        """Return a copy of the context with another ``position``."""
         return replace(self, position=position)
 
 
@@ -57,8 +57,8 @@ class Upload(ValidatedArguments, ABC):
     """
 
     reference: Literal["start", "global"] = "start"
-    #: Rank in a list: attacks (0), before clipping; privacy (1), before compression, so that this includes the noise;
-    #: all others (2); collusion (3), last, since colluders see the updates that are about to be sent.
+    #: Rank in the list of uploads: attacks (0) come before clipping; privacy (1) before compression, so that the noise
+    #: is compressed too; all others (2); collusion (3) last, since colluders see the updates that are about to be sent.
     place: ClassVar[int] = 2
 
     @abstractmethod
@@ -66,38 +66,39 @@ class Upload(ValidatedArguments, ABC):
         """Return the update that is sent instead of ``update [P]``: a new tensor, or ``update`` itself if unchanged."""
 
     def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
-        """Return the size of ``sent [P]`` as it is transmitted; by default ``before``.
+        """Return the size of the update ``sent [P]`` in transmission; by default ``before``.
 
         Args:
-            before: its size before this upload.
-            sent: result of :meth:`apply`.
-            context: sender and round.
+            before: the update's size before this upload.
+            sent: the result of :meth:`apply`.
+            context: the update's sender and round.
         """
         return before
 
     def tell(self, name: str, value: float, context: UploadContext) -> float:
-        """Return the number that the client reports instead of the true ``value``; by default the true one.
+        """Return the number that the client reports instead of the true ``value``; by default ``value``.
 
         Args:
-            name: ``"loss"``: of its training; ``"score"`` and ``"gain"``: of a model on its validation samples.
+            name: name of the number: ``"loss"``, the training loss; ``"score"`` or ``"gain"``, of a model on the
+                client's validation samples.
             value: the true number.
-            context: sender and round.
+            context: the update's sender and round.
         """
         return value
 
     def check(self, space: ParameterSpace) -> None:
-        """Check, before training, that the upload works with this module's vectors.
+        """Check, before training, that the upload works with the vectors of the module, which ``space`` describes.
 
         Raises:
-            ConfigurationError: it does not.
+            ConfigurationError: the upload does not work with them.
         """
 
 
 def check_order(uploads: Sequence[Upload]) -> None:
-    """Check the order of uploads: attacks, privacy, compression, collusion.
+    """Raise unless ``uploads`` are in the order attacks, privacy, compression, collusion.
 
     Raises:
-        ConfigurationError: an attack behind privacy, or privacy behind compression; privacy twice.
+        ConfigurationError: the order is another one, or privacy occurs twice.
     """
     places = [each.place for each in uploads]
     if places != sorted(places) or places.count(1) > 1:
@@ -111,17 +112,17 @@ def check_order(uploads: Sequence[Upload]) -> None:
 def upload(
     uploads: Sequence[Upload], vector: Tensor, start: Tensor, global_vector: Tensor, context: UploadContext
 ) -> tuple[Tensor, Traffic]:
-    """Compute a client's model as it leaves the client.
+    """Compute the model that a client sends, after all uploads.
 
     Args:
-        uploads: changes to its update, in this order.
+        uploads: the changes to the client's update, in this order.
         vector: the trained model ``[P]``; returned itself if no upload changes the update.
         start: the client's start point ``[P]``.
         global_vector: the global model ``[P]`` at the start of the round.
-        context: sender and round.
+        context: the update's sender and round.
 
     Returns:
-        The model ``[P]``, and its size in transmission.
+        The model ``[P]`` that the server receives, and its size in transmission.
     """
     traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
     context, position = replace(context, start=start), 0
@@ -139,7 +140,8 @@ def upload(
 
 
 def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str, value: float) -> float:
-    """Return the number that a client reports after all uploads, see :meth:`Upload.tell`.
+    """Return the number that a client reports instead of the true ``value``, after all uploads, see
+    :meth:`Upload.tell`.
 
     Example:
         >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)

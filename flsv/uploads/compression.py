@@ -1,14 +1,14 @@
-"""Compression: base class of compressed updates, with error feedback.
+"""Compression: base class of uploads that compress updates, with error feedback.
 
 Error feedback (Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
 Training of Speech DNNs", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient
-Compression Schemes", ICML 2019, Algorithm 2): a client adds to its update d what it has not sent so far, e, and keeps
-what it does not send now:
+Compression Schemes", ICML 2019, Algorithm 2): a client adds to its update d the error e, the sum of all that it has not
+sent so far, sends the compression C of the result, and stores the rest as the new error:
 
     p = d + e,   sends C(p),   e <- p - C(p)
 
-Where the papers, which compress every step's gradient, are silent: here it is a round's update, and a client outside
-the cohort keeps its e. Buffers (BatchNorm's statistics) are averages, no steps, and are sent whole.
+The papers compress the gradient of every step. Here the update of a round is compressed, and a client that does not
+take part keeps its e. Buffers (BatchNorm's statistics) are averages, not steps, and are sent uncompressed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from flsv.utilities.seeding import generator_for
 
 
 class Compression(Upload):
-    """Base class of compressions. Subclasses override :meth:`compress` and :meth:`size`.
+    """Base class of compression methods. Subclasses override :meth:`compress` and :meth:`size`.
 
     The update is measured from the model that the server sent, to which the server adds it. So compression is refused
-    where clients continue from models of their own (Standalone, FedFomo, PFedSV) or choose one (IFCA). Of several
-    compressions the last one determines the size.
+    if clients continue from models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA). If
+    there are several compressions, the last of them determines the size.
 
     Args:
-        error_feedback: whether a client adds the rest that it did not send to its next update, which takes a vector of
-            parameters at every client.
+        error_feedback: whether a client adds the part that it did not send to its next update, for which every client
+            stores a vector of parameters.
     """
 
     def __init__(self, error_feedback: bool = True) -> None:
@@ -41,10 +41,10 @@ class Compression(Upload):
 
     @abstractmethod
     def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        """Compress and decode an update: return ``[N]`` as the server receives it, a new tensor.
+        """Compress and decode an update, and return the result ``[N]``, which the server receives, as a new tensor.
 
         Args:
-            update: parameters ``[N]``, without buffers; not to be changed in place.
+            update: the update of the N parameters, ``[N]``, without buffers; not to be changed in place.
             generator: CPU generator that depends on the run's seed, the round and the client.
         """
 
@@ -53,7 +53,7 @@ class Compression(Upload):
         """Return the size of a compressed update in transmission.
 
         Args:
-            entries: N, number of parameters.
+            entries: N, the number of parameters.
             entry_bytes: bytes of an uncompressed entry.
         """
 

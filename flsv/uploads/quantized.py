@@ -1,4 +1,4 @@
-"""Quantized (QSGD): all entries of an update in a few bits.
+"""Quantized (QSGD): compression of an update to a few bits per entry.
 
 Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017.
 """
@@ -19,20 +19,22 @@ from flsv.utilities.declared import Count
 
 
 class Quantized(Compression):
-    """Compression that encodes each entry as a signed integer of ``bits`` bits, times its bucket's scale.
+    """Compression that encodes each entry p as a signed integer of ``bits`` bits, times the scale of the entry's
+    bucket.
 
-    The scale is the bucket's largest magnitude over L = 2^(bits-1) - 1, as in QSGD's experiments (its theory has the
-    Euclidean norm). With l = p / scale the integer is floor(l + u), with u uniform in [0, 1), which is unbiased; or,
-    deterministic, with u = 1/2, which is the nearest integer.
+    The scale is the bucket's largest magnitude divided by L = 2^(bits-1) - 1, as in QSGD's experiments (its theory uses
+    the Euclidean norm). With l = p / scale the integer is floor(l + u), with u uniform in [0, 1), which is unbiased;
+    or, deterministic, with u = 1/2, which is the nearest integer.
 
     Args:
-        bits: bits per entry, 2 to 8.
+        bits: the number of bits per entry, 2 to 8.
         bucket: number of consecutive entries that share a scale.
         stochastic: whether to round at random, without bias.
-        error_feedback: see :class:`flsv.uploads.Compression`.
+        error_feedback: whether a client adds the part that it did not send to its next update, see
+            :class:`flsv.uploads.Compression`.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> coarse = Quantized(bits=3, bucket=2, stochastic=False)  # L = 3

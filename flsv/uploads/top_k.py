@@ -1,4 +1,4 @@
-"""TopK: the k largest entries of an update.
+"""TopK: compression of an update to its k largest entries.
 
 Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017.
 """
@@ -15,21 +15,22 @@ from torch import Tensor
 from flsv.core import Traffic
 from flsv.uploads.compression import Compression
 
-#: Bytes of an index among the parameters.
+#: Number of bytes of an entry's index.
 INDEX_BYTES = 4
 
 
 class TopK(Compression):
-    """Compression to the k = ceil(share N) entries of largest magnitude over all layers.
+    """Compression to the k = ceil(share N) entries of largest magnitude among all N parameters.
 
     An entry is sent as its value and an index of 4 bytes.
 
     Args:
-        share: share of the entries, in (0, 1]; above 1/2 the result is larger than the whole update.
-        error_feedback: see :class:`flsv.uploads.Compression`; without it small entries are never sent.
+        share: the share of entries that are sent, in (0, 1]; above 1/2 the result is larger than the whole update.
+        error_feedback: whether a client adds the part that it did not send to its next update, see
+            :class:`flsv.uploads.Compression`; without it small entries are never sent.
 
     Raises:
-        ConfigurationError: a share out of range.
+        ConfigurationError: the share is out of range.
 
     Example:
         >>> TopK(share=0.5).compress(torch.tensor([1.0, -3.0, 2.0, 0.0]), torch.Generator())

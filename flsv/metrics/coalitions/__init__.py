@@ -1,4 +1,6 @@
-"""Values of coalition games over the rounds of a run: one class, and the papers' choices as presets of it."""
+"""Metrics of coalition games over the rounds of a run: the class CoalitionValue, and published methods as presets of
+it.
+"""
 
 from flsv.metrics.coalitions.moving_average import MovingAverage, SurrogateAverage
 from flsv.metrics.coalitions.sums import Decay, LowerBound, Sum

@@ -18,7 +18,8 @@ class BlendedContribution(
     DecayedShapley,
     chosen=("num_classes", "value", "fold", "weighting", "per_class", "threshold", "normalize", "coalition_weights"),
 ):
-    r"""Half a client's share of the rounds' gains by its updates, half its share of agreement with the cohort.
+    r"""The mean of two shares of a client: its share of the rounds' gains, and its share of the agreement between
+    clients' updates.
 
     .. math::
         u_i = \sum_t \omega^t \phi_i(t), \qquad a_i = \overline{\cos(d_i^t, d_N^t)}, \qquad
@@ -26,14 +27,15 @@ class BlendedContribution(
 
     with :math:`\phi_i(t)` the Shapley value of the game of round t, as in :class:`flsv.metrics.DecayedShapley` without
     the division, and :math:`d_N` the sum of the updates scaled to one length, with the weights of the round's
-    aggregation, as in :class:`flsv.metrics.CosineGradientShapley`. The two fail in different federations: games where a
-    round's gains are noise or classes are learned in turn, directions where the majority is wrong. This method is not
-    from a paper. Both halves and the
-    decay were chosen on ``flsv.benchmark``'s tuning federations (docs/benchmark.md).
+    aggregation, as in :class:`flsv.metrics.CosineGradientShapley`. The two halves fail in different federations: the
+    Shapley values where a round's gains are noise or classes are learned one after another, the cosines where the
+    majority is wrong. This method is not from a paper. Both halves and the decay were chosen on ``flsv.benchmark``'s
+    tuning federations (docs/benchmark.md).
 
-    A round costs its coalition game and two products with the matrix of updates. Where no client has a positive number
-    of one kind, the other counts alone; where of neither, all have 0. A client outside the cohort gets no gain in that
-    round, and its mean cosine is that of its own rounds; one never seen is NaN.
+    A round costs its coalition game and two products with the matrix of updates. If no client has a positive gain, the
+    cosines alone determine the values, and vice versa; if no client has either, all values are 0. A client that does
+    not take part in a round gets no gain in it, and its mean cosine is over its own rounds; a client that never took
+    part is NaN.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0, a ``utility(masks: bool [K, k]) -> [K]``,
     ``client_updates [k, P]`` (parameters only), a ``generator`` and ``aggregation_weights [k]``. ``compute`` gives
@@ -45,17 +47,17 @@ class BlendedContribution(
         nearly twice as much. Clients that join late get little of the first half.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        decay: omega in (0, 1].
-        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: likewise.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
+        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
-        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        kwargs: see ``torchmetrics.Metric``.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown estimator; a decay out of range.
-        ValueError: shapes that do not fit, unknown or repeated client ids.
+        ConfigurationError: the estimator is unknown, or the decay is out of range.
+        ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
         >>> metric = BlendedContribution(num_clients=4)
@@ -82,7 +84,7 @@ class BlendedContribution(
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return {**super().round_fields, "client_updates": parameters_of}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -101,12 +103,13 @@ class BlendedContribution(
         """Add a round.
 
         Args:
-            client_ids: ``[k]``.
-            utility: the round's game, ``utility(masks: bool [K, k]) -> [K]``.
-            client_updates: ``[k, P]``, parameters only; a ``FederatedLoop`` passes the cohort's matrix.
-            generator: of the estimator.
-            round_index: from 0.
-            aggregation_weights: ``[k]``; None: the updates count equally.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            utility: the round's coalition game, ``utility(masks: bool [K, k]) -> [K]``, for K coalitions.
+            client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers); a ``FederatedLoop``
+                passes the round's :class:`ClientMatrix`.
+            generator: the estimator's generator of random numbers.
+            round_index: the round's index, from 0.
+            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation; None: equal weights.
         """
         super().update(client_ids, utility, generator, round_index, aggregation_weights)
         matrix = self._matrix(client_ids, client_updates)
@@ -116,11 +119,11 @@ class BlendedContribution(
         self.cosine = self.cosine.index_add(0, client_ids, cosine.to(self.cosine))
 
     def compute(self) -> Tensor:
-        """Compute the shares ``[num_clients]``, NaN for clients never seen."""
+        """Compute the shares ``[num_clients]``, NaN for clients that never took part."""
         return gradient_agreement(super().compute(), self.cosine / self.seen).to(self.total)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the evaluations, and of each client ``[num_clients]`` the decayed sum of its values and its mean
-        cosine.
+        """Return the number of evaluations, and each client's decayed sum of values and mean cosine, both
+        ``[num_clients]``.
         """
         return {**super().diagnostics(), "gain": super().compute(), "cosine": self.cosine / self.seen}

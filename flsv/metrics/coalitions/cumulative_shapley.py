@@ -17,9 +17,10 @@ class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
     .. math::
         \phi_i = \sum_{t : i \in C_t} SV_i(t)
 
+    :math:`SV_i(t)` is client *i*'s Shapley value in the game of round *t*, and :math:`C_t` the clients of that round.
     Inputs and arguments are those of :class:`flsv.metrics.PartialFederatedShapley`, without ``momentum`` and ``init``.
-    ``compute`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. The standard
-    errors of the rounds, which are independent, add in squares.
+    ``compute`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients that never took part are NaN. The
+    rounds' estimates are independent, so the variance of the sum is the sum of the rounds' variances.
 
     When not to use it:
         Where clients take part in different numbers of rounds, which should not matter: a client that is drawn more

@@ -19,39 +19,41 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
     .. math::
         \phi_i = \sum_{t=1}^{R} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
 
-    with :math:`\phi_i(t)` the Shapley value of the game of round t, whose sub-models are rebuilt from the round's
-    updates with the weights of the round's own aggregation; so it is updated after that. A round whose values are all 0
-    is skipped; values that sum to 0 or less are divided by the sum of their absolute values. Both are counted
-    (``diagnostics``). A round with hardly any gain counts as much as any other, and the shares of one with a small gain
-    and values of both signs are not bounded: ``normalize=False`` leaves the division out.
+    with :math:`\omega` the decay and :math:`\phi_i(t)` client i's Shapley value in the game of round t, whose coalition
+    models are rebuilt from the round's updates with the weights of the round's aggregation; so the metric is updated
+    after the aggregation. A round whose values are all 0 is skipped; values that sum to 0 or less are divided by the
+    sum of their absolute values. ``diagnostics`` returns how many rounds of both kinds there were. A round with hardly
+    any gain has as much weight as any other, and if its values have both signs, its shares are not bounded:
+    ``normalize=False`` leaves the division out.
 
     With FedAvg it covers three baselines of the paper, the sum of the rounds' values (SOR), the multi-round index (MR)
     and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
     :mod:`flsv.functional.shapley.decayed`.
 
     As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]``, a ``generator`` and the
-    ``round_index`` from 0. ``compute`` gives ``[num_clients]``; a client outside the cohort gets
-    0 in that round, one never seen in an evaluated round is NaN.
+    ``round_index`` from 0. ``compute`` gives ``[num_clients]``; a client that does not take part in a round gets 0 in
+    it, and a client that took part in no evaluated round is NaN.
 
     When not to use it:
-        Where late rounds matter: early ones count most, and clients that join late get little. Where a round's gain may
-        be near 0 or negative: its shares can be arbitrarily large.
+        Where late rounds matter: early rounds have the largest weights, and clients that join late get little. Where a
+        round's gain may be near 0 or negative: its shares can be arbitrarily large.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        decay: omega in (0, 1].
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
         threshold: rounds with decay^t below it are not evaluated; at most ``decay``.
-        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: likewise.
-        normalize: divide each round's values by their sum; else the value is in the unit of the performance.
+        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
+        normalize: divide each round's values by their sum; if False, the value is in the unit of the performance.
         performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
-        coalition_weights: ``"renormalized"``, the aggregation's weights made to sum to 1 inside a coalition (eq. 4), or
-            ``"fixed"``, as they are (Algorithm 1, line 12): a small coalition then makes a small step.
-        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        kwargs: see ``torchmetrics.Metric``.
+        coalition_weights: the weights of a coalition's updates: ``"renormalized"``, the aggregation's weights, scaled
+            to sum to 1 inside the coalition (eq. 4), or ``"fixed"``, the aggregation's weights without scaling
+            (Algorithm 1, line 12), so that a small coalition's model moves less.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown estimator or kind of weights; decay or threshold out of range.
+        ConfigurationError: the estimator or the kind of weights is unknown, or the decay or threshold is out of range.
 
     Example:
         >>> import torch
@@ -77,5 +79,5 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
 
 
 def weighting_of(coalition_weights: CoalitionWeights) -> Weighting:
-    """Return the weighting of a coalition's updates by the aggregation's weights."""
+    """Convert ``coalition_weights`` to the argument ``weighting`` of :class:`CoalitionValue`."""
     return "aggregation" if coalition_weights == "renormalized" else "aggregation-fixed"

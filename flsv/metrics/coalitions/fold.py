@@ -1,8 +1,8 @@
 """Fold: how the values of rounds become one value.
 
-A fold declares states in the metric that it folds for, ``[n, M]`` each (M is 1 where values are not per class), adds a
-round's estimate to them, reads the value and its standard error from them, and says what intervals are made of. The
-states' reductions merge two stretches of rounds, the later one second.
+A fold adds its states to the metric, ``[n, M]`` for n clients and M classes (M is 1 if values are not per class), adds
+each round's estimate to these states, computes the value and its standard error from them, and declares how intervals
+are computed. The states' reductions merge the states of two parts of a run, the later part second.
 """
 
 from __future__ import annotations
@@ -18,47 +18,51 @@ from flsv.metrics.intervals import OverRounds
 
 
 class Fold(ABC):
-    """Base class of folds, which combine a metric's rounds to one value.
+    """Base class of folds, which combine the values of a metric's rounds to one value.
 
     The methods' argument ``metric`` is a :class:`flsv.metrics.CoalitionValue`; k is the number of the round's players.
     """
 
     over_rounds: ClassVar[OverRounds] = None
-    """How intervals are computed, see :class:`flsv.metrics.intervals.WithIntervals`."""
+    """How rounds are combined, for the intervals, see :class:`flsv.metrics.intervals.WithIntervals`."""
     limits: ClassVar[tuple[float | None, float | None]] = (None, None)
     """The least and the largest possible value."""
     unit: ClassVar[str] = "{}"
-    """Unit of the value; the placeholder is the unit of a round's."""
+    """Unit of the value; the placeholder ``{}`` stands for the unit of a round's value."""
     sign: ClassVar[str] = "positive: the coalitions do better with the client; negative: worse; 0: no difference."
     """Meaning of positive, negative and zero values."""
     momentum: float = 0.0
     init: float | Literal["uniform"] | None = None
 
     def check(self, owner: str, per_class: bool) -> None:  # noqa: B027
-        """Raise ConfigurationError where an argument is out of range, or the fold is not for values per class."""
+        """Raise ConfigurationError if an argument is out of range or the fold cannot combine values per class;
+        ``owner`` is the metric's name, for messages.
+        """
 
     @abstractmethod
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
-        """Declare the states."""
+        """Declare the fold's states in the metric, with ``width`` columns (the number of classes, or 1)."""
 
     def factor(self, round_index: int) -> float:
-        """Return a round's factor in the value; a round of factor 0 is not played."""
+        """Return the factor by which a round's values are multiplied; if it is 0, the round's game is not evaluated."""
         return 1.0
 
     @abstractmethod
     def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
-        """Add a round, and return its clients' values ``[k, M]`` before the factor."""
+        """Add a round's estimate, multiplied by ``factor``, to the states, and return the values ``[k, M]`` before that
+        multiplication.
+        """
 
     def skip(self, metric: Any) -> None:  # noqa: B027
-        """Count a round that is not played."""
+        """Count a round whose game is not evaluated."""
 
     @abstractmethod
     def compute(self, metric: Any) -> Tensor:
-        """Compute the values ``[n, M]``, NaN for clients never seen."""
+        """Compute the values ``[n, M]``, NaN for clients that never took part."""
 
     def error(self, metric: Any) -> tuple[Tensor, Tensor] | None:
-        """Return the standard error by the estimator ``[n, M]`` and its degrees of freedom; None where they are not
-        known.
+        """Return the standard error ``[n, M]`` that the estimator's errors imply, and its degrees of freedom; None if
+        they are not known.
         """
         return None
 
@@ -67,12 +71,12 @@ class Fold(ABC):
         return {}
 
     def prior(self, num_clients: int | None) -> float | None:
-        """Return the value that readers of the metric assume for a client never seen."""
+        """Return the value that samplers and aggregators assume for a client that never took part; None: NaN."""
         if self.init == "uniform":
             return None if num_clients is None else 1 / num_clients
         return self.init
 
 
 def freedom_of(estimate: ShapleyEstimate) -> Tensor:
-    """Return the degrees of freedom, broadcast to ``stderr``."""
+    """Return the degrees of freedom of an estimate, broadcast to the shape of its ``stderr``."""
     return torch.as_tensor(estimate.freedom, dtype=torch.float64).expand(estimate.stderr.shape)

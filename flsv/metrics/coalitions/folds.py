@@ -1,4 +1,4 @@
-"""The folds over rounds by name."""
+"""The folds, which combine rounds' values, by their names."""
 
 from __future__ import annotations
 

@@ -10,14 +10,15 @@ from flsv.utilities.declared import Momentum
 
 
 class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args", "fold")):
-    r"""The loss of performance if a client's update is left out of the round, by k + 1 evaluations a round.
+    r"""The loss of performance if a client's update is left out of a round; it costs k + 1 evaluations per round of k
+    clients.
 
     .. math::
         v_i = U(C) - U(C \setminus i)
 
-    Inputs and arguments are those of :class:`flsv.metrics.PartialFederatedShapley`, without the estimator's.
-    ``compute`` gives ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client never seen
-    is NaN.
+    U(S) is the performance of the model of coalition S, and C the round's k clients. Inputs and arguments are those of
+    :class:`flsv.metrics.PartialFederatedShapley`, without the arguments of the estimator. ``compute`` gives
+    ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client that never took part is NaN.
 
     When not to use it:
         For payment: two clients with the same data both have 0, since neither is missed without the other; the values

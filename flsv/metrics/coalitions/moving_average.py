@@ -21,12 +21,12 @@ from flsv.utilities.declared import Momentum, Share, checked
 @checked
 @dataclass(frozen=True)
 class MovingAverage(Fold):
-    """A moving average over a client's rounds.
+    """Fold that keeps a moving average of each client's values over the rounds in which it took part.
 
     Args:
-        momentum: mu in [0, 1), the weight of the past; 0: the last round's value.
+        momentum: mu in [0, 1), the weight of the past; 0 gives the last round's value.
         init: the value before a client's first round, from which the average starts: a number, or ``"uniform"``, 1/n.
-            None: there is none, the average starts at the first round's value.
+            None: the average starts at the first round's value.
     """
 
     over_rounds: ClassVar[OverRounds] = "momentum"
@@ -52,7 +52,7 @@ class MovingAverage(Fold):
         return values
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        """Return a round's values and their standard errors, as they enter the average."""
+        """Return the values and standard errors of a round's estimate in the form in which they enter the average."""
         return estimate.values, estimate.stderr
 
     def compute(self, metric: Any) -> Tensor:
@@ -65,11 +65,12 @@ class MovingAverage(Fold):
 @checked
 @dataclass(frozen=True)
 class SurrogateAverage(MovingAverage):
-    """A moving average of each round's values, normalized over its cohort (ShapleyFL, definition 4.2 and equation 3).
+    """Fold that keeps a moving average of values that are normalized over each round's clients (ShapleyFL, definition
+    4.2 and equation 3).
 
     Args:
         momentum: beta in [0, 1), the weight of the past.
-        init: the value in [0, 1] before a client's first round. None: the average starts at the first round's.
+        init: the value in [0, 1] before a client's first round. None: the average starts at the first round's value.
         normalize: ``"min-max"`` or ``"positive"``, see :func:`flsv.functional.normalize_shapley`.
     """
 
@@ -82,7 +83,8 @@ class SurrogateAverage(MovingAverage):
     normalize: Normalization = "min-max"
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        # The spread of the values' own range is left out: the error of a normalized value has no simple form.
+        # The error of the range (maximum minus minimum) is neglected: the standard error of a normalized value has no
+        # simple form.
         values = estimate.values
         spread = values.amax(0) - (values.amin(0) if self.normalize == "min-max" else 0)
         stderr = torch.where(spread > 0, estimate.stderr / spread, float("nan"))

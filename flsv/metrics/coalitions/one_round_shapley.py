@@ -25,12 +25,14 @@ from flsv.metrics.coalitions.value import CoalitionValue
 from flsv.utilities.declared import Count
 
 Game = Callable[[Tensor, Tensor, Weighting], Utility]
-"""The coalition game of a model ``[P]``, updates ``[n, P]`` and weights of the updates ``[n]``."""
+"""A function that makes the coalition game from the initial model ``[P]``, the clients' updates ``[n, P]`` and the
+updates' weights ``[n]``.
+"""
 
 
 @dataclass(frozen=True)
 class _AtTheEnd(Fold):
-    """Fold of a single game's value, after so many rounds."""
+    """Fold that holds the values of a single game, which is evaluated after ``rounds`` rounds."""
 
     rounds: int
 
@@ -57,38 +59,41 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
     .. math::
         U(S) = u\Bigl(x_0 + \sum_t \sum_{i \in S} w_i^t d_i^t\Bigr)
 
-    The model of coalition S is the initial model plus its members' weighted updates of all rounds, as they were trained
-    with all clients. Buffers (BatchNorm's statistics) are the global model's. Until the game is played all values are
-    NaN. Memory: n + 1 vectors of the model's size, in checkpoints too. The game needs all rounds in one place, so parts
-    of a run cannot be merged, nor two processes' rounds synchronized: both raise an error.
+    The model of coalition S is the initial model :math:`x_0` plus the updates :math:`d_i^t` of its members from all
+    rounds t, with weights :math:`w_i^t`; the updates come from the run with all clients. Buffers (BatchNorm's
+    statistics) are the global model's buffers. Until the game is evaluated all values are NaN. The metric stores n + 1
+    vectors of the model's size, in checkpoints too. The game needs all rounds in one place, so parts of a run cannot be
+    merged, nor two processes' rounds synchronized: both raise an error.
 
-    The paper keeps every client's update of every round. Here each client's weighted sum over the rounds is kept. With
-    weights normalized inside S that is the same where they do not change between rounds; where they do (partial
-    participation, adaptive weights) the divisor has their mean over the rounds.
+    The paper stores every client's update of every round; this metric stores each client's weighted sum over the
+    rounds. For weights that are normalized inside S the two agree if the weights do not change between rounds; if they
+    do change (partial participation, adaptive weights), the normalization uses their mean over the rounds.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
-    ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a ``utility`` that makes a game (see
-    ``Game``) and a ``generator``. ``compute`` gives ``[num_clients]``, in the performance's unit. Use ``update``, not
-    ``forward``: a single round of many has no such game.
+    ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a ``utility`` that makes a game from
+    models (see ``Game``) and a ``generator``. ``compute`` returns ``[num_clients]``, in the performance's unit. Use
+    ``update``, not ``forward``: a single round of many has no such game.
 
     When not to use it:
         With many rounds of large steps: the coalitions' models are sums of updates that were never trained. Above ten
         clients: the game has 2^n models. With personalized or corrupted aggregations.
 
     Args:
-        rounds: how many rounds to collect, the run's ``max_epochs``; then the game is played (and again after as many).
-            A shorter run has no values; a warning says so when it starts.
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: likewise.
+        rounds: the number of rounds after which the game is evaluated, usually the run's ``max_epochs`` (a longer run
+            evaluates it again at each multiple of this number). A shorter run has no values, and a warning is given
+            before it starts.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
-        coalition_weights: as for :class:`flsv.metrics.DecayedShapley`. ``"fixed"`` is exact whatever the weights.
-        mode: as for :class:`flsv.metrics.PartialFederatedShapley`.
-        kwargs: see ``torchmetrics.Metric``.
+        coalition_weights: as for :class:`flsv.metrics.DecayedShapley`. ``"fixed"`` equals the paper's game even if the
+            weights change between rounds.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: ``rounds`` below 1; an unknown estimator or kind of weights.
-        ValueError: the first round was not round 0; a merge.
+        ConfigurationError: ``rounds`` is below 1, or the estimator or the kind of weights is unknown.
+        ValueError: the first round was not round 0, or metrics are merged.
 
     Example:
         >>> metric = OneRoundShapley(2, num_clients=2, coalition_weights="fixed")
@@ -125,7 +130,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
         return {**super().round_fields, "utility": lambda round: partial(game_of_run, round, self.measured_by)}
 
     def check_rounds(self, rounds: int) -> None:
@@ -147,16 +152,16 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
         utility: Game,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Collect a round's updates; after the last of ``rounds``, play the game.
+        """Add a round's updates to the sums; after the last of ``rounds`` rounds, evaluate the game.
 
         Args:
-            client_ids: ``[k]``.
-            round_index: from 0.
+            client_ids: ``[k]``, the ids of the round's k clients.
+            round_index: the round's index, from 0.
             global_vector: ``[P]``, the model before the round.
-            client_updates: ``[k, P]``.
-            aggregation_weights: ``[k]``.
-            utility: makes the run's game, see ``Game``.
-            generator: of the estimator.
+            client_updates: ``[k, P]``, the clients' updates.
+            aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
+            utility: a function that makes the game, see ``Game``.
+            generator: the estimator's generator of random numbers.
         """
         if round_index == 0:
             self.start = global_vector.clone()
@@ -170,7 +175,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
         if (round_index + 1) % self.fold.rounds:
             return
         weight = self.weight / (self.rounds + 1)  # the present round is counted later
-        # Weights of 0 belong to clients that have added nothing.
+        # A weight of 0 belongs to a client without any update.
         mean = self.updates / weight.to(self.updates).where(weight > 0, torch.ones_like(weight))[:, None]
         game = utility(self.start, mean, weight if self.weighting == "aggregation-fixed" else Renormalized(weight))
         super().update(torch.arange(len(weight), device=client_ids.device), game, generator, round_index)
@@ -179,7 +184,9 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
 def game_of_run(
     round: Round, performance: Any, start: Tensor, updates: Tensor, weighting: Weighting
 ) -> CoalitionUtility:
-    """Make the game of a round with all clients in it, with models at ``start + updates``."""
+    """Make the coalition game of an artificial round in which all clients take part: their models are
+    ``start + updates``, with ``start [P]`` and ``updates [n, P]``.
+    """
     assert round.games is not None
     models, cut = start + updates, round.space.num_parameters
     models[:, cut:] = round.global_vector[cut:]  # a sum of changes of a running variance may be negative

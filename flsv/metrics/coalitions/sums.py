@@ -19,9 +19,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def merged_moments(states: Tensor) -> Tensor:
-    """Merge counts, means and sums of squared deviations of successive stretches of rounds ``[W, n, 2M+1]``.
+    """Merge the counts, means and sums of squared deviations of W successive parts of a run, ``[W, n, 2M+1]``.
 
-    After Chan, Golub and LeVeque 1983. A row is count [1] | mean [M] | squares [M].
+    The formula is from Chan, Golub and LeVeque 1983. Each client's row holds a count [1], the means [M] and the sums of
+    squares [M].
     """
     merged = states[0]
     width = (merged.shape[-1] - 1) // 2
@@ -38,8 +39,9 @@ def merged_moments(states: Tensor) -> Tensor:
 @checked
 @dataclass(frozen=True)
 class Sum(Fold):
-    """The sum over the rounds in which a client took part. The rounds' standard errors, which are independent, add in
-    squares."""
+    """Fold that sums up a client's values over the rounds in which it took part. The rounds' estimates are independent,
+    so their variances are summed up.
+    """
 
     over_rounds: ClassVar[OverRounds] = "sum"
     unit: ClassVar[str] = "{}, sum over rounds"
@@ -72,13 +74,13 @@ class Sum(Fold):
 @checked
 @dataclass(frozen=True)
 class Decay(Sum):
-    """The sum of each client's shares of the rounds' gains, early rounds counting most; see
+    """Fold that sums up each client's shares of the rounds' gains, with the largest weights for early rounds; see
     :mod:`flsv.functional.shapley.decayed`.
 
     Args:
-        decay: omega in (0, 1]; round t = 1, 2, ... counts omega^t.
-        threshold: rounds with omega^t below it are not played; at most ``decay``.
-        normalize: divide each round's values by their sum; else the value is in the unit of the performance.
+        decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
+        threshold: games of rounds with omega^t below this number are not evaluated; at most ``decay``.
+        normalize: divide each round's values by their sum; if False, the value is in the unit of the performance.
     """
 
     rules: ClassVar[Rules] = (
@@ -120,22 +122,25 @@ class Decay(Sum):
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Return how many rounds were skipped, flagged, and not played."""
+        """Return the numbers of rounds that were skipped because all values were 0, flagged because the values' sum was
+        not positive, and not evaluated because of the threshold.
+        """
         return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the options
-        """Unit of the value; the placeholder is the unit of a round's."""
+        """Unit of the value; a placeholder ``{}`` stands for the unit of a round's value."""
         return "decayed sum of shares of the rounds' gains" if self.normalize else "{}, decayed sum over rounds"
 
 
 @checked
 @dataclass(frozen=True)
 class LowerBound(Sum):
-    """A one-sided lower confidence bound of a client's mean over its rounds; see :func:`flsv.functional.lower_bound`.
+    """Fold that computes a one-sided lower confidence bound of a client's mean value over its rounds; see
+    :func:`flsv.functional.lower_bound`.
 
     Args:
-        confidence: in [0.5, 1); 0.5 is the mean itself.
+        confidence: confidence level of the bound, in [0.5, 1); 0.5 gives the mean itself.
     """
 
     over_rounds: ClassVar[OverRounds] = None  # the value is the end of an interval
@@ -163,7 +168,7 @@ class LowerBound(Sum):
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Return each client's mean."""
+        """Return each client's mean value over its rounds; nothing if values are per class."""
         count, mean, _ = self._moments(metric)
         return {} if metric.per_class else {"mean": mean.masked_fill(count == 0, float("nan")).squeeze(-1)}
 

@@ -1,4 +1,6 @@
-"""CoalitionValue: clients' values in coalition games, by four choices."""
+"""CoalitionValue: clients' values in coalition games, by a choice of performance, value, estimator and fold over
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")
 
 
 class MeasuredMetric(ContributionMetric):
-    """Base class of metrics that evaluate models by a performance measure of the user's choice, or per class."""
+    """Base class of metrics that evaluate models by a performance measure of the user's choice, or by each class's
+    accuracy.
+    """
 
     performance: str | ModelScore
     judges: Judges
@@ -36,7 +40,7 @@ class MeasuredMetric(ContributionMetric):
         """Store the arguments of the performance measure.
 
         Raises:
-            ConfigurationError: an unknown performance; values per class of another one than accuracy.
+            ConfigurationError: the performance is unknown, or is not accuracy although values are per class.
         """
         self.per_class, self.judges = per_class, judges
         self.performance = performance_of(self, performance, mode)
@@ -54,17 +58,17 @@ class MeasuredMetric(ContributionMetric):
 
     @property
     def evaluates(self) -> bool:  # type: ignore[override]  # depends on the judges
-        """Whether the clients judge."""
+        """Whether the clients score the models."""
         return self.judges == "clients"
 
     @property
     def needs_classes(self) -> bool:
-        """Whether values are per class, or clients judge class by class."""
+        """Whether samples must have classes: if values are per class, or clients report scores class by class."""
         return self.per_class or getattr(self.measured_by, "by_class", False)
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the performance
-        """Unit of a game's value."""
+        """Unit of a round's value."""
         if self.per_class:
             return "gain in a class's accuracy"
         measure = self.measured_by
@@ -88,9 +92,9 @@ class CoalitionValue(MeasuredMetric):
         \phi_i = \sum_{s=0}^{k-1} \frac{q_s}{\binom{k-1}{s}} \sum_{S \subseteq C \setminus i, |S| = s}
         \bigl(U(S \cup i) - U(S)\bigr)
 
-    with C the round's cohort of k clients, U(S) the performance of the model made of the updates of S, and weights q of
-    the coalitions' sizes that sum to 1, see :mod:`flsv.functional.shapley.semivalues`. A client outside the cohort
-    keeps its value; one never seen is NaN.
+    with C the round's k clients, U(S) the performance of the model that is aggregated from the updates of the clients
+    in S, and weights :math:`q_s` of the coalitions' sizes that sum to 1, see :mod:`flsv.functional.shapley.semivalues`.
+    A client that does not take part in a round keeps its value; a client that never took part is NaN.
 
     As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]`` (or ``[K, M]``), a
     ``generator``, and the ``round_index`` from 0 for folds that look at it. Inside a ``FederatedLoop`` the utility is
@@ -99,42 +103,46 @@ class CoalitionValue(MeasuredMetric):
 
     When not to use it:
         Without validation data at the server, or with data unlike those that the model is for; with
-        ``judges="clients"``, to pay clients who may lie about what they judge. For papers' values take the presets,
-        whose options fit together. In cohorts above some 20 clients each round costs hundreds of evaluations: take
+        ``judges="clients"``, to pay clients who may report false scores. For published methods take the presets, whose
+        options fit together. In cohorts above some 20 clients each round costs hundreds of evaluations: take
         :class:`GradientAgreement` there.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        num_classes: M. Where it is set, values are per class: the game of each class's accuracy.
-        performance: the performance measure of a coalition's model, where values are not per class: ``"accuracy"``,
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
+            its own.
+        performance: the performance measure of a coalition's model if values are not per class: ``"accuracy"``,
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
             the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
         value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
-        estimator: for the Shapley value a name in ``flsv.functional.ESTIMATORS``, of which ``"banzhaf"``,
-            ``"beta"`` and ``"leave_one_out"`` give the values that they name; for the others ``"exact"`` or
+        estimator: for the Shapley value a name in ``flsv.functional.ESTIMATORS``, of which ``"banzhaf"``, ``"beta"``
+            and ``"leave_one_out"`` compute the values of these names instead; for any other ``value`` ``"exact"`` or
             ``"permutation"``; a function of the same signature; or ``"auto"``: exact for up to 10 players, else with 20
-            evaluations per player by ``"surrogate"``, or by the estimator named after the value; with the budget of
-            ``estimator_args`` where these have one.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``; of Beta's also ``alpha`` and ``beta``.
-        fold: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"``, ``"decay"`` or ``"lower_bound"``, or one of
-            :mod:`flsv.metrics.coalitions.folds` with arguments of its own, such as ``Decay(0.9, normalize=False)``.
+            evaluations per player by ``"surrogate"``, or by the estimator named after the value; with the budget in
+            ``estimator_args`` if there is one.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``; for ``"beta"`` also ``alpha`` and
+            ``beta``.
+        fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"``, ``"decay"`` or
+            ``"lower_bound"``, or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
+            ``Decay(0.9, normalize=False)``.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
-            counts 1/k, however many are in the coalition. Then an update of zero changes no coalition's model (without
-            BatchNorm) and has value 0. In an average it shrinks the others' updates: where local training overshoots,
-            that is a gain, and a free rider gets a positive value. ``"aggregation"``: by the weights of
-            the round's own aggregation, made to sum to 1 inside a coalition; ``"aggregation-fixed"``: by those as they
-            are, so that a small coalition makes a small step.
-        per_class: values per class, with the number of classes taken from the data.
-        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better; of a torchmetrics metric where
-            it does not say so itself.
-        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
-            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
-        kwargs: see ``torchmetrics.Metric``.
+            has the weight 1/k, whatever the size of the coalition. With fixed weights an update of zero changes no
+            coalition's model (without BatchNorm) and has value 0. In an average an update of zero shrinks the others'
+            updates: if local training overshoots, this improves the model, and a free rider gets a positive value.
+            ``"aggregation"``: by the weights of the round's aggregation, scaled to sum to 1 inside a coalition;
+            ``"aggregation-fixed"``: by the same weights without scaling, so that a small coalition's model moves less.
+        per_class: compute values per class, with the number of classes taken from the data.
+        mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
+            without ``higher_is_better``.
+        judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
+            they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
+            :mod:`flsv.games.judges`.
+        kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown value, fold or weighting; an estimator that does not give the value, or an
-            argument that it does not take; an argument of a fold out of range; a logged name without ``mode``; before
-            the first round, a name that the module does not log.
+        ConfigurationError: the value, fold or weighting is unknown; the estimator does not compute the value or does
+            not take an argument; an argument of a fold is out of range; a logged name has no ``mode``; before the first
+            round: the module does not log the name.
 
     Example:
         The decayed sum of Banzhaf values, from random orders of the players.
@@ -178,7 +186,9 @@ class CoalitionValue(MeasuredMetric):
         super().__init__(num_clients, num_classes, **kwargs)
 
     def __init_subclass__(cls, chosen: Sequence[str] = (), **kwargs: Any) -> None:
-        """Record the arguments that a preset has chosen: its signature has the remaining arguments of this class."""
+        """Give a preset a signature: its own arguments, and those of this class that are not in ``chosen``, which it
+        sets.
+        """
         super().__init_subclass__(**kwargs)
         if chosen:
             own = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in ("self", "kwargs")]
@@ -190,17 +200,17 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def over_rounds(self) -> OverRounds:  # type: ignore[override]  # depends on the fold
-        """That of the fold."""
+        """How rounds are combined, as the fold declares it."""
         return self.fold.over_rounds
 
     @property
     def sign(self) -> str:  # type: ignore[override]  # likewise
-        """That of the fold."""
+        """Meaning of positive, negative and zero values, from the fold."""
         return self.fold.sign
 
     @property
     def prior(self) -> float | None:  # type: ignore[override]  # likewise
-        """Value that samplers, aggregators and personalizers assume for a client never seen."""
+        """Value that samplers, aggregators and personalizers assume for a client that never took part."""
         return self.fold.prior(self.num_clients)
 
     @property
@@ -215,12 +225,15 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Where a ``FederatedLoop`` finds the arguments of ``update``; None: the argument is not passed."""
+        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``; None: the
+        argument is not passed.
+        """
         fields: dict[str, Any] = {
             "utility": self._game,
             "generator": lambda round: round.generator(type(self).__name__),
         }
-        # The game has the weights; asking for them puts the update after the aggregation.
+        # The game reads the weights itself; naming them here only makes the loop update the metric after the
+        # aggregation.
         return fields if self.weighting in _OF_THE_AGGREGATION else {**fields, "aggregation_weights": None}
 
     @property
@@ -241,14 +254,15 @@ class CoalitionValue(MeasuredMetric):
         round_index: int = 0,
         aggregation_weights: Tensor | None = None,
     ) -> None:
-        """Play a round's game.
+        """Estimate the values of a round's game, and add them to the fold.
 
         Args:
-            client_ids: ``[k]``, the players.
-            utility: ``utility(masks: bool [K, k]) -> [K]`` or ``[K, M]``.
-            generator: of the estimator.
-            round_index: from 0.
-            aggregation_weights: ``[k]``; not used: the utility has them.
+            client_ids: ``[k]``, the ids of the k players.
+            utility: the round's game, ``utility(masks: bool [K, k]) -> [K]`` or ``[K, M]``, for K coalitions and M
+                classes.
+            generator: the estimator's generator of random numbers.
+            round_index: the round's index, from 0.
+            aggregation_weights: ``[k]``; not used, since the utility contains them.
         """
         factor = self.fold.factor(round_index)
         if factor == 0:
@@ -260,13 +274,15 @@ class CoalitionValue(MeasuredMetric):
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
+        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
+        part.
+        """
         value = self.fold.compute(self)
         return value if self.per_class else value.squeeze(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the evaluations of all rounds, the standard error of each client's value where the estimator gives
-        one, and the fold's diagnostics.
+        """Return the number of evaluations in all rounds, the standard error of each client's value if the estimator
+        provides it, and the fold's diagnostics.
         """
         result = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
         error = self.fold.error(self)
