@@ -1,4 +1,4 @@
-"""Federations on Flower (``pip install flsv[flower]``): ClientApps for the sites and a ServerApp, made from Lightning."""
+"""Federations on Flower (``pip install flsv[flower]``): ClientApps for the sites, and a ServerApp."""
 
 from __future__ import annotations
 

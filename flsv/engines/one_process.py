@@ -116,8 +116,8 @@ class OneProcess:
         return self.trainer.lightning_module.device
 
     def patches(self) -> list[tuple[Any, str, Any]]:
-        """Return the attributes of the trainer or its module that are replaced during the fit: for each, the object that
-        has it, its name, and the new value."""
+        """Return the attributes of the trainer or its module that are replaced during the fit: for each, the object
+        that has it, its name, and the new value."""
         return []
 
     # ---- before the first round
