@@ -122,8 +122,8 @@ def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
 
 
 def failure_packet(error: BaseException) -> Packet:
-    """Make the packet that reports a site's error by class and line, without its text, which may quote samples; the text
-    of a :class:`Refused` error is sent."""
+    """Make the packet that reports a site's error by class and line, without its text, which may quote samples; only a
+    :class:`Refused` error is sent with its text."""
     words = str(error)
     if not isinstance(error, Refused):
         places = traceback.extract_tb(error.__traceback__)

@@ -37,7 +37,7 @@ class Transport(Protocol):
         """Return the registered names of the nodes that can be reached now, by address."""
 
     def exchange(self, packets: Mapping[Address, Packet], seconds: float) -> Iterator[tuple[Address, Reply]]:
-        """Send packets, by address, and yield the replies that come within ``seconds``, each with the site's address."""
+        """Send packets by address, and yield the replies that come within ``seconds``, each with the site's address."""
 
 
 class Directory:

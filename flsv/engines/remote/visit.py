@@ -64,7 +64,7 @@ def noise_seed(secret: str, packet: Packet) -> int:
 class SiteMemory:
     """A site's saved states of one run.
 
-    A state is saved after every visit, that is, after a round's training or an answered question. The server names every
+    A state is saved after every visit, that is, after a round's training or an answered question. The server names each
     visit, and names the earlier visit from whose state the site continues. So a server that was killed and asks for a
     round again, a server that did not receive the site's update, and two servers that continue from one checkpoint each
     get the right state, or an error if the state is deleted.
