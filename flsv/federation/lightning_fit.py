@@ -1,4 +1,4 @@
-"""LightningFit: one ``Trainer.fit`` of a federation, and the changes to the trainer that are undone at the fit's end."""
+"""LightningFit: one ``Trainer.fit`` of a federation, and the changes to the trainer that are undone at its end."""
 
 from __future__ import annotations
 

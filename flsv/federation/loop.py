@@ -64,8 +64,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     difference. You may change ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a
     scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn; the new values take effect.
 
-    A scheduler with ``interval="epoch"`` steps once a round; each client has a scheduler with ``interval="step"`` of its
-    own, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is the number of steps of one client
+    A scheduler with ``interval="epoch"`` steps once a round; every client has its own scheduler with
+    ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is the number of steps of one client
     in all rounds that it is drawn in, and ``trainer.is_last_batch`` is true at each client's last batch.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
@@ -174,7 +174,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             3
         """
         given = {name: getattr(self.config, name) for name in _ARGUMENTS if name not in changes}
-        functions = {name: given.pop(name) for name in ("engine", "share") if name in given}  # not copied: they may refer to any object
+        functions = {name: given.pop(name) for name in ("engine", "share") if name in given}  # not copied
         return type(self)(**copy.deepcopy(given), **functions, **changes)
 
     def without_files(self) -> FederatedLoop:
@@ -351,12 +351,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Return, for each client with faults, the numbers of rounds in which its update was faulty and not measured."""
+        """Return, by client with faults, the numbers of rounds in which its update was faulty, and not measured."""
         return faults_in(self.events)
 
     @property
     def copies(self) -> list[list[int]]:
-        """Return groups of clients that sent copies of each other's updates; a group of one copied the server's step."""
+        """Return groups of clients that sent copies of each other's updates; a single client copied the last step."""
         return copies_in(self.events)
 
     @property

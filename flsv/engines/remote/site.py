@@ -206,7 +206,7 @@ class Site:
         return space, manager.locals[0]
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
-        """Return the result of ``reply``, called at the start of a fit without training, with the module on its device."""
+        """Return the result of ``reply``, called at a fit's start without training: the module is on its device."""
         answers: list[Any] = []
         asked = LambdaCallback(on_fit_start=lambda trainer, module: answers.append(reply(trainer)))
         self._trainer(packet, 0, asked).fit(self._make_module(), self._data.client_loader(0))
