@@ -65,8 +65,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn; the new values take effect.
 
     A scheduler with ``interval="epoch"`` steps once a round; every client has its own scheduler with
-    ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is the number of steps of one client
-    in all rounds that it is drawn in, and ``trainer.is_last_batch`` is true at each client's last batch.
+    ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is a client's number
+    of steps in all rounds that it is drawn in, and ``trainer.is_last_batch`` is true at each client's last batch.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
     contributions, the round's weights and the last scores of the clients' own models (``<metric>/client_<i>``,
