@@ -1,4 +1,4 @@
-"""Federations on Flower (``pip install flsv[flower]``): a Lightning project as a site, and the server of the rounds."""
+"""Federations on Flower (``pip install flsv[flower]``): ClientApps for the sites, and a ServerApp."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from flsv.engines.remote.messages import Reply, failure_packet
 __all__ = ["Contributions", "client_app", "server_app"]
 
 _log = logging.getLogger(__name__)
-#: The newest release that the tests have run on.
+#: The newest release of Flower that the tests have run on.
 TESTED = "1.41"
-#: Seconds between two looks for replies.
+#: Seconds between two checks for replies.
 POLL = 0.25
-#: Flower's types of messages by the kinds of packets.
+#: Flower's message types by the kind of packet.
 MESSAGE_TYPES = {"hello": "query", "ask": "query", "train": "train", "test": "evaluate"}
 
 
@@ -56,14 +56,14 @@ def from_record(record: RecordDict) -> Packet:
     try:
         plain, tensors = record.config_records["plain"], record.array_records["tensors"]
         return Packet(str(plain["kind"]), json.loads(str(plain["plain"])), dict(tensors.to_torch_state_dict()))
-    except Exception as error:  # whatever foreign bytes lead to in a parser
+    except Exception as error:  # foreign bytes may raise any error in a parser
         raise ValueError(f"this is no packet: {type(error).__name__}: {error!s:.200}") from error
 
 
 class GridTransport:
-    """Transport of packets over a Flower Grid.
+    """Transport of packets to sites over a Flower Grid.
 
-    A SuperNode answers one message after the other; messages that it has not fetched in time expire.
+    A SuperNode answers one message after the other; a message expires if the SuperNode does not fetch it in time.
 
     Args:
         grid: the ServerApp's grid.
@@ -77,7 +77,15 @@ class GridTransport:
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
     def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
-        """Send packets and yield the replies that come in time, see :class:`flsv.engines.remote.Transport`."""
+        """Send packets to nodes and yield the replies that come in time; see :class:`flsv.engines.remote.Transport`.
+
+        Args:
+            packets: the packets by node id.
+            seconds: the time within which nodes must reply.
+
+        Yields:
+            A node's id, and its packet or the reason why there is none.
+        """
         deadline, messages = time.monotonic() + seconds, []
         for node, packet in packets.items():
             timed = Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors)
@@ -90,6 +98,7 @@ class GridTransport:
 
 
 def _reply(message: Message) -> Reply:
+    """Return the packet in a node's message, or the reason why there is none."""
     if message.has_error():
         return f"{message.error.reason or 'it failed'} (code {message.error.code})"
     try:
@@ -108,21 +117,23 @@ def client_app(
 ) -> ClientApp:
     """Make a Flower ClientApp from a LightningModule and a data module.
 
-    Start a SuperNode with ``--node-config 'folder="/data/boston"'``: ``folder`` is where the site keeps its state
-    between rounds (default: ``flsv-site`` in the working folder). ``policy`` in the node's configuration is the path of
-    a file in which the site's owner says what is allowed (:class:`flsv.engines.remote.SitePolicy`), which no app can
-    set. All other entries are for ``make_datamodule``. A site's name is the one under which the SuperLink's operator
-    has registered its key: ``flwr supernode register KEY --name Boston``.
+    Start a SuperNode with ``--node-config 'folder="/data/boston"'``. ``folder`` is the folder in which the site keeps
+    its state between rounds (default: ``flsv-site`` in the working folder). ``policy`` in the node's configuration is
+    the path of a file with the limits that the site's owner sets (:class:`flsv.engines.remote.SitePolicy`); no app can
+    change it. All other entries of the configuration are for ``make_datamodule``. A site has the name under which the
+    SuperLink's operator has registered its key: ``flwr supernode register KEY --name Boston``.
 
     Args:
-        make_module: makes the LightningModule, the same as the server's.
-        make_datamodule: makes the site's own data module from the node's configuration.
-        make_loop: makes the :class:`flsv.FederatedLoop` that defines the clients' training, the same as the server's.
+        make_module: a function that makes the LightningModule, the same as the server's module.
+        make_datamodule: a function that makes the site's own data module from the node's configuration.
+        make_loop: a function that makes the :class:`flsv.FederatedLoop` that defines the clients' training, the same as
+            the server's loop.
         trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
-        questions: functions that the server may ask beside flsv's own, as ``"package.module:function"``.
+        questions: functions, beside flsv's own, that the server may let the site compute on its data, as
+            ``"package.module:function"``.
 
     Returns:
-        The app.
+        The ClientApp.
 
     Example:
         >>> from flsv import ClassifierClient, FederatedLoop
@@ -135,7 +146,7 @@ def client_app(
 
     def answer(message: Message, context: Context) -> Packet:
         node = context.node_config
-        # Read at every message: the owner may change the file while this process lives.
+        # The policy is read at every message: the owner may change the file while this process runs.
         policy = SitePolicy.read(Path(str(node["policy"]))) if "policy" in node else SitePolicy()
         if "site" not in made:
             folder = Path(str(node.get("folder", FOLDER)))
@@ -171,37 +182,38 @@ def server_app(
     timeout: float = 600.0,
     wait: float = 600.0,
 ) -> ServerApp:
-    """Make a Flower ServerApp that runs a :class:`flsv.FederatedLoop`'s rounds on remote sites.
+    """Make a Flower ServerApp that runs the rounds of a :class:`flsv.FederatedLoop` with remote sites as clients.
 
     The loop computes metrics, aggregation and personalization, and writes TensorBoard logs, ``contributions.csv`` and
-    checkpoints into ``folder``. If the folder holds a checkpoint, the run continues from it: after a crash, start the
-    server again.
+    checkpoints into ``folder``. If the folder holds a checkpoint, the run continues from this checkpoint: after a
+    crash, start the server again.
 
-    A site that is away, late, or sends garbage or a model that is not finite is named in the log and left out of the
-    round. Its contributions keep their values.
+    A site that is away or late, or whose reply is not a valid and finite model, is named in the log and left out of the
+    round; its contributions keep their values.
 
-    ``status.json`` in the folder says how far the run is, for which sites it waits and, at the end, which sites missed
-    something: ``flwr run`` exits with status 0 even if the run failed.
+    The file ``status.json`` in the folder reports whether the run is running, has finished or has failed, for which
+    sites it waits and, at the end, the sites' faults: ``flwr run`` exits with status 0 even if the run has failed.
 
     Args:
-        make_module: makes the LightningModule.
-        make_loop: makes the loop.
-        sites: names of all sites, as their keys are registered; the first is client 0.
-        rounds: number of rounds.
-        num_classes: M, for metrics per class; the server does not see labels.
-        class_names: names of the classes.
-        datamodule: makes the server's own data module, on whose validation loader coalition games are evaluated.
-        folder: folder of the run.
+        make_module: a function that makes the LightningModule.
+        make_loop: a function that makes the loop.
+        sites: the names of all sites, as their keys are registered; the first site is client 0.
+        rounds: the number of rounds.
+        num_classes: the number of classes, for metrics per class; the server does not see labels.
+        class_names: the names of the classes.
+        datamodule: a function that makes the server's own data module, whose validation data serve to evaluate the
+            models of coalitions; None: the server has no data.
+        folder: the run's folder.
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
-        timeout: seconds that a site has for its work.
-        wait: seconds to wait for all sites before the first round.
+        timeout: the time in seconds that a site has for each message's work.
+        wait: the time in seconds to wait for all sites before the first round.
 
     Returns:
-        The app.
+        The ServerApp.
 
     Raises:
-        ConfigurationError: before any site is asked, a metric or strategy needs something that a deployment does not
-            have; before the first round, a site has another version, module or settings.
+        ConfigurationError: before any site is contacted: a metric or strategy cannot work with remote sites; before the
+            first round: a site has another version, module or settings.
     """
     if not RequirementCache(f"flwr<={TESTED}.99"):
         warnings.warn(f"flsv is tested with Flower up to {TESTED}, and this is a newer release.", stacklevel=2)
@@ -219,7 +231,7 @@ def server_app(
         check_deployment(loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating)
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
-            book.unlink(missing_ok=True)  # a leftover of another run
+            book.unlink(missing_ok=True)  # it belongs to another run
         directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait, say)
         directory.gather()
         own = None if datamodule is None else datamodule()
@@ -228,7 +240,7 @@ def server_app(
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
         saving = ModelCheckpoint(where / "checkpoints", save_last=True)
         loop = loop.replace(engine=partial(RemoteFederation, directory))
-        # One folder for all starts of a run, so that its logs continue, too.
+        # All starts of a run log into one folder, so that the logs continue, too.
         options = {"logger": TensorBoardLogger(where, name="", version=""), **(trainer or {})}
         options["callbacks"] = [*options.get("callbacks", []), saving, loop]
         options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **options}

@@ -1,4 +1,4 @@
-"""Contributions: measures each client's contribution to the rounds of a Flower app, with any strategy."""
+"""Contributions: measures each client's contribution to the rounds of a Flower app with any of Flower's strategies."""
 
 from __future__ import annotations
 
@@ -38,35 +38,37 @@ class Contributions(Strategy):
     """Wrapper of a strategy of Flower's message API that measures each client's contribution to each round.
 
     The wrapper passes all calls on to the strategy, and the trained model stays the same, to the bit. Before the
-    strategy aggregates a round's replies, :func:`flsv.value_round` values them. The values stand in the round's
-    MetricRecord, as ``"value/Boston"``, which Flower logs and keeps in ``Result.train_metrics_clientapp``: each is the
-    client's value over all rounds so far, and NaN in a round for which the client sent no model.
+    strategy aggregates a round's replies, :func:`flsv.value_round` computes the clients' values. They are entries of
+    the round's MetricRecord, such as ``"value/Boston"``, which Flower logs and stores in
+    ``Result.train_metrics_clientapp``. Each entry is the client's value over all rounds so far; it is NaN in a round
+    for which the client sent no model.
 
-    A client's name is the one under which its SuperNode is registered, else the ``"partition-id"`` in its reply's
-    MetricRecord, where the app puts one there, else its node's id.
+    A client has the name under which its SuperNode is registered; without such a name, the ``"partition-id"`` that its
+    app puts into the reply's MetricRecord; without this entry, the id of its node.
 
     All metrics are computed round by round. The models of coalitions are averages of the replies, weighted by samples
-    (the strategy's ``weighted_by_key``; equally where replies have no such entry), also where the strategy aggregates
-    in another way, such as FedAdam or Krum. No coalition is trained by itself, so do not pay by these values.
+    (the strategy's ``weighted_by_key``; with equal weights if replies have no such entry), even if the strategy
+    aggregates in another way, as FedAdam and Krum do. No coalition is trained by itself, so do not pay by these values.
 
-    If a round cannot be valued, training goes on: a warning says why, and the round's values are NaN.
+    If a round's values cannot be computed, training goes on: a warning gives the reason, and the round's values are
+    NaN.
 
     Args:
         strategy: the strategy that trains the model. Its ``configure_train`` and ``aggregate_train`` are replaced by
-            the wrapper's. Wrap it last: put this wrapper around Flower's own wrappers, not inside of them.
+            the wrapper's methods. Put this wrapper around Flower's own wrappers, not inside of them.
         module: a network of the model's structure, which is only read.
         val_loader: the server's validation batches, for metrics that evaluate models.
         metrics: contribution metrics, by names of your choice.
         folder: a folder for this run alone, for ``contributions.csv``, ``run.json`` and TensorBoard, which
             ``flsv report`` and :func:`flsv.read_run` read. None: no files.
-        num_clients: n, the number of all clients that may ever take part. None: the number of those that are connected
+        num_clients: the number of all clients that may ever take part. None: the number of clients that are connected
             in the first round.
         options: further arguments of :func:`flsv.value_round`: ``loss``, ``num_classes``, ``deltas``, ``seed``.
 
     Raises:
-        ConfigurationError: before any client trains, :func:`flsv.value_round` refuses the arguments: metrics ask the
-            clients or train coalitions, arrays do not fit the module, there is one client only; or the folder holds a
-            run or cannot be written.
+        ConfigurationError: the folder holds a run or cannot be written; before any client trains:
+            :func:`flsv.value_round` refuses the arguments, because metrics need answers of clients or train coalitions,
+            arrays do not fit the module, or there is only one client.
 
     Example:
         >>> from flwr.serverapp.strategy import FedAvg
@@ -94,7 +96,7 @@ class Contributions(Strategy):
         self._names: list[str] = []  # by number, the clients that have sent a model
         self._registered: dict[int, str] = {}
         self._start: Any = None
-        # Set on the strategy, so that its own `start` calls them, also where that is not Flower's.
+        # Replaced on the strategy, so that its `start` calls the wrapper's methods, even if it overrides `start`.
         self._configure, self._aggregate = strategy.configure_train, strategy.aggregate_train
         strategy.configure_train, strategy.aggregate_train = self.configure_train, self.aggregate_train
 
@@ -102,7 +104,7 @@ class Contributions(Strategy):
         return getattr(vars(self)["strategy"], name)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the strategy's rounds and finish the files, see Flower's ``Strategy.start``."""
+        """Run the strategy's rounds and finish the files; for the arguments see Flower's ``Strategy.start``."""
         result = self.strategy.start(*args, **kwargs)
         if self._files is not None:
             self._files.finish()
@@ -111,9 +113,10 @@ class Contributions(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure a round's training, and remember the model that clients start from.
+        """Configure a round's training, and store the model that clients start from.
 
-        Before the first round, a round without changes is valued, so that wrong arguments raise before training."""
+        Before the first round, values are computed for a round in which no model changes, so that wrong arguments raise
+        an error before training. For the arguments see Flower's ``Strategy.configure_train``."""
         messages = list(self._configure(server_round, arrays, config, grid))
         nodes = list(grid.get_nodes())
         self._registered |= {node.node_id: node.name for node in nodes if node.name}
@@ -128,7 +131,8 @@ class Contributions(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Value the replies, let the strategy aggregate them, and add the values to its record."""
+        """Compute the clients' values from their replies, let the strategy aggregate the replies, and add the values to
+        the strategy's MetricRecord; for the arguments see Flower's ``Strategy.aggregate_train``."""
         replies = list(replies)
         values = {}
         try:
@@ -145,19 +149,30 @@ class Contributions(Strategy):
         return arrays, record
 
     def configure_evaluate(self, *args: Any) -> Iterable[Message]:
-        """Configure a round's evaluation, see Flower's ``Strategy``."""
+        """Configure a round's evaluation as the wrapped strategy does."""
         return self.strategy.configure_evaluate(*args)
 
     def aggregate_evaluate(self, *args: Any) -> MetricRecord | None:
-        """Aggregate a round's evaluation, see Flower's ``Strategy``."""
+        """Aggregate a round's evaluation as the wrapped strategy does."""
         return self.strategy.aggregate_evaluate(*args)
 
     def summary(self) -> None:
-        """Log the strategy's settings, see Flower's ``Strategy``."""
+        """Log the wrapped strategy's settings."""
         self.strategy.summary()
 
     def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
-        """Return the value of each client that has sent a model, by the names of the metric and the client."""
+        """Compute the values of the clients that have sent a model in a round, and write the round's files.
+
+        Args:
+            index: the round's index, from 0.
+            replies: the clients' replies.
+
+        Returns:
+            ``{(metric, client): value}``, by the names of the metric and the client.
+
+        Raises:
+            ConfigurationError: two clients have one name, or a reply has several ArrayRecords.
+        """
         told = {}
         for reply in replies:
             if not reply.has_error():
@@ -183,7 +198,12 @@ class Contributions(Strategy):
         return {(metric, name): found[metric][clients[name]].item() for metric in self._metrics for name in clients}
 
     def _numbered(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the clients' numbers by name; new clients get the next numbers, in the order of their names."""
+        """Return the numbers of clients by name; clients seen for the first time get the next numbers, in the order of
+        their names.
+
+        Raises:
+            ConfigurationError: there are more clients than ``num_clients``.
+        """
         new = sorted({*names} - {*self._names}, key=lambda name: name.zfill(20) if name.isdigit() else name)
         if len(self._names) + len(new) > (self._num_clients or 0):
             raise ConfigurationError(
@@ -194,19 +214,20 @@ class Contributions(Strategy):
         return {name: self._names.index(name) for name in sorted(names, key=self._names.index)}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
-        """Return a model's tensors by name, or in the module's order where the app sends arrays without names."""
+        """Return a model's tensors by name; as a list, in the module's order, if the app sends arrays without names."""
         entries = arrays.to_torch_state_dict()
         return entries if {*entries} & {*self._module.state_dict()} else list(entries.values())
 
 
 def _only(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
+    """Return the only ArrayRecord of a reply, or raise ConfigurationError if there are several or none."""
     if len(records) != 1:
         raise ConfigurationError(f"a reply has the ArrayRecords {list(records)}: expected one, the trained model.")
     return next(iter(records.values()))
 
 
 class _Files:
-    """Writer of a run's folder, with the files that a :class:`flsv.FederatedLoop` writes.
+    """Writer of the files in a run's folder, the same files that a :class:`flsv.FederatedLoop` writes.
 
     Args:
         folder: the folder, created if it does not exist.
@@ -232,7 +253,7 @@ class _Files:
         }
         for about in self._record["metrics"].values():
             about["to_pay_by"] = False
-        self._names: list[str] = []  # of all, as the files have them
+        self._names: list[str] = []  # the names of all clients in the files
         self._results = RoundResults(metrics, self._names, None)
         self._csv = CSV(folder / CONTRIBUTIONS, self._names)
         self._logger = TensorBoardLogger(folder, name="", version="")
@@ -240,13 +261,14 @@ class _Files:
         self._samples: dict[int, int] = {}
 
     def write(self, index: int, found: RoundValues, names: Sequence[str], samples: Mapping[int, int | None]) -> None:
-        """Write a round.
+        """Write a round's values into the files.
 
         Args:
-            index: the round, from 0.
+            index: the round's index, from 0.
             found: the round's values.
-            names: names of the clients seen so far, by number.
-            samples: training samples of the round's clients; None where the reply has no such entry.
+            names: the names of the clients seen so far, in the order of their numbers.
+            samples: the number of training samples of each of the round's clients, by client number; None: the reply
+                has no such entry.
         """
         known = [*names, *(f"not seen ({client})" for client in range(len(names), len(found.names)))]
         if not self._names:
@@ -266,7 +288,7 @@ class _Files:
         write_record(self._folder, self._record)
 
     def _begin(self, names: Sequence[str]) -> TensorBoard:
-        """Make the TensorBoard writer for clients of these names."""
+        """Make the TensorBoard writer for clients with the given names; an earlier writer is closed."""
         self._names[:] = names
         if self._board is not None:
             self._board.close()
@@ -274,7 +296,7 @@ class _Files:
         return TensorBoard(self._logger, trainer, self._metrics, names, None, curves_of(self._metrics, True))
 
     def finish(self) -> None:
-        """Record that the run has ended, and log where its files are."""
+        """Write the end of the run into ``run.json``, and log the folder's path."""
         if self._board is not None:
             self._board.close()
             write_record(self._folder, self._record | {"ended": now(), "logged": {}})

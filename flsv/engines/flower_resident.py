@@ -1,4 +1,4 @@
-"""A resident process of a site for all messages: Flower starts a process per message, which hands the message over."""
+"""A resident process that answers all messages to a site; Flower's process per message passes the message on to it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-# Neither torch nor Lightning nor the app may be imported here: their import is what messages must not wait for.
+# Neither torch nor Lightning nor the app may be imported here: messages must not wait for these imports.
 
 __all__ = ["resident"]
 
-#: The site's folder, where its SuperNode's configuration names none.
+#: The site's folder if its SuperNode's configuration has no entry ``folder``.
 FOLDER = "flsv-site"
 #: Seconds between two checks whether the process is still needed.
 LOOK = 0.5
@@ -40,25 +40,27 @@ _log = logging.getLogger(__name__)
 
 
 def resident(app: str, *, idle: float = 300.0) -> ClientApp:
-    """Make a Flower ClientApp that hands every message to one resident process, which imports the real app once.
+    """Make a Flower ClientApp that passes every message on to one resident process, which imports the real app once.
 
     Flower starts a process for every message, in which the import of torch and Lightning takes most of the time. Put
-    the call into a file that imports nothing else, and name it as ``clientapp`` in ``pyproject.toml``.
+    the call of this function into a file that imports nothing else, and name the result as ``clientapp`` in
+    ``pyproject.toml``.
 
-    A site has one resident process, reached through a socket with a key in the site's folder; only the site's user can
-    read either. The process ends with the SuperNode, with a message of another run, or when no message has come for
-    ``idle`` seconds. If it dies over a message, another process tries that message once more. On Windows, or where
-    Flower installs dependencies for each message, each message is answered in a process of its own.
+    A site has one resident process. It is reached through a socket, with a key in the site's folder; only the site's
+    user can read the socket and the key. The process ends with the SuperNode, with a message of another run, or if no
+    message has come for ``idle`` seconds. If it dies while it answers a message, a new process answers the message
+    once more. On Windows, or if Flower installs dependencies for each message, each message is answered in a process of
+    its own.
 
     The data module is made once: data that change within a run are seen after the next start of the SuperNode.
 
     Args:
-        app: where to import the ClientApp from that :func:`flsv.engines.flower.client_app` made, as
-            ``"package.module:name"``.
+        app: the place to import the real ClientApp from, as ``"package.module:name"``; the real app is made by
+            :func:`flsv.engines.flower.client_app`.
         idle: seconds without a message after which the process ends. 0: every message has a process of its own.
 
     Returns:
-        The app.
+        The ClientApp that passes messages on.
 
     Example:
         >>> app = resident("fedapp.federation:client")
@@ -83,9 +85,15 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
 def _answered(app: str, identity: list[int], message: Message, context: Context) -> tuple[Any, Any, str | None]:
     """Answer a message in this process.
 
+    Args:
+        app: the place to import the real ClientApp from, as ``"package.module:name"``.
+        identity: Flower's ids of the task, the run and the node.
+        message: the message.
+        context: Flower's context of the message.
+
     Returns:
-        The reply, the state that the app keeps in Flower's context, and an error's class: its text, which may contain
-        samples, must not reach the server.
+        The reply, the state that the app stores in Flower's context, and None; after an error None, None and the
+        error's class. The error's text may contain samples, and must not reach the server.
     """
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = identity
     module, _, name = app.partition(":")
@@ -97,7 +105,17 @@ def _answered(app: str, identity: list[int], message: Message, context: Context)
 
 
 def _handed_over(idle: float, app: str, identity: list[int], message: Message, context: Context) -> Any:
-    """Let the site's resident process answer a message, and return what :func:`_answered` returns there.
+    """Let the site's resident process answer a message, and start the process if necessary.
+
+    Args:
+        idle: seconds without a message after which the process ends.
+        app: the place to import the real ClientApp from, as ``"package.module:name"``.
+        identity: Flower's ids of the task, the run and the node.
+        message: the message.
+        context: Flower's context of the message.
+
+    Returns:
+        The results of :func:`_answered` in the resident process.
 
     Raises:
         RuntimeError: the process does not start, or has died twice over this message.
@@ -107,7 +125,7 @@ def _handed_over(idle: float, app: str, identity: list[int], message: Message, c
     key = folder / "socket.key"
     with suppress(FileExistsError), open(key, "xb", opener=partial(os.open, mode=0o600)) as file:
         file.write(secrets.token_bytes(32))
-    # Not in the folder: a socket's path may have some 100 characters only.
+    # The socket is not in the site's folder: its path may not have more than some 100 characters.
     place = f"{tempfile.gettempdir()}/flsv-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.sock"
     link = partial(Client, place, "AF_UNIX", authkey=key.read_bytes())
     terms = json.dumps([app, context.run_id, idle, os.getppid(), place, str(key), sys.path])
@@ -117,7 +135,7 @@ def _handed_over(idle: float, app: str, identity: list[int], message: Message, c
             with suppress(*_BROKEN), link() as there:
                 there.send((context.run_id, (app, identity, message, context)))
                 return there.recv()
-            # There is no process, it belongs to another run, it does not listen yet, or it has died.
+            # Reached if there is no process, or it belongs to another run, does not listen yet, or has died.
             if process is None or process.poll() is not None:
                 break
             time.sleep(0.05)
@@ -128,9 +146,9 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 
 def _live() -> None:
-    """Run the app in the resident process."""
+    """Answer messages in the resident process until it is no longer needed; the process's start calls this."""
     app, own_run, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the SuperNode
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the SuperNode
     import_module(app.partition(":")[0])
     Path(place).unlink(missing_ok=True)
     before = os.umask(0o177)

@@ -30,34 +30,41 @@ from flsv.training.store import ClientStore
 from flsv.training.turn import Turn
 from flsv.utilities.errors import ConfigurationError
 
-#: Function from client ids to the server's next instructions for these clients.
+#: Function that takes client ids and returns the server's next instructions for these clients, by client id.
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
 def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
-    """Return the map, the same on both sides of a federation, and what does not travel because of ``share``."""
+    """Return the map between a module and its vectors, and the entries that ``share`` excludes from vectors.
+
+    Server and clients of a federation compute the same map.
+
+    Args:
+        module: the module.
+        config: the federation's configuration.
+    """
     private = [pattern for strategy in config.strategies.values() for pattern in strategy.private]
     shared = sharing(config.share, module, config.head)
     return ParameterSpace(module, config.head, private, **shared._asdict()), shared
 
 
 class OneProcess:
-    """The engine that runs the clients in this process, one after the other. Other engines are subclasses.
+    """The engine that trains the clients in this process, one after the other; other engines are subclasses.
 
     Args:
         trainer: the trainer, with its module on its device and its optimizers set up.
         data: the data module, with its samples assigned to clients.
         state: the federation's state between rounds, which the run updates.
         store: the state that clients keep between rounds.
-        config: the federation's parts.
+        config: the federation's configuration.
         steps: every client's number of optimizer steps in the fit.
 
     Attributes:
-        space: the map between the module and vectors.
-        shared: the entries that ``share`` excludes.
+        space: the map between the module and its vectors ``[P]``.
+        shared: the module's entries that ``share`` excludes from vectors.
         manager: the clients' data.
-        options: the options that ``configure_optimizers`` set.
-        ranks: the processes; here one.
+        options: the options of optimizers and schedulers that ``configure_optimizers`` has set.
+        ranks: the processes that the federation runs on; in this engine a single one.
     """
 
     ranks: Ranks = ALONE
@@ -65,7 +72,7 @@ class OneProcess:
     #: Whether the clients' data can be read in this process.
     clients_here = True
 
-    #: Whether the Trainer gets one idle batch per round, within which the cohort trains elsewhere.
+    #: Whether the Trainer gets one idle batch per round, during which the engine trains the cohort itself.
     idle = False
 
     def __init__(
@@ -89,7 +96,7 @@ class OneProcess:
 
     @property
     def cohort(self) -> CohortTraining:
-        """Return the training of the cohorts.
+        """Return the object that trains the cohorts.
 
         Raises:
             RuntimeError: training has not started.
@@ -105,32 +112,39 @@ class OneProcess:
 
     @property
     def device(self) -> torch.device:
-        """Return the module's device."""
+        """Return the device of the trainer's module."""
         return self.trainer.lightning_module.device
 
     def patches(self) -> list[tuple[Any, str, Any]]:
-        """Return the attributes to replace during the fit, as owner (the trainer or its module), name and value."""
+        """Return the attributes of the trainer or its module that are replaced during the fit: for each, the object
+        that has it, its name, and the new value."""
         return []
 
     # ---- before the first round
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
-        """Refuse metrics that this engine cannot measure.
+        """Refuse metrics that this engine cannot compute; here all are allowed.
 
         Args:
-            fields: the round's fields that each metric reads, by metric and argument.
-            evaluating: the metrics for which clients evaluate models.
+            fields: ``{metric: {argument: field}}``, the field of the round that each argument of a metric reads.
+            evaluating: the metrics, by name, for which clients evaluate models.
+
+        Raises:
+            ConfigurationError: in other engines: a metric cannot be computed.
         """
 
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
-        """Make the evaluation of coalitions' models, and try every evaluation that the run will do.
+        """Make the evaluator of coalitions' models, and try every kind of evaluation that the run needs.
 
         Args:
-            measures: metric name to the performance of coalitions' models that the metric reads.
-            evaluating: the metrics for which clients evaluate models.
+            measures: ``{metric: performance}``, the performance of coalitions' models that each metric reads.
+            evaluating: the metrics, by name, for which clients evaluate models.
 
         Returns:
-            The games; None where no metric evaluates coalitions.
+            The evaluator of coalitions; None: no metric evaluates coalitions.
+
+        Raises:
+            ConfigurationError: a performance is not available for this module or data.
         """
         trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
@@ -170,10 +184,10 @@ class OneProcess:
                 self.manager.tried()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Start the client side, once the optimizers are set up.
+        """Prepare for the training of clients, after the optimizers are set up.
 
         Args:
-            buffers: counters and masks of a checkpoint, which vectors do not hold; None: the module's own.
+            buffers: the counters and masks of a checkpoint, which vectors do not hold; None: the module keeps its own.
         """
         turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
         if buffers is not None:
@@ -183,28 +197,28 @@ class OneProcess:
     # ---- a round
 
     def loader(self) -> Any:
-        """Return the train dataloader of the current round's cohort; it may be asked for twice."""
+        """Return the train dataloader of the current round's cohort; a second call returns the same one."""
         if self._loader is None or self._loader.round_index != self._state.round_index:
             self._loader = self._load(self._state.cohort)
         return self._loader
 
     def begin_round(self) -> Tensor:
-        """Begin a round: return the global model ``[P]``, which the module holds."""
+        """Begin a round, and return the global model ``[P]``, which the module holds."""
         self.cohort.turn.shared.begin_round()
         return self.cohort.global_vector
 
     def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
-        """Tell the cohort what to do.
+        """Give the server's instructions to the cohort's clients.
 
         Args:
             instructions: the instructions by client id.
-            sent: called with the instructions that have been sent.
+            sent: a function that is called with the instructions that have been sent.
         """
         sent(instructions)
         self.cohort.begin_round(self._batches(), instructions, self.data.num_samples)
 
     def end_training(self) -> CohortTraining:
-        """End the cohort's training, and return what has come of it."""
+        """End the cohort's training: apply collusions, and return the training, which holds the clients' updates."""
         training = self.cohort
         training.turn.shared.end_turns()
         colluders = [each for each in self._config.uploads if isinstance(each, Collusion)]
@@ -212,34 +226,44 @@ class OneProcess:
         return training
 
     def agree(self, round: Round, contributions: Mapping[str, Tensor]) -> None:
-        """Check, when the round is over, that all processes that are the server have come to the same."""
+        """Check at the end of a round that all processes have computed the same results; here there is one process.
+
+        Args:
+            round: the round.
+            contributions: the metrics' values by name.
+        """
 
     def commit(self) -> None:
-        """Keep what clients have staged in this round."""
+        """Store the state that clients have changed in this round."""
         self.store.commit()
 
     def settle(self) -> None:
-        """Do what can only be done once the next cohort is drawn."""
+        """Finish the round after the next cohort is drawn; here nothing is left to do."""
 
     def discard(self) -> bool:
-        """Forget an unfinished round. Return whether there was one."""
+        """Forget an unfinished round.
+
+        Returns:
+            Whether there was an unfinished round.
+        """
         self.store.discard()
         return self._cohort is not None and self._cohort.discard()
 
     def within_round(self) -> dict[str, Tensor] | None:
-        """Return the global model's ``state_dict`` at the round's start while the module is a client; else None."""
+        """Return the ``state_dict`` of the global model at the round's start, if the module holds a client's model now;
+        None: no round is in progress, and the module holds the global model."""
         return self.cohort.turn.shared.global_state_dict() if self.cohort.active else None
 
     # ---- between rounds
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        """Score the clients' own models on their own test splits.
+        """Score each client's own model on the client's own test split.
 
         Args:
-            instruct: returns the server's next instructions for some clients.
+            instruct: a function that returns the server's next instructions for some clients.
 
         Returns:
-            Scores ``[n]`` by name.
+            Scores ``[n]`` of the federation's n clients, by the score's name.
         """
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
@@ -247,31 +271,49 @@ class OneProcess:
         return self.manager.own_scores(self._mine(), models, state.model())
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Return the model ``[P]`` that each client would start the next round from, where it is not the global one."""
+        """Return the models ``[P]`` that clients would use after the server's next instructions.
+
+        Args:
+            instruct: a function that returns the server's next instructions for some clients.
+
+        Returns:
+            Models by client id, of the clients that would use another model than the global one.
+        """
         return self._received(instruct)
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
-        """Write the pictures that clients of the round keep, each into its own folder below this one."""
+        """Write the files (pictures, tables) that clients have stored in a round.
+
+        Args:
+            cohort: ids of the round's clients.
+            round_index: the round's index, from 0.
+            folder: the run's folder; each client has its own folder in it.
+        """
         names = client_folders(self.data.client_names)
         for client in set(self._mine()).intersection(cohort):
             with opened(self.manager.locals[client]) as local:
                 write_artifacts(local, folder / names[client], round_index)
 
     def kept(self) -> dict[int, Any]:
-        """Return what clients keep between two rounds, for a checkpoint."""
+        """Return the state that clients keep between rounds, by client id, for a checkpoint."""
         return self.store.state_dict()
 
     # ---- the end
 
     def failed(self, exception: BaseException, place: str) -> None:
-        """Take note that the fit has failed with this exception."""
+        """Handle the failure of the fit; here nothing is to be done.
+
+        Args:
+            exception: the exception that ends the fit.
+            place: a description of where it was raised.
+        """
 
     def close(self) -> None:
         """Restore the trainer as it was before the fit."""
         if self._cohort is not None:
             self._cohort.turn.remove()
 
-    # ---- what another engine does otherwise
+    # ---- methods that other engines override
 
     def _make_manager(self) -> ClientManager:
         return ClientManager(self.trainer, self.data, self.space, self.store)
@@ -280,17 +322,18 @@ class OneProcess:
         return CohortTraining(turn, self.manager)
 
     def _mine(self) -> Sequence[int]:
-        """Return the clients that are in this process."""
+        """Return the ids of the clients whose data are in this process."""
         return range(self._state.num_clients)
 
     def _received(self, instruct: Instruct) -> dict[int, Tensor]:
         return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
 
     def _batches(self) -> Any:
-        """Return the batches that clients train on; in this engine those that the Trainer goes through."""
+        """Return the loader of the batches that clients train on; in this engine it is the Trainer's loader."""
         return self.loader()
 
     def _load(self, clients: list[int]) -> CohortLoader:
+        """Make the loader of the batches that the given clients train on in the current round."""
         return CohortLoader(
             self.data,
             clients,
@@ -302,7 +345,7 @@ class OneProcess:
 
 
 class IdleProcess(OneProcess):
-    """Base class of engines whose cohort trains elsewhere, within the Trainer's one idle batch per round."""
+    """Base class of engines that train the cohort themselves, while the Trainer processes one idle batch per round."""
 
     idle = True
 

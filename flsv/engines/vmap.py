@@ -23,12 +23,18 @@ from flsv.training.turn import Turn
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
-#: Clients that are trained at once.
+#: Number of clients that are trained at once.
 ON_CPU, ON_GPU = 50, 256
 
 
 class _Begun(NamedTuple):
-    """A client that waits to be trained: its turn, its model, its batches."""
+    """A client that is ready to be trained as a row of the batched model.
+
+    Attributes:
+        turn: the context of the client's training.
+        state: the parameters and buffers of its model by name.
+        given: its batches.
+    """
 
     turn: ClientContext
     state: State
@@ -36,16 +42,16 @@ class _Begun(NamedTuple):
 
 
 class VmapCohort(CohortTraining):
-    """The training of a cohort in chunks of clients, all within the round's idle batch.
+    """The training of a cohort in chunks of clients, each chunk as one batched model, during the round's idle batch.
 
-    Every client's turn begins and ends as in one process, in the order of the cohort, with the client's model in the
-    module; in between the client is a row of the batched model.
+    Every client's training begins and ends as in :class:`CohortTraining`, in the order of the cohort, with the client's
+    model in the module; in between the client's model is trained as a row of the batched model.
 
     Args:
-        turn: the turns of the clients.
+        turn: begins and ends the training of each client.
         manager: the clients' data.
         seed: the run's seed.
-        chunk: number of clients trained at once; None: 50 on a CPU, 256 on a GPU.
+        chunk: the number of clients that are trained at once; None: 50 on a CPU, 256 on a GPU.
 
     Raises:
         NotBatched: a trial shows that the module cannot be trained as a batched model.
@@ -56,7 +62,7 @@ class VmapCohort(CohortTraining):
         self._module: Any = turn.shared.module
         self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
         space = turn.shared.space
-        # These entries are the same at all clients, so the module's own are used.
+        # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
         self._unstacked = {*space.constant_names, *space.non_finite_names}
         self._unused = try_rows(self._trainer, space, seed, shared=False, unstacked=self._unstacked)
         self._now: int | None = None
@@ -70,7 +76,7 @@ class VmapCohort(CohortTraining):
 
     @property
     def client(self) -> int | None:
-        """Return the client whose turn begins or ends; None while many train."""
+        """Return the id of the client whose training begins or ends; None: many clients are trained at once."""
         return self._now
 
     @property
@@ -78,7 +84,7 @@ class VmapCohort(CohortTraining):
         return f"{len(self._visits)} at once"
 
     def begin_batch(self, batch: Any = None) -> bool:
-        """Train the whole cohort."""
+        """Train the whole cohort, chunk by chunk; the Trainer's batch is not used."""
         # Parameters that a callback has frozen at the round's start have no gradient from here on.
         clip = clipping(self._trainer)
         self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, self._unused)
@@ -92,6 +98,7 @@ class VmapCohort(CohortTraining):
         return True
 
     def _begin(self, place: int) -> _Begun:
+        """Begin the training of the cohort's client number ``place``, and return its model and batches."""
         visit = self._visits[place]
         self._now = visit.client
         client = visit.client
@@ -107,6 +114,7 @@ class VmapCohort(CohortTraining):
         return _Begun(turn, state, given)
 
     def _train(self, begun: list[_Begun]) -> None:
+        """Train a chunk of clients as one batched model, and end each client's training."""
         states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
         try:
             with batched_steps(self._trainer):
@@ -125,26 +133,26 @@ class VmapCohort(CohortTraining):
 
 @checked
 class VmapProcess(IdleProcess):
-    """The engine ``FederatedLoop(engine="vmap")``, which trains many small clients at once, by ``torch.func.vmap``.
+    """The engine ``FederatedLoop(engine="vmap")``, which trains many small clients at once with ``torch.func.vmap``.
 
-    It takes modules with automatic optimization whose ``training_step`` is a function of the module's parameters, its
-    buffers and the batch, with one of torch's elementwise optimizers. Other modules are refused before training. Before
-    its first round, every run trains a few batches of a client both ways and raises an error unless the results agree
-    to 1e-5. A round equals that of ``engine="sequential"`` up to rounding, not to the bit; runs of this engine resume
-    bit for bit if the number of clients at once stays the same.
+    The engine works for modules with automatic optimization whose ``training_step`` is a function of the module's
+    parameters, its buffers and the batch, with one of torch's elementwise optimizers. Other modules are refused before
+    training. Before its first round, every run trains a few batches of a client both ordinarily and batched, and raises
+    an error unless the results agree to 1e-5. A round equals a round of ``engine="sequential"`` up to rounding, not to
+    the bit; runs of this engine resume bit for bit if the number of clients at once stays the same.
 
     Values that ``training_step`` logs are dropped. Callbacks with hooks around a batch are refused, except Lightning's
-    that are known to change nothing; these see one idle batch a round.
+    own callbacks that are known to change nothing; their hooks are called for one idle batch per round.
 
-    Memory: beside the cohort's matrix, the model, gradient, optimizer state, training batches and activations of every
-    client that trains at once.
+    Beside the models of the whole cohort, memory holds the model, gradient, optimizer state, training batches and
+    activations of every client in the chunk that trains at once.
 
     Args:
         options: the arguments of :class:`OneProcess`.
-        chunk: number of clients trained at once; None: 50 on a CPU, 256 on a GPU.
+        chunk: the number of clients that are trained at once; None: 50 on a CPU, 256 on a GPU.
 
     Raises:
-        ConfigurationError: the fit cannot be trained at once; the message says why.
+        ConfigurationError: the clients cannot be trained at once; the message gives the reason.
 
     Example:
         >>> from functools import partial

@@ -1,8 +1,8 @@
 """Tests whether the global model is better than a constant answer, and whether the metrics' values distinguish clients.
 
-Contributions to a model that has learned nothing are chance. A classifier's performance is tested by the measure of
-each metric that evaluates coalitions; where there is none, by the mean recall, if the server has a validation set with
-classes and ``forward`` returns logits.
+Contributions to a model that has learned nothing are random. A classifier is tested by the performance of each metric
+that evaluates coalitions; without such a metric it is tested by the mean recall, if the server has a validation set
+with classes and the module's ``forward`` returns logits.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from flsv.training.local_steps import limited
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
-#: The tests' level: how often a model that has learnt nothing passes, at most (about, for balanced accuracy).
+#: The tests' level: the largest probability (for balanced accuracy, about) that a model passes that has learnt nothing.
 LEVEL = 0.05
-#: Performances for which that of a constant answer is known.
+#: Performances for which the performance of a constant answer is known.
 TESTED = ("accuracy", "balanced_accuracy", "per_class_accuracy", "negative_loss")
-#: Stand-in for a metric's name where no metric's performance can be tested.
+#: Stand-in for a metric's name if no metric evaluates coalitions.
 NO_METRIC = ""
 
 
 @dataclass(frozen=True)
 class LearningResult:
-    """The test's result for one model and performance.
+    """Result of the test whether a model is better than a constant answer.
 
     Args:
-        by: the performance.
-        value: the model's performance; None where it is not finite.
-        apart: whether the model is significantly better than a constant answer; None where that cannot be tested.
+        by: the name of the performance.
+        value: the model's performance; None: it is not finite.
+        apart: whether the model is significantly better than a constant answer; None: this cannot be tested.
     """
 
     by: str
@@ -57,12 +57,19 @@ class LearningResult:
 
 
 def initial_scores(trainer: L.Trainer, run: FederationRun) -> dict[str, float | None]:
-    """Return the performance of the present model, by metric; called before the first round."""
+    """Return the global model's performance before the first round, by the metric's name; None: it is not finite.
+
+    Args:
+        trainer: the fit's trainer.
+        run: the run, before its first round.
+    """
     return {name: verdict.value for name, verdict in learning_results(trainer, run)[0].items()}
 
 
 def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
-    """Make the part of the run's record that says what the model has learned.
+    """Make the part of the run's record about the test whether the model has learned anything.
+
+    A warning is shown for each performance by which the model is not better than a constant answer.
 
     Args:
         trainer: the fit's trainer.
@@ -70,8 +77,8 @@ def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
 
     Returns:
         ``"paid_in"``: by metric, the performance at the run's start and end, the sum of the clients' values, and
-        whether the model is better than a constant answer; ``"not_known"``: why that is not known, where it is not;
-        ``"undecided"``: the metrics whose values distinguish no clients, see :func:`inconclusive_metrics`.
+        whether the model is better than a constant answer; ``"not_known"``: the reason why the test is not possible, if
+        it is not; ``"undecided"``: the result of :func:`inconclusive_metrics`, if there are such metrics.
     """
     found, unknown = learning_results(trainer, run)
     values, start = run.metrics.contributions, run.state.start
@@ -102,8 +109,8 @@ def inconclusive_metrics(metrics: Mapping[str, Metric], values: Mapping[str, Ten
         values: the metrics' values by name.
 
     Returns:
-        By metric, the number of ``"evaluations"`` so far and the number ``"needed"`` to distinguish a pair, see
-        :mod:`flsv.functional.shapley.studentized_range`.
+        By metric, the number of ``"evaluations"`` so far and the number ``"needed"`` to distinguish a pair of clients,
+        see :mod:`flsv.functional.shapley.studentized_range`.
     """
     found = {}
     for name, value in values.items():
@@ -122,11 +129,15 @@ def inconclusive_metrics(metrics: Mapping[str, Metric], values: Mapping[str, Ten
 
 
 def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, LearningResult], str | None]:
-    """Test the global model by each metric's performance.
+    """Test whether the global model is better than a constant answer, by each metric's performance.
+
+    Args:
+        trainer: the fit's trainer.
+        run: the run.
 
     Returns:
-        The results by metric, under ``NO_METRIC`` where no metric evaluates coalitions; and the reason why it is not
-        known whether the model has learned anything, or None.
+        The results by the metric's name (one result under ``NO_METRIC`` if no metric evaluates coalitions), and the
+        reason why the test is not possible; None: it is possible.
     """
     model = run.state.model()
     found = _of_games(run, model)
@@ -142,7 +153,7 @@ def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, 
 
 
 def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
-    """Test the model by the performance of each metric that evaluates coalitions."""
+    """Test a model ``[P]`` by the performance of each metric that evaluates coalitions; return results by metric."""
     found: dict[str, LearningResult] = {}
     evaluators: dict[Any, Any] = {}
     scores: dict[Any, Any] = {}
@@ -173,9 +184,16 @@ def _beats_constant(scores: Any, measure: str | ModelScore) -> bool | None:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | str:
-    """Score a classifier on as many validation batches as the trainer uses; return the reason where that fails.
+    """Score a classifier on as many validation batches as the trainer uses, without changes to the fit.
 
-    One batch at a time is in memory, and the fit is not changed."""
+    Args:
+        trainer: the fit's trainer.
+        run: the run.
+        model: ``[P]``, the classifier.
+
+    Returns:
+        The scores, or the reason, as text, why there are none.
+    """
     data, space, module = run.engine.data, run.engine.space, trainer.lightning_module
     loaders, limit = data.val_dataloader(), trainer.limit_val_batches
     if not loaders:
@@ -207,21 +225,24 @@ def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | s
 
 
 def _finite(values: Tensor) -> float | None:
+    """Return the mean of a tensor; None: it is not finite."""
     value = float(values.mean())
     return value if math.isfinite(value) else None
 
 
 def beats_constant(scores: Scores, performance: str) -> bool:
-    r"""Test whether a model's score on the validation set is significantly above that of a constant answer.
+    r"""Test whether a model's performance on the validation set is significantly above that of any constant answer.
 
     Args:
-        scores: the scores of one model, K = 1.
-        performance: ``"accuracy"``: against the majority class, by the exact McNemar test on the samples on which the
-            two differ. ``"negative_loss"``: against the classes' shares on the set, the best constant answer. For
-            predictions that are independent of the labels, the likelihood ratio has a mean of 1 at most, so that it is
-            above :math:`1/\alpha` with probability :math:`\alpha` at most (Markov's inequality).
-            ``"balanced_accuracy"``, ``"per_class_accuracy"``: against 1 / M over the classes that occur, by the
-            normal interval of the mean recall, with one sample right and one wrong added to every class.
+        scores: the scores of a single model.
+        performance: ``"accuracy"``: the model is compared with the majority class, by the exact McNemar test on the
+            samples on which only one of the two is right. ``"negative_loss"``: the model is compared with the classes'
+            shares in the validation set, the best constant answer. For predictions that are independent of the labels,
+            the likelihood ratio has a mean of 1 at most, so that it is above :math:`1/\alpha` with a probability of
+            :math:`\alpha` at most (Markov's inequality; :math:`\alpha` is the level).
+            ``"balanced_accuracy"``, ``"per_class_accuracy"``: the model's mean recall is compared with 1 / M, with M
+            the number of classes that occur, by the recall's normal interval, with one right and one wrong sample added
+            to every class.
 
     Example:
         >>> def scores(correct, support, loss):
@@ -252,18 +273,19 @@ def beats_constant(scores: Scores, performance: str) -> bool:
 def score_beats_chance(score: str, value: float, labels: Tensor, num_classes: int) -> bool:
     """Test whether a score of probabilities is significantly above the score of predictions independent of the labels.
 
-    The latter's mean and error follow from the labels' counts alone: the mean over the classes that occur (of two
-    classes, that of class 1), and the error as if all classes' errors were fully correlated, so that it is not too
-    small.
+    The mean and the error of such predictions' score follow from the labels' counts alone. The mean is taken over the
+    classes that occur (with two classes: class 1 only), and the error is computed as if all classes' errors were fully
+    correlated, so that it is not too small.
 
     Args:
-        score: in :data:`flsv.games.class_scores.CLASS_SCORES`. ``"auroc"``: 1/2, with Mann and Whitney's variance.
-            ``"average_precision"``: about a class's share, with the mean and (to the second order) the variance over
-            all orders; the distribution is skewed, so that the margin is two errors. ``"f1"``: at most 2p / (1 + p)
-            for the share p of class 1 of two, and at most 1 / M of M classes, for any shares of the predictions.
+        score: the score's name, in :data:`flsv.games.class_scores.CLASS_SCORES`. Predictions independent of the labels
+            have an ``"auroc"`` of 1/2, with Mann and Whitney's variance; an ``"average_precision"`` of about a class's
+            share, with the mean and (to the second order) the variance over all orders of the samples, and a margin of
+            two errors, since the distribution is skewed; an ``"f1"`` of at most 2p / (1 + p) with two classes, where p
+            is the share of class 1, and of at most 1 / M with M classes.
         value: the model's score.
-        labels: int64 ``[N]``, the validation set's labels.
-        num_classes: M.
+        labels: int64 ``[N]``, the labels of the N validation samples.
+        num_classes: the number M of classes.
 
     Example:
         >>> labels = torch.tensor([0, 1] * 50)

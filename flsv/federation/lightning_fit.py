@@ -1,4 +1,4 @@
-"""LightningFit: one ``Trainer.fit`` of a federation, with the changes of the trainer that are undone at its end."""
+"""LightningFit: one ``Trainer.fit`` of a federation, and the changes to the trainer that are undone at its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from flsv.training.local_steps import LocalSteps
 
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
 
-#: Warnings that Lightning would repeat in every round, of its own code and of an epoch that is a round.
+#: Warnings that Lightning would repeat in every round.
 _EVERY_ROUND = (
     r".*isinstance\(treespec, LeafSpec\)",
     r"The number of training batches \(\d+\) is smaller than the logging",
@@ -53,23 +53,23 @@ _EVERY_ROUND = (
 
 
 class LightningFit:
-    """One fit, from its setup on: Lightning's side of a :class:`flsv.federation.run.FederationRun`.
+    """One fit of a federation: connects a Lightning Trainer with a :class:`flsv.federation.run.FederationRun`.
 
     Args:
         trainer: the fit's trainer.
         data: the data module, with its samples assigned to clients.
-        config: the loop's arguments.
+        config: the loop's configuration.
         metrics: the loop's metrics.
         state: the federation's state at the beginning of the fit.
         run_state: the state of clients, optimizers and files, which a checkpoint holds beside ``state``.
-        plan: the training of the coalitions that metrics ask for.
+        plan: the training of the coalitions that metrics need.
 
     Attributes:
         fitting: whether the fit has not ended.
-        given_seed: the loop's seed, or ``seed_everything``'s, or None.
+        given_seed: the loop's seed, or the seed of ``seed_everything``; None: neither is set.
         federation: the run; None before ``on_fit_start``.
         reports: the output of the run; None before ``on_fit_start``.
-        cohort: the training of the cohorts; None before training starts.
+        cohort: the object that trains the cohorts; None before training starts.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class LightningFit:
         )
 
     def start(self, module: L.LightningModule) -> None:
-        """Make the run and its reports, once the module is on its device and everything is set up."""
+        """Make the run and its reports, after the module is on its device and the optimizers are set up."""
         trainer, run_state, config = self.trainer, self.run_state, self.config
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
@@ -156,12 +156,12 @@ class LightningFit:
         self.reports = RunReports(trainer, self.federation, run_state, self.files, told)
 
     def begin_training(self, module: L.LightningModule) -> None:
-        """Begin training, once the optimizers are set up."""
+        """Prepare the engine, the reports and the trainer's hooks for the first round of this fit."""
         trainer, federation, run_state = self.trainer, self.running, self.run_state
         engine = federation.engine
         assert self.reports is not None
         algorithm: Any = federation.config.client_algorithm
-        if algorithm is not None:  # before the module's own hooks are patched
+        if algorithm is not None:  # this comes before the module's own hooks are patched
             algorithm.check_fit(trainer, federation.config)
         if run_state.configured_options is not None:
             engine.options.apply(run_state.configured_options)
@@ -171,7 +171,7 @@ class LightningFit:
         run_state.buffers = None
         self.cohort = cohort = engine.cohort
         batch_idx = (lambda: 0) if engine.idle else (lambda: cohort.batch_idx)
-        # After the engine's checks, which look at the module's own hooks.
+        # This comes after the engine's checks, which look at the module's own hooks.
         hooks = BatchHooks(trainer, batch_idx, self.begin_batch, partial(self.end_batch, module), engine.idle)
         self._undo.callback(hooks.remove)
         self.reports.look_at_start()
@@ -180,11 +180,11 @@ class LightningFit:
         weights = global_weights(trainer, engine.within_round)
         self._change(weights, *self.average.changes)
 
-    # ---- what is known
+    # ---- the state of the fit
 
     @property
     def running(self) -> FederationRun:
-        """Return the run.
+        """Return the run of this fit.
 
         Raises:
             RuntimeError: the fit has not started.
@@ -195,22 +195,22 @@ class LightningFit:
 
     @property
     def within_round(self) -> bool:
-        """Return whether clients train at present, so that the module holds a client's model."""
+        """Return whether clients are being trained now, so that the module holds a client's model."""
         return self.cohort is not None and self.cohort.active
 
     @property
     def current_client(self) -> int | None:
-        """Return the client whose turn it is; None after the cohort's last, and outside of a round."""
+        """Return the id of the client that trains now; None between rounds and after the cohort's last client."""
         return self.cohort.client if self.cohort is not None and self.cohort.active else None
 
     def place(self) -> str:
-        """Describe in words which client trains in which round."""
+        """Return a text about the present client and round, such as ``"while client 2 trained in round 6"``."""
         return where(self.current_client, self.state.round_index, self.data.client_names)
 
     # ---- within a round
 
     def begin_round(self) -> None:
-        """Begin a round, at which the module holds the global model."""
+        """Begin a round, while the module holds the global model."""
         self.finetuning.begin_round()
         self.average.begin_round()
         self.running.begin_round()
@@ -250,10 +250,10 @@ class LightningFit:
     # ---- between rounds
 
     def end_epoch(self) -> None:
-        """End Lightning's epoch; discard a round that was stopped before its last batch.
+        """End Lightning's epoch; discard the round if it was stopped before its last batch.
 
         Raises:
-            RuntimeError: the round was stopped although the fit goes on.
+            RuntimeError: the round was stopped before its last batch, although the fit goes on.
         """
         early = "the epoch ended before the round's last batch"
         if self.within_round:
@@ -267,12 +267,16 @@ class LightningFit:
             self.boundary.remember()
 
     def begin_validation(self) -> None:
-        """Discard an unfinished round before validation, so that the module is no half-trained client."""
+        """Discard an unfinished round before validation, so that the module holds the global model."""
         if self.fitting and self.within_round:
             self.discard("the epoch ended before the round's last batch")
 
     def discard(self, why: str) -> None:
-        """Forget an unfinished round."""
+        """Forget an unfinished round, and warn; without an unfinished round do nothing.
+
+        Args:
+            why: the reason, for the warning.
+        """
         if self.federation is not None and self.federation.engine.discard():
             warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
@@ -282,7 +286,7 @@ class LightningFit:
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Turn a checkpoint of an unfinished round into that of the round's start."""
+        """Change a checkpoint that Lightning saves during a round into a checkpoint of the round's start."""
         if self.boundary is None or self.reports is None:
             return
         self.reports.flush()
@@ -297,7 +301,7 @@ class LightningFit:
     # ---- the end
 
     def finish(self) -> None:
-        """Finish a run whose training has ended normally: train waiting coalitions, and write the final reports."""
+        """Finish a run after its last round: train coalitions that metrics still need, and write the final reports."""
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
@@ -309,12 +313,18 @@ class LightningFit:
         self.reports.finish()
 
     def end(self) -> None:
-        """Finish a resumed run that had no round left, if its coalitions are still to be trained."""
+        """Finish a resumed run that had no round left, if its coalitions still have to be trained."""
         if not self._finished and self.plan.left:
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
-        """Handle an error of the fit: name the client, forget the round, and restore the trainer and the module."""
+        """Handle an error of the fit: add the client and the round to it, forget the round, and restore the trainer and
+        the module.
+
+        Args:
+            module: the fit's module.
+            exception: the error; a note is added to it.
+        """
         try:
             if self.federation is not None:
                 self.federation.engine.failed(exception, self.place())
@@ -322,7 +332,7 @@ class LightningFit:
                 exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
                 self.discard(f"{type(exception).__name__} {self.place()}")
             self.average.restore(module)
-        finally:  # release the folder's lock, too, even if restoring the module failed
+        finally:  # even if restoring the module failed, the folder's lock is released
             self.close(failed=True)
         if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
             self.reports.stopped()
@@ -330,7 +340,11 @@ class LightningFit:
             exception.code = 128 + signal.SIGTERM  # Lightning would exit with status 0
 
     def close(self, failed: bool = False) -> None:
-        """Restore the trainer and the module as they were before the fit."""
+        """Undo the changes to the trainer and its module, and close the reports.
+
+        Args:
+            failed: whether the fit has failed.
+        """
         self.fitting = False
         self._undo.close()
         if self.reports is not None:
@@ -338,12 +352,13 @@ class LightningFit:
         if self.federation is not None:
             self.federation.engine.close()
 
-    # ---- what the trainer asks
+    # ---- changes to the trainer
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
+        """Replace attributes until the fit's end; each change is an object, an attribute's name and the new value."""
         self._undo.callback(PatchedAttributes(list(changes)).restore)
 
     def _round_loader(self) -> Any:
-        """Return the coming round's train dataloader, or a stand-in of its length before the run exists."""
+        """Return the next round's train dataloader; before the run exists, a stand-in of the dataloader's length."""
         length = counted_length(self.trainer, self.steps)
         return self.running.loader() if length is None else length

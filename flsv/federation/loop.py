@@ -54,7 +54,7 @@ _ARGUMENTS = tuple(field.name for field in fields(FederationConfig))
 
 
 class FederatedLoop(ReadOnlyArguments, L.Callback):
-    """Callback that trains a LightningModule federated, and measures every client's contribution during training.
+    """Callback that trains a LightningModule as a federation, and measures each client's contribution during training.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
     the number of rounds; ``limit_train_batches`` applies to each client and local epoch; gradient accumulation is reset
@@ -64,9 +64,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     difference. You may change ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a
     scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn; the new values take effect.
 
-    A scheduler with ``interval="epoch"`` steps once a round; a scheduler with ``interval="step"`` belongs to the
-    client, also where ``training_step`` steps it itself. ``trainer.estimated_stepping_batches`` is the number of steps
-    of one client in all rounds that it is drawn in, and ``trainer.is_last_batch`` is true at each client's last batch.
+    A scheduler with ``interval="epoch"`` steps once a round; every client has its own scheduler with
+    ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is a client's number
+    of steps in all rounds that it is drawn in, and ``trainer.is_last_batch`` is true at each client's last batch.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
     contributions, the round's weights and the last scores of the clients' own models (``<metric>/client_<i>``,
@@ -74,20 +74,20 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     ``EarlyStopping``. ``WeightAveraging`` averages the global models.
 
     Args:
-        aggregator: how the clients' models become the next global one. Default: FedAvg.
-        metrics: name to contribution metric, or a ``MetricCollection``; ``loop.metrics[name]`` is the live metric. In
+        aggregator: the aggregator, which makes the next global model from the clients' models. Default: FedAvg.
+        metrics: contribution metrics by name, or a ``MetricCollection``; ``loop.metrics[name]`` is the live metric. In
             Python, any torchmetrics ``Metric`` whose ``update`` arguments are named after attributes of ``flsv.Round``.
         personalizer: gives clients start points of their own. Default: all clients start from the global model.
-        sampler: draws each round's cohort. Default: every client takes part.
+        sampler: the sampler, which draws each round's cohort. Default: every client takes part.
         client_algorithm: changes the clients' training, such as ``flsv.training.algorithms.FedProx``.
         uploads: changes that clients make to their updates before sending them, in this order: attacks, which the
-            server does not know of; ``flsv.privacy.GaussianPrivacy``, with the budget at which the fit stops, which
-            adds the metric ``"epsilon"``; compression, such as ``flsv.uploads.TopK``.
+            server does not know of; ``flsv.privacy.GaussianPrivacy``, whose budget ends the fit and which adds the
+            metric ``"epsilon"``; compression, such as ``flsv.uploads.TopK``.
         filters: filters that the server applies to a cohort's updates before it measures and averages them, in this
             order, such as ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an
             ``OutlierFilter()``, which warns. Non-finite updates, and updates so large that they swamp the sum
             numerically, are always dropped.
-        local_epochs: passes over a client's data per round.
+        local_epochs: the number of passes over a client's data per round.
         optimizer_state: ``"reset"`` starts each round with a fresh optimizer; ``"persist"`` restores the client's state
             from its last round.
         share: the entries of the module that are shared: ``"all"``; ``"trainable"``, the parameters that require a
@@ -96,10 +96,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             and tensor. Everything else stays local: each client keeps its own copy for training and evaluation, and the
             global model keeps the initial values.
         evaluation: when the clients' own models are evaluated on their own test splits. Default: never.
-        reporting: what the run shows and writes, see :class:`flsv.results.folder.Reporting`.
-        seed: the seed from which every random choice derives. Default: that of ``seed_everything``, else random.
-        engine: how clients run in this process. ``"sequential"``: one after the other; ``"vmap"``: many small ones at
-            once, see :class:`flsv.engines.vmap.VmapProcess`; or, in Python, a factory returning an engine.
+        reporting: options of tables, figures and files, see :class:`flsv.results.folder.Reporting`.
+        seed: the seed of every random choice. Default: the seed of ``seed_everything``, else a random seed.
+        engine: how clients are trained. ``"sequential"``: one after the other; ``"vmap"``: many small clients at once,
+            see :class:`flsv.engines.vmap.VmapProcess`; or, in Python, a function that returns an engine.
 
     Raises:
         ConfigurationError: an argument or combination is wrong, before training starts.
@@ -117,7 +117,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return an argument, as :attr:`config` has it."""
+            """Return the loop's argument of this name, an attribute of :attr:`config`."""
 
     @checked
     def __init__(
@@ -141,7 +141,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         given = locals()
         self.config = config = FederationConfig(**{name: given[name] for name in _ARGUMENTS})
         for name in _ARGUMENTS:
-            if name != "metrics":  # which are the live ones
+            if name != "metrics":  # the property returns the live metrics
                 setattr(self, name, getattr(config, name))
         spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
         self.contribution_metrics = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
@@ -153,7 +153,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @cached_property
     def _described(self) -> dict[str, str]:
-        """Return the settings as of the first fit: objects may change during a fit."""
+        """Return the settings as text, as they were before the first fit: a fit may change the objects."""
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
@@ -174,11 +174,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             3
         """
         given = {name: getattr(self.config, name) for name in _ARGUMENTS if name not in changes}
-        functions = {name: given.pop(name) for name in ("engine", "share") if name in given}  # which may hold anything
+        functions = {name: given.pop(name) for name in ("engine", "share") if name in given}  # not copied
         return type(self)(**copy.deepcopy(given), **functions, **changes)
 
     def without_files(self) -> FederatedLoop:
-        """Return the same loop, which writes nothing."""
+        """Return a new loop with the same arguments that writes no files."""
         return self.replace(reporting=replace(self.reporting, files=False))
 
     # ---- Lightning's hooks
@@ -232,7 +232,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if stage == "fit" and self._lightning_fit is not None:
             self._lightning_fit.close()
 
-    # ---- what is saved
+    # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next round needs, beside the global model."""
@@ -256,16 +256,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._plan.load_state_dict(state_dict["coalitions"])
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
-        """Check that this fit can resume from a ``state_dict``.
+        """Check that this fit can resume from a ``state_dict`` of a loop.
 
         Raises:
-            ConfigurationError: it cannot; the message names the difference.
+            ConfigurationError: the fit cannot resume; the message names the difference.
         """
         seed = self._lightning_fit and self._lightning_fit.given_seed
         check_state(state_dict, __version__, self.run_state.identity, seed, max_epochs)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        # A wrapped data module's hyper-parameters are no arguments of FederatedDataModule, nor always safe to load.
+        # A wrapped data module's hyper-parameters are not arguments of FederatedDataModule, nor always safe to load.
         checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
         if self._lightning_fit is not None:
             self._lightning_fit.rewind(checkpoint)
@@ -273,7 +273,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def __getstate__(self) -> dict[str, Any]:
         """Return the loop's state between two rounds, without trainer and data, so that a copy can be fitted anew."""
         run = None if self._lightning_fit is None else self._lightning_fit.federation
-        given = {"log": None, "log_dict": None}  # by Lightning, of the module
+        given = {"log": None, "log_dict": None}  # Lightning sets them to the module's methods
         return {
             **vars(self),
             **given,
@@ -284,11 +284,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.text}), {self.round_index} rounds done"
 
-    # ---- what is known
+    # ---- results and state
 
     @property
     def at_sites(self) -> FederationConfig:
-        """Return the configuration for remote sites, with the training that metrics ask of clients."""
+        """Return the configuration for remote sites, in which clients also train the coalitions that metrics need."""
         return self._plan.as_rows(self.config)
 
     @property
@@ -298,31 +298,31 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """Return the aggregator, personalizer, sampler and client algorithm by role, where there is one."""
+        """Return those of aggregator, personalizer, sampler and client algorithm that the loop has, by role."""
         return MappingProxyType(self.config.strategies)
 
     @property
     def contributions(self) -> dict[str, Contribution]:
-        """Return the metrics' current values ``[n]`` by name, as in the table.
+        """Return the metrics' current values ``[n]``, one per client, by the metric's name.
 
-        Each is a tensor with the attributes ``by_class``, ``[n, M]``, and ``interval``, the low and high ends ``[n]``,
-        where the metric has them."""
+        Each is a tensor with the attributes ``by_class``, values per class ``[n, M]``, and ``interval``, the low and
+        the high ends ``[n]`` of the values' intervals; an attribute is None if the metric has no such values."""
         values = self.contribution_metrics.contributions
         return {name: contribution(self.metrics[name], value) for name, value in values.items()}
 
     @property
     def round_index(self) -> int:
-        """Return the number of completed rounds, which is the index of the current or next one."""
+        """Return the number of completed rounds, which is also the index of the current or next round."""
         return self.state.round_index
 
     @property
     def weights(self) -> Tensor | None:
-        """Return the weights of the last aggregation ``[n]``, NaN for clients outside its cohort; None before it."""
+        """Return the clients' weights in the last aggregation ``[n]``, NaN outside the cohort; None: there was none."""
         return self.state.weights
 
     @property
     def participations(self) -> Tensor:
-        """Return the number of rounds that each client's update was part of, int64 ``[n]``."""
+        """Return, for each client, the number of rounds whose aggregation included its update, int64 ``[n]``."""
         return self.state.participations
 
     @property
@@ -332,12 +332,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def client_accuracy(self) -> Tensor | None:
-        """Return the accuracies ``[n]`` of the last evaluation of the clients' own models; None before the first."""
+        """Return the clients' own models' accuracies ``[n]`` in their last evaluation; None: there was none."""
         return self.state.client_scores.get("accuracy")
 
     @property
     def run(self) -> FederationRun:
-        """Return the run, with ``clients``, ``channel``, ``space``, ``state`` and ``server``, from a fit's start on."""
+        """Return the run of the last fit, with ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
         return self._fit.running
 
     board = property(attrgetter("contribution_metrics"), doc="Alias of ``contribution_metrics``, its name before 1.1.")
@@ -346,31 +346,31 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def events(self) -> list[Event]:
-        """Return all faults of clients and their updates in this run, with the number of times."""
+        """Return all faults of clients and their updates in this run, with the number of times of each fault."""
         return events_of(self.filters, self.state)
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Return for each client with faults in how many of its rounds its update was at fault, and not measured."""
+        """Return, by client with faults, the numbers of rounds in which its update was faulty, and not measured."""
         return faults_in(self.events)
 
     @property
     def copies(self) -> list[list[int]]:
-        """Return groups of clients that send copies of one another's updates, or, alone, of the server's last step."""
+        """Return groups of clients that sent copies of each other's updates; a single client copied the last step."""
         return copies_in(self.events)
 
     @property
     def coalitions(self) -> int:
-        """Return how many coalitions' models were evaluated in this fit so far, each counted once."""
+        """Return the number of different coalition models that were evaluated in this fit so far."""
         return 0 if self._lightning_fit is None or self._lightning_fit.federation is None else self.run.coalitions
 
     @property
     def current_client(self) -> int | None:
-        """Return the client whose turn it is; None after the cohort's last, and outside of a round."""
+        """Return the id of the client that trains now; None between rounds and after the cohort's last client."""
         return None if self._lightning_fit is None else self._lightning_fit.current_client
 
     def received(self) -> dict[int, Tensor]:
-        """Return the model ``[P]`` that each client would start the next round from, where it is not the global one."""
+        """Return the models ``[P]`` by client id of those clients that would not start from the global model next."""
         return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:

@@ -1,4 +1,4 @@
-"""RunReports: makes each round's result once, for the sinks that write it; Contribution: a metric's value."""
+"""RunReports: makes each round's result and passes it to all sinks (files, loggers); Contribution: a metric's value."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 
 class RunReports:
-    """Output of a fit, from its start on.
+    """The output of a fit: makes the result of each round and of the run, and passes it to sinks, which write it.
 
     Args:
         trainer: the fit's trainer.
         federation: the run whose rounds are reported.
-        run_state: holds the path of the file that the run continues, and the run's identity.
+        run_state: the state with the path of the ``contributions.csv`` that the run continues, and the run's identity.
         files: whether files are written.
-        told: returns further lines for the end of the run.
+        told: a function that returns further lines for the end of the run.
 
     Attributes:
         sinks: the objects that write results: ``contributions.csv``, ``run.json``, the clients' pictures, TensorBoard,
@@ -65,7 +65,7 @@ class RunReports:
         files: bool,
         told: Callable[[], list[str]],
     ) -> None:
-        self._trainer: Any = trainer  # Any: Lightning declares not all attributes
+        self._trainer: Any = trainer  # Any: Lightning does not declare all attributes
         self._federation, self._told = federation, told
         self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
         metrics, reporting = federation.metrics.metrics, self._config.reporting
@@ -164,7 +164,7 @@ class RunReports:
         """Write values of earlier rounds that were computed after the run.
 
         Args:
-            found: round to the metrics' values after it, by name.
+            found: ``{round: {metric: values}}``, the metrics' values after each round.
         """
         for index, values in sorted(found.items()):
             result = self.results.late(index, values, self._draws(index))
@@ -174,14 +174,14 @@ class RunReports:
 
     @property
     def _learning_is_told(self) -> bool:
-        """Return whether the test of what the model has learned is written or shown anywhere."""
+        """Return whether the test whether the model has learned anything is written or shown anywhere."""
         reporting, metrics = self._config.reporting, self._federation.metrics.metrics
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run
 
     def look_at_start(self) -> None:
-        """Record the performance of the model before the first round, by metric."""
+        """Store the model's performance before the first round, by metric, in the federation's state."""
         if self._state.round_index == 0 and self._learning_is_told:
             self._state.start = initial_scores(self._trainer, self._federation)
 
@@ -192,7 +192,7 @@ class RunReports:
             sink.finish(result)
 
     def stopped(self) -> None:
-        """Show the table so far, after somebody has stopped the fit."""
+        """Show the table of the values so far, after the user has stopped the fit."""
         if self._state.round_index and self._prints:
             self.terminal.show_table(self._result({}))
 
@@ -214,24 +214,26 @@ class RunReports:
         )
 
     def flush(self) -> None:
-        """Write everything to the disk, as before a checkpoint."""
+        """Let all sinks write their buffered results to the disk, for example before a checkpoint."""
         for sink in self.sinks:
             sink.flush()
 
     def close(self, failed: bool) -> None:
-        """Close the sinks after the fit is over or has failed."""
+        """Close all sinks at the end of the fit.
+
+        Args:
+            failed: whether the fit has failed.
+        """
         for sink in self.sinks:
             sink.close(failed)
 
 
 class ClientPictures(Sink):
-    """Sink that lets the clients of a round write their pictures, each into its own folder.
+    """Sink that lets the clients of a round write their pictures, each client into its own folder.
 
     Args:
-        engine: the engine that runs the clients.
-        rounds: the run's number of rounds.
-        every: rounds between two pictures, see :class:`flsv.results.folder.Reporting`.
-        folder: the parent of the clients' folders.
+        engine: the engine that trains the clients.
+        folder: the folder that contains the clients' folders.
     """
 
     def __init__(self, engine: OneProcess, folder: Path) -> None:
@@ -243,17 +245,17 @@ class ClientPictures(Sink):
             self._engine.write_artifacts(cohort, result.round_index, self._folder)
 
 
-# ---- what is known between two rounds
+# ---- values between two rounds
 
 
 class Contribution(Tensor):
-    """A metric's value ``[n]`` as tables show it: a tensor with further attributes.
+    """A metric's values ``[n]``, one per client, as tables show them: a tensor with further attributes.
 
     Attributes:
-        by_class: ``[n, M]``, the values per class or other column; None where the metric has no columns.
-        interval: low and high ends of the values' intervals, ``[n]`` each, see
-            :meth:`flsv.metrics.ContributionMetric.intervals`; None where they are not known.
-        pending: why there are no values yet, in words; None where there are.
+        by_class: ``[n, M]``, the values per class or other column; None: the metric has no columns.
+        interval: the low and the high ends of the values' intervals, ``[n]`` each, see
+            :meth:`flsv.metrics.ContributionMetric.intervals`; None: they are not known.
+        pending: the reason, as text, why there are no values yet; None: there are values.
 
     Example:
         >>> import torch
@@ -293,12 +295,12 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
 def current_table(
     board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
-    """Make the table between two rounds: the metrics' values, the last weights and accuracies.
+    """Make the table of the metrics' current values, the last weights and the last scores of clients' own models.
 
     Args:
-        metrics: the loop's metrics.
+        board: the loop's metrics.
         state: the federation's state.
-        client_names: the clients' names; None: those that the metrics were given.
+        client_names: the clients' names; None: the names that the metrics hold.
     """
     last = {"weight": state.weights, **state.client_scores}
     results = RoundResults(board.metrics, client_names or _names(board, state))
@@ -306,7 +308,7 @@ def current_table(
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
-    """Return the client names that the metrics were given."""
+    """Return the clients' names that the metrics hold; without such names, the clients' numbers."""
     bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
     return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 
@@ -314,7 +316,12 @@ def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
     """Return all faults of clients and their updates in the run so far.
 
-    Faults that the filters have found up to this round are added to the state's incidents."""
+    Faults that the filters have found are first added to ``state.incidents``.
+
+    Args:
+        filters: the server's filters.
+        state: the federation's state.
+    """
     known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
     for each in filters:
         for fault, clients in each.notices.state_dict().items():

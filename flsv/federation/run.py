@@ -29,17 +29,17 @@ from flsv.utilities.seeding import generator_for, seed_global_rngs
 
 
 class FederationRun:
-    """One run: its configuration, its metrics, its state, its server and, in an engine, its clients.
+    """One run of a federation: configuration, metrics, state, server and, in an engine, clients.
 
     A round begins with :meth:`begin_round`; then the clients train one after the other, in Lightning's epoch; then
-    :meth:`end_round` measures and aggregates. The class is independent of Lightning's hooks.
+    :meth:`end_round` measures contributions and aggregates. The class is independent of Lightning's hooks.
 
     Args:
-        config: the federation's parts.
+        config: the federation's configuration.
         metrics: the loop's metrics.
         state: the federation's state between rounds, which the run updates.
-        engine: the engine that runs the clients.
-        rounds: the number of rounds; None: not known.
+        engine: the engine that trains the clients.
+        rounds: the run's number of rounds; None: not known.
 
     Attributes:
         server: the server's steps of a round.
@@ -71,28 +71,28 @@ class FederationRun:
 
     @property
     def clients(self) -> list[Client]:
-        """Return the clients as the server sees them, by number."""
+        """Return the objects through which the server reaches the clients, in the order of the clients' numbers."""
         return self.engine.manager.clients
 
     @property
     def channel(self) -> Channel:
-        """Return the channel, with the messages of this round."""
+        """Return the channel, which counts this round's messages between server and clients."""
         return self.engine.manager.channel
 
     @property
     def space(self) -> ParameterSpace:
-        """Return the map between the module and vectors."""
+        """Return the map between the module and its vectors ``[P]``."""
         return self.engine.space
 
     @property
     def coalitions(self) -> int:
-        """Return how many coalitions' models were evaluated in this fit so far, each counted once."""
+        """Return the number of different coalition models that were evaluated in this fit so far."""
         return 0 if self.server.games is None else self.server.games.total_evaluations
 
     # ---- before the first round
 
     def begin(self, resumed: bool) -> None:
-        """Give the strategies the facts about the federation, and draw the first cohort.
+        """Give the properties of the federation to its strategies and filters, and draw the first cohort.
 
         Args:
             resumed: whether the strategies have loaded their state from a checkpoint.
@@ -108,12 +108,16 @@ class FederationRun:
             else:
                 part.begin(info)
         self._priors = self.metrics.with_priors()
-        # A checkpoint holds its next cohort; a sampler that asks clients draws when everything is ready.
+        # A checkpoint holds the next cohort; a sampler that needs clients' answers draws later.
         if not self.state.cohort and not self.config.sampler.asks:
             self.draw_cohort()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Begin training, once the optimizers are set up, see :meth:`OneProcess.begin_training`."""
+        """Prepare for the evaluation of coalitions and for the training of clients, after the optimizers are set up.
+
+        Args:
+            buffers: see :meth:`OneProcess.begin_training`.
+        """
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
         self.engine.begin_training(buffers)
@@ -121,14 +125,14 @@ class FederationRun:
     def draw_cohort(self) -> None:
         """Draw the clients of the next round, before its batches are made."""
         state, sampler, manager = self.state, self.config.sampler, self.engine.manager
-        # Kept, since the metrics are updated before an aggregator asks how likely this cohort was.
+        # The values are stored: metrics are updated before an aggregator needs this cohort's probability.
         self._priors = self.metrics.with_priors()
         draw = generator_for(state.seed, "cohort", state.round_index)
         before = len(manager.channel.messages)
         state.cohort = cohort_of(
             sampler, state.num_clients, self._priors, draw, state.round_index, manager.clients, state.model()
         )
-        # Messages of the draw count to the coming round, and lie in the checkpoint before it.
+        # Messages of the draw are counted in the coming round, and saved in the checkpoint before that round.
         state.pending_traffic = manager.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
@@ -140,7 +144,7 @@ class FederationRun:
     # ---- a round
 
     def begin_round(self) -> None:
-        """Begin a round, at which the module holds the global model, and instruct the cohort.
+        """Begin a round, while the module holds the global model, and send instructions to the cohort.
 
         Raises:
             ConfigurationError: the privacy budget is spent.
@@ -157,7 +161,8 @@ class FederationRun:
         self.engine.instruct(self.instructions, self._sent)
 
     def end_round(self) -> Round:
-        """Measure and aggregate the cohort's updates, and make the module the next global model."""
+        """Measure and aggregate the cohort's updates, write the next global model into the module, and return the
+        round."""
         state, server, engine = self.state, self.server, self.engine
         training = engine.end_training()
         with warnings.catch_warnings():
@@ -191,7 +196,7 @@ class FederationRun:
         """Complete the round: commit the clients' states, and draw the next round's cohort.
 
         Args:
-            last: whether this was the last round: then no cohort is drawn.
+            last: whether this was the last round, so that no cohort is drawn.
         """
         index = self.state.round_index
         self.engine.commit()
@@ -203,19 +208,20 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "server", index)
 
     def spent(self) -> str | None:
-        """Say why the privacy budget does not suffice for another round; None where it does."""
+        """Explain why the privacy budget does not suffice for another round; None: it suffices, or there is none."""
         loss = self.metrics.metrics.get("epsilon") if self.config.privacy is not None else None
         return loss.spent() if isinstance(loss, PrivacyLoss) else None
 
     def received(self) -> dict[int, Tensor]:
-        """Return the model ``[P]`` that each client would start the next round from, where it is not the global one."""
+        """Return the models ``[P]`` that clients would use after the server's next instructions, by client id, of the
+        clients that would use another model than the global one."""
         return self.engine.received(self._instruct)
 
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
         return self.server.instruct(clients, self.state)
 
     def _chances(self) -> Callable[[], Tensor]:
-        """Return a function that computes each client's probability ``[n]`` to be in this cohort, as it was drawn."""
+        """Return a function that computes each client's probability ``[n]`` to be drawn into the present cohort."""
         state, sampler = self.state, self.config.sampler
         return partial(chances_of, sampler, state.num_clients, self._priors, state.round_index, state.cohort)
 
@@ -225,7 +231,7 @@ class FederationRun:
         return bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
 
     def _send_global_model(self) -> None:
-        """Add the global model, to which uploads refer, to the instructions of clients with another start point."""
+        """Add the global model, which uploads need, to the instructions of clients that start from another model."""
         model = self.state.model()
         for client, instruction in self.instructions.items():
             if instruction.start is not model:
@@ -233,7 +239,7 @@ class FederationRun:
                 self.instructions[client] = replace(instruction, tensors=tensors)
 
     def _sent(self, instructions: Mapping[int, Instruction]) -> None:
-        """Count instructions that have been sent, after the messages of the cohort's draw."""
+        """Count the traffic of instructions that have been sent, after the messages of the cohort's draw."""
         self.server.send(instructions)
         self.engine.manager.channel.prepend(self.state.pending_traffic)
 
@@ -291,7 +297,11 @@ class RunState:
         self.resumed = True
 
     def copy(self, engine: OneProcess | None) -> RunState:
-        """Copy the state, with the clients' present states from the engine, which is not copied."""
+        """Return a copy of the state, with the clients' present states.
+
+        Args:
+            engine: the fit's engine, which holds the clients' present states and is not copied; None: there is none.
+        """
         copied = RunState()
         copied.load_state_dict(self.state_dict(engine))
         copied.identity, copied.resumed = self.identity, self.resumed

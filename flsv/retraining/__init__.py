@@ -1,1 +1,1 @@
-"""Coalitions that are trained: beside the federation, side by side, one after the other, or after a fit."""
+"""Training of coalitions' models: during the federation's fit, or after it, side by side or one after the other."""

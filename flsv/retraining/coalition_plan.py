@@ -1,8 +1,8 @@
-"""CoalitionPlan: decides how to train the models of the coalitions that metrics ask for.
+"""CoalitionPlan: decides how to train the models of the coalitions that metrics need.
 
-Where rows of one batched model give the same models as a run of each coalition, the coalitions are trained beside the
-federation (:mod:`flsv.retraining.shadow`); else after it, each by a fit of its own (:mod:`flsv.retraining.whole_fits`).
-The decision is made, and shown, before the first round.
+If training as rows of one batched model gives the same models as a separate run of each coalition, the coalitions are
+trained during the federation's fit (:mod:`flsv.retraining.shadow`); otherwise after it, each by a fit of its own
+(:mod:`flsv.retraining.whole_fits`). The decision is made, and shown, before the first round.
 """
 
 from __future__ import annotations
@@ -37,21 +37,23 @@ from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
-#: Advice for runs whose base configuration on the command line has the metric.
+#: Advice in error messages, for runs whose base configuration on the command line has the metric.
 WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 class CoalitionPlan:
-    """The training of the coalitions that a loop's metrics ask for, in one of two ways.
+    """The training of the coalitions that a loop's metrics need: during the run as rows of one batched model, or after
+    the run by separate fits.
 
     Args:
-        metrics: the metrics that ask for coalitions, by name, see :attr:`flsv.metrics.ShadowShapley.trains`.
+        metrics: the metrics that need trained coalitions, by name, see :attr:`flsv.metrics.ShadowShapley.trains`.
 
     Attributes:
-        why: why coalitions are trained after the run; None: they are trained beside it, or that is not decided yet.
+        why: the reason why coalitions are trained after the run; None: they are trained during the run, or this is not
+            decided yet.
 
     Raises:
-        ConfigurationError: the metrics ask for different coalitions.
+        ConfigurationError: the metrics need different coalitions.
     """
 
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
@@ -68,11 +70,14 @@ class CoalitionPlan:
 
     @classmethod
     def of(cls, config: FederationConfig) -> CoalitionPlan:
-        """Make the plan for a loop's metrics; it does nothing where none of them asks for coalitions.
+        """Make the plan for a loop's metrics; without a metric that needs trained coalitions the plan does nothing.
+
+        Args:
+            config: the loop's configuration.
 
         Raises:
-            ConfigurationError: the metrics ask for different coalitions; a part of the federation does not allow
-                coalitions, in neither way.
+            ConfigurationError: the metrics need different coalitions, or a setting of the federation allows neither way
+                of training them.
         """
         asking: Any = {
             name: metric for name, metric in config.metrics.items() if attribute_of(metric, "trains") is not None
@@ -84,7 +89,7 @@ class CoalitionPlan:
         return cls(asking)
 
     def reset(self) -> None:
-        """Forget the decision and the rows of an earlier fit."""
+        """Forget the decision and the coalitions' models of an earlier fit."""
         self.why: str | None = None
         self._decided = False
         self._spare: Spare | None = None
@@ -97,7 +102,7 @@ class CoalitionPlan:
         return {**vars(self), "_spare": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs: the decision, the initial weights and the rows."""
+        """Return the state that a resumed run needs: the decision, the initial weights and the coalitions' models."""
         rows = self._loaded if self._rows is None else self._rows.state_dict()
         return {"why": self.why, "initial": self._initial, "rows": rows if self.why is None else None}
 
@@ -108,27 +113,27 @@ class CoalitionPlan:
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Keep a copy of the trainer and the module, before the fit changes them."""
+        """Store a copy of the trainer and the module, before the fit changes them, for fits of coalitions after it."""
         if self._spare is not None or not self._metrics:
             return
         try:
             self._spare = Spare(trainer, module)
-        except Exception as error:  # of a callback or the module: reported if the copy is needed
+        except Exception as error:  # a callback or the module cannot be copied: reported if the copy is needed
             self._no_copy = f"{type(error).__name__}: {error}"
 
     def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
-        """Decide how coalitions are trained, and show it.
+        """Decide how coalitions are trained, and show the decision.
 
         Args:
             trainer: the trainer, with its module on its device.
             data: the data module, with its samples assigned to clients.
-            config: the federation's parts.
+            config: the federation's configuration.
 
         Returns:
-            The configuration to train with.
+            The configuration to train with: if coalitions are trained during the run, with another client algorithm.
 
         Raises:
-            ConfigurationError: the federation does not allow coalitions, in neither way.
+            ConfigurationError: the federation allows neither way of training coalitions.
         """
         if not self._metrics:
             return config
@@ -172,14 +177,25 @@ class CoalitionPlan:
         return config
 
     def _give_up(self, num_clients: int, why: str) -> None:
-        """Train the coalitions by fits after the run from now on, although the run had begun with rows."""
+        """Change the decision during the run: train the coalitions by fits after the run.
+
+        Args:
+            num_clients: the federation's number of clients.
+            why: the reason.
+        """
         self.why = why
         for metric in self._metrics.values():
             metric.await_training(after_the_run=True)
         rank_zero_warn(f"flsv: {self._in_words(num_clients)}. Until here they were rows of one batched model.")
 
     def as_rows(self, config: FederationConfig, give_up: Callable[[str], None] | None = None) -> FederationConfig:
-        """Return the configuration in which clients train coalitions' models beside their own."""
+        """Return the configuration in which clients train coalitions' models together with their own models.
+
+        Args:
+            config: the federation's configuration.
+            give_up: a function that is called with the reason if rows turn out to differ from separate runs; None: an
+                error is raised.
+        """
         if not self._metrics:
             return config
         algorithm: Any = config.client_algorithm  # the class is declared higher up than the configuration
@@ -189,13 +205,14 @@ class CoalitionPlan:
         return replace(config, client_algorithm=self._rows)
 
     def masks(self, num_clients: int) -> Tensor:
-        """Return the coalitions, bool ``[K, n]``, the empty and the full coalition first."""
+        """Return the members of the K coalitions, bool ``[K, n]``, the empty and the full coalition first."""
         which = self._coalitions
         if self.why is not None and which == "auto":
             which = design_within(self._max_fits, num_clients)
         return coalition_masks(which, num_clients)
 
     def _in_words(self, num_clients: int) -> str:
+        """Describe the decision, its reason and its cost, for the log."""
         names, masks = ", ".join(self._metrics), self.masks(num_clients)
         if self.why is None:
             return (
@@ -210,7 +227,7 @@ class CoalitionPlan:
         )
 
     def told(self, num_clients: int) -> list[str]:
-        """Return the closing lines of a run: what has been trained for which metrics, or is still to be."""
+        """Return the lines at the end of a run about the coalitions that were trained, or are still to be trained."""
         if not self._metrics:
             return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
@@ -226,8 +243,16 @@ class CoalitionPlan:
     # ---- in a round
 
     def ends(self, space: ParameterSpace, module: L.LightningModule, num_clients: int) -> list[Strategy]:
-        """Make the strategy that provides the models of the empty and the full coalition, where the others are trained
-        after the run."""
+        """Make the strategy that provides the models of the empty and the full coalition during the run.
+
+        Args:
+            space: the map between the module and its vectors ``[P]``.
+            module: the module.
+            num_clients: the federation's number of clients.
+
+        Returns:
+            The strategy in a list; an empty list if all coalitions are trained during the run.
+        """
         if self.why is None or self._initial is None:
             return []
         start = copy_module(module)
@@ -238,7 +263,7 @@ class CoalitionPlan:
 
     @property
     def left(self) -> bool:
-        """Return whether coalitions are still to be trained for past rounds."""
+        """Return whether coalitions still have to be trained for the values of past rounds."""
         return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
 
     def train(
@@ -250,18 +275,19 @@ class CoalitionPlan:
         settings: Mapping[str, str],
         resumed: bool,
     ) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions after the run, where that was decided.
+        """Train the coalitions after the run, if this was decided, and compute the metrics' values.
 
         Args:
-            trainer: the fit's trainer, whose last round is over.
+            trainer: the fit's trainer, after the last round.
             data: the data module, with its samples assigned to clients.
             seed: the run's seed.
-            folder: the run's folder, where results of trainings are kept; None: they are not kept.
-            settings: the settings that these results depend on.
-            resumed: whether results in the folder are of this run.
+            folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
+            settings: the settings that these utilities depend on.
+            resumed: whether utilities that are in the folder already belong to this run.
 
         Returns:
-            Round to the metrics' values after it, by name.
+            ``{round: {metric: values}}``, the metrics' values after each round; empty if a training has failed, which a
+            warning reports.
         """
         waiting = {name: metric for name, metric in self._metrics.items() if metric.pending is not None}
         rounds = sorted({index for metric in waiting.values() for index in metric.valued.tolist()})
@@ -289,15 +315,21 @@ class CoalitionPlan:
 
 
 def _measures(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
-    """Return the metrics' performances by name; for a classifier all performances of its outputs, since
-    ``flsv retrain`` shows the shares by each."""
+    """Return the performances by which models are measured for some metrics, by the performances' names.
+
+    For a classifier these are all performances of its outputs, since ``flsv retrain`` shows shares by each of them."""
     measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
     classes = {} if measures.keys().isdisjoint(CLASSIFICATION) else {name: name for name in CLASSIFICATION}
     return measures | classes
 
 
 class _Ends(Strategy):
-    """Strategy that provides the models of the empty coalition, ``nobody [P]``, and of the full one."""
+    """Strategy that provides the models of the empty and the full coalition in every round.
+
+    Args:
+        nobody: ``[P]``, the model of the empty coalition.
+        num_clients: the federation's number of clients.
+    """
 
     def __init__(self, nobody: Tensor, num_clients: int) -> None:
         self._nobody, self._num_clients = nobody, num_clients
@@ -308,7 +340,7 @@ class _Ends(Strategy):
 
 
 def _refused(config: FederationConfig) -> str | None:
-    """Say what keeps coalitions from being federations of their own with one model, and what to do."""
+    """Explain why coalitions of a federation cannot be trained in either way, and what to do; None: they can."""
     if config.personalizer is not None:
         return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
     if any(isinstance(each, GaussianPrivacy) for each in config.uploads):

@@ -1,8 +1,8 @@
-"""Servers of many coalitions of clients, each of which is a federation of its own.
+"""Servers that aggregate the models of many coalitions of clients, each of which is a federation of its own.
 
-They aggregate the models of coalitions that are trained after a run (:mod:`flsv.retraining.side_by_side`) or beside it
+The coalitions are trained after a run (:mod:`flsv.retraining.side_by_side`) or during it
 (:mod:`flsv.retraining.shadow`). For FedAvg each next model is a weighted sum, to which the clients' models are added
-one by one. For any other aggregator each coalition has a copy of it, and of the metric that it reads.
+one by one. For any other aggregator each coalition has a copy of the aggregator, and of the metric that it reads.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from flsv.server.round_server import NoModel
 def servers_of(
     federation: FederationInfo, masks: Tensor, models: Tensor, saved: Mapping[int, Any] | None = None
 ) -> Averages | Servers:
-    """Make the servers of coalitions.
+    """Make the servers of K coalitions: one object for all with plain FedAvg, otherwise one server per coalition.
 
     Args:
-        federation: the facts about the whole federation.
+        federation: the properties of the whole federation.
         masks: bool ``[K, n]``, the members of each coalition.
         models: ``[K, P]``, the models that the coalitions start from.
-        saved: the servers' ``state_dict`` of an earlier fit; None: they begin.
+        saved: the servers' ``state_dict`` from a checkpoint; None: the run begins.
     """
     # Without uploads, an outlier filter that excludes nobody drops only updates that are not finite, which `Averages`
     # refuses, too.
@@ -47,18 +47,18 @@ def servers_of(
 
 
 def read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
-    """Return the metric that the aggregator reads, by its name; empty where it reads none."""
+    """Return the metric that the aggregator reads, as ``{name: metric}``; empty: the aggregator reads no metric."""
     read = federation.strategies["aggregator"].metric
     return {name: metric for name, metric in federation.metrics.items() if name == read}
 
 
 def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str | None:
-    """Say why coalitions of a federation cannot be trained as rows of one batched model; None: its parts allow it.
+    """Explain why coalitions' models cannot be trained as rows of one batched model; None: the configuration allows it.
 
     Args:
-        config: the federation's parts.
+        config: the federation's configuration.
         algorithm: the client algorithm; None: there is none.
-        losses: whether the clients' losses in each coalition are known.
+        losses: whether the clients' training losses in each coalition are known.
     """
     aggregator = config.aggregator
     if config.personalizer is not None:
@@ -78,10 +78,10 @@ def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str 
 
 
 class Averages:
-    """FedAvg's server for many coalitions at once: weighted sums, to which every client's models are added.
+    """FedAvg's server for many coalitions at once: one weighted sum per coalition, to which clients' models are added.
 
     Args:
-        federation: the facts about the whole federation.
+        federation: the properties of the whole federation.
     """
 
     def __init__(self, federation: FederationInfo) -> None:
@@ -90,7 +90,7 @@ class Averages:
         self._cut = federation.space.num_parameters
 
     def begin_round(self, members: Tensor, models: Tensor, round_index: int) -> None:
-        """Begin a round, see :meth:`Servers.begin_round`."""
+        """Begin a round of all coalitions, see :meth:`Servers.begin_round`."""
         samples = self._samples if self._aggregator.weighting == "samples" else torch.ones_like(self._samples)
         weights = members.double() * samples.to(members.device)
         self._weights = (weights / weights.sum(1, keepdim=True).clamp(min=1)).to(models)
@@ -98,13 +98,13 @@ class Averages:
         self._next = torch.zeros_like(models)
 
     def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
-        """Add a client's models to the sums, see :meth:`Servers.receive`."""
+        """Add a client's models to its coalitions' sums, see :meth:`Servers.receive`."""
         self._next.index_add_(0, rows, sent * self._weights[rows, client, None])
 
     def end_round(
         self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
     ) -> Tensor:
-        """Return the next models, see :meth:`Servers.end_round`."""
+        """Return the coalitions' next models ``[K, P]``, see :meth:`Servers.end_round`."""
         after, rate, cut = self._next, self._aggregator.server_lr, self._cut
         if rate != 1:
             after[:, :cut] = torch.lerp(models[:, :cut], after[:, :cut], rate)
@@ -112,12 +112,16 @@ class Averages:
         return after
 
     def state_dict(self) -> dict[int, Any]:
-        """Return nothing: the models are all that the next round needs."""
+        """Return an empty state: the next round needs only the coalitions' models."""
         return {}
 
 
 class Servers:
-    """A server for each coalition, by its row."""
+    """The servers of many coalitions, one for each.
+
+    Args:
+        servers: the server of each non-empty coalition, by the coalition's row in ``masks [K, n]``.
+    """
 
     def __init__(self, servers: Mapping[int, OneServer]) -> None:
         self._servers = servers
@@ -126,22 +130,22 @@ class Servers:
         """Begin a round.
 
         Args:
-            members: bool ``[K, n]``, the members of each coalition that take part.
+            members: bool ``[K, n]``, the members of each coalition that take part in the round.
             models: ``[K, P]``, the models that the coalitions start from.
-            round_index: the round.
+            round_index: the round's index, from 0.
         """
         for row, server in self._servers.items():
             server.begin_round(members[row].nonzero().flatten().tolist(), models[row], round_index)
 
     def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
-        """Receive a client's models of its coalitions.
+        """Receive the models that a client has trained for the R coalitions that it is a member of.
 
         Args:
             client: the client's number.
-            rows: int64 ``[R]``, the client's coalitions.
+            rows: int64 ``[R]``, the rows of these coalitions.
             sent: ``[R, P]``, the models as the client sends them.
             steps: the number of optimizer steps of each model.
-            losses: ``[R]``, the client's mean training losses; None: not known.
+            losses: ``[R]``, the models' mean training losses; None: they are not known.
         """
         known = sent.new_full((len(rows),), float("nan")) if losses is None else losses
         for row, vector, loss in zip(rows.tolist(), sent, known.tolist()):
@@ -153,13 +157,13 @@ class Servers:
         """End the round and return the coalitions' next models ``[K, P]``.
 
         Args:
-            models: ``[K, P]``, the models of :meth:`begin_round`.
-            clients: all n clients, for metrics that ask them.
+            models: ``[K, P]``, the models at the start of the round, which :meth:`begin_round` got.
+            clients: all n clients, for metrics that need their answers.
             server_data: the server's validation set.
-            lenient: whether a coalition without any finite update, or without a finite result, keeps its model.
+            lenient: whether a coalition keeps its model if all its updates, or its next model, are not finite.
 
         Raises:
-            NoModel: there is such a coalition, and ``lenient`` is False.
+            NoModel: a coalition has no finite update or result, and ``lenient`` is False.
         """
         models = models.clone()
         for row, server in self._servers.items():
@@ -171,7 +175,7 @@ class Servers:
         return models
 
     def state_dict(self) -> dict[int, Any]:
-        """Return the servers' states that the next round needs, beside the models."""
+        """Return the states that the servers need for the next round, beside the models, by the coalition's row."""
         return {row: server.state_dict() for row, server in self._servers.items()}
 
 
@@ -179,9 +183,9 @@ class OneServer:
     """One coalition's server, with an aggregator, filters and metrics of its own.
 
     Args:
-        federation: the facts about the whole federation.
+        federation: the properties of the whole federation.
         start: ``[P]``, the model that the coalition starts from.
-        saved: the server's ``state_dict`` of an earlier fit; None: it begins.
+        saved: the server's ``state_dict`` from a checkpoint; None: the run begins.
     """
 
     def __init__(self, federation: FederationInfo, start: Tensor, saved: Mapping[str, Any] | None) -> None:
@@ -211,14 +215,27 @@ class OneServer:
             part.resume(info)
 
     def begin_round(self, cohort: list[int], model: Tensor, round_index: int) -> None:
-        """Begin a round, in which these clients take part and start from this model ``[P]``."""
+        """Begin a round of the coalition.
+
+        Args:
+            cohort: ids of the coalition's members that take part.
+            model: ``[P]``, the model that they start from.
+            round_index: the round's index, from 0.
+        """
         state = self._state
         state.cohort, state.round_index, state.global_vector = cohort, round_index, model.clone()
         self._updates: list[ClientUpdate] = []
         self._broken: list[int] = []
 
     def receive(self, client: int, vector: Tensor, loss: float, steps: int) -> None:
-        """Receive a client's model ``[P]``, which counts if the client takes part."""
+        """Receive a client's update; it is ignored if the client does not take part in the round.
+
+        Args:
+            client: the client's id.
+            vector: ``[P]``, the client's model.
+            loss: its mean training loss; NaN: not known.
+            steps: its number of optimizer steps.
+        """
         if client not in self._state.cohort:
             return
         if not vector.isfinite().all():
@@ -228,7 +245,7 @@ class OneServer:
         self._updates.append(ClientUpdate(client, int(self._samples[client]), vector, loss, steps, norm))
 
     def end_round(self, clients: Sequence[Client], server_data: LocalData | None) -> Tensor:
-        """End the round and return the next model ``[P]``."""
+        """End the round and return the coalition's next model ``[P]``."""
         server, state, updates = self._server, self._state, self._updates
         if not state.cohort:
             return state.model()
@@ -241,6 +258,6 @@ class OneServer:
         return state.model()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next round needs."""
+        """Return the state that the server needs for the next round, beside the model."""
         parts = [part.state_dict() for part in self._parts]
         return {"parts": parts, "metrics": self._metrics.state_dict(), "state": self._state.state_dict()}

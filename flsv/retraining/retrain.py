@@ -1,4 +1,4 @@
-"""retrain: values clients by retraining the federation with some of them, as ``flsv retrain`` does in a shell."""
+"""retrain: computes clients' values by retraining the federation with coalitions of them, like ``flsv retrain``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_def
 
 
 class _OfSpare(RetrainedUtility):
-    """Utility of coalitions trained by copies of a Trainer and a module that have not been fitted."""
+    """Utility of coalitions, each trained by copies of a Trainer and a module that have not been fitted."""
 
     def __init__(self, spare: Spare, seed: int, module: L.LightningModule, data: FederatedDataModule, by: Any):
         self._spare, self._seed = spare, seed
@@ -40,6 +40,7 @@ class _OfSpare(RetrainedUtility):
         return self._pair(FixedCohort(members))
 
     def _pair(self, cohort: FixedCohort) -> tuple[L.Trainer, L.LightningModule]:
+        """Return a copy of the Trainer, whose loop always draws ``cohort``, and a copy of the module."""
         trainer, module = self._spare.made()
         loop = find_loop(trainer)
         own = callbacks_of(trainer)
@@ -59,30 +60,33 @@ def retrain(
     seeds: Count = 3,
     judges: Judges = "server",
 ) -> DataFrame:
-    """Value clients by training the federation again and again with some of them only.
+    """Compute clients' values by training the federation again for each of several coalitions of clients.
 
-    The trainer, the module and the data are those of a fit that has not begun; none of them is changed. Where the
-    module allows it, coalitions are trained side by side, else one after the other, each by a copy of the trainer.
+    Give a trainer, a module and data as for a fit that has not begun; none of them is changed. Coalitions are trained
+    side by side if the module allows it, otherwise one after the other, each by a copy of the trainer.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
-        module: the module, or a factory that makes it. A factory is called under each seed, so that the initial weights
-            are drawn anew, as ``flsv retrain`` does; a module starts from the same weights under all seeds, which hides
-            most of the variation by chance.
+        module: the module, or a function that makes the module. A function is called under each seed, so that the
+            initial weights are drawn anew, as ``flsv retrain`` does; a module starts from the same weights under all
+            seeds, so that most of the random variation is not seen.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
-        which: the coalitions, see :func:`flsv.functional.few_coalitions`. Where they cannot be trained side by side,
-            ``"auto"`` is ``"both"``: each alone, all but one, and all.
+        which: the coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side by side,
+            ``"auto"`` stands for ``"both"``: each client alone, all clients but one, and all clients.
         metric: the performance of a model, see :class:`flsv.games.RetrainedUtility`.
-        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        judges: on whose samples models are scored, see :class:`flsv.metrics.ShadowShapley`.
-        seeds: number of trainings of every coalition. The first seed is the loop's, or ``seed_everything``'s.
+        mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
+        judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
+        seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
+            the seed of ``seed_everything``.
 
     Returns:
-        A row per client: ``client``, ``client_name``, ``value`` in the metric's unit, ``low`` and ``high``, the ends of
-        its 90 % interval, and ``share``, NaN where the coalitions only rank.
+        A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),
+        ``low`` and ``high`` (the ends of the value's 90 % interval), and ``share`` (NaN if values from these coalitions
+        only allow a ranking).
 
     Raises:
-        ConfigurationError: the trainer has been fitted, or has no loop; the federation refuses an argument.
+        ConfigurationError: the trainer has been fitted, or has no FederatedLoop; an argument is out of range, or does
+            not fit the federation.
 
     Example:
         >>> import tempfile
@@ -135,6 +139,7 @@ def retrain(
 
 
 def _check(trainer: L.Trainer) -> None:
+    """Raise ConfigurationError if a trainer has no FederatedLoop or has been fitted."""
     if not any(hasattr(each, "without_files") for each in callbacks_of(trainer)):
         raise ConfigurationError("flsv.retrain: the trainer has no FederatedLoop among its callbacks. Add one.")
     if trainer.current_epoch:

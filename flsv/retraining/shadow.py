@@ -1,12 +1,12 @@
-"""ShadowTraining: every client also trains the models of its coalitions while the federation trains.
+"""ShadowTraining: every client also trains the models of the coalitions that it is in, while the federation trains.
 
-The models give each client's Shapley value in the game in which every coalition of clients is a federation of its own.
-:mod:`flsv.games.retrained_utility` trains these federations after the run, this module during it. In a round, the
-server sends a client the models of its coalitions; the client trains them on the same batches as its own model, as rows
-of one batched model. At the server, each coalition has an aggregator, filters and metrics of its own, for those of its
-members that take part. Up to rounding, the model of each coalition equals that of a run of this coalition alone with
-the same seed. The empty coalition's model is the initial one and the full coalition's is the federation's own: these
-two are not trained.
+From these models each client's Shapley value is computed, in the game in which every coalition of clients is a
+federation of its own. :mod:`flsv.games.retrained_utility` trains these federations after the run, this module during
+the run. In a round, the server sends a client the models of its coalitions, and the client trains them on the same
+batches as its own model, as rows of one batched model. At the server, each coalition has an aggregator, filters and
+metrics of its own. Up to rounding, the model of each coalition equals the model of a run of this coalition alone with
+the same seed. Two models need no training: the empty coalition has the initial model, and the full coalition has the
+federation's own model.
 """
 
 from __future__ import annotations
@@ -32,23 +32,25 @@ from flsv.training.rows.row_step import NotBatched
 from flsv.training.rows.row_trial import why_not_rows
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
-#: Bytes of the rows at the server and on their way, above which coalitions are not trained as rows.
+#: Largest size in bytes of the coalitions' models, at the server and in messages, with which they are trained as rows.
 MOST_BYTES = 2**32
 
 
 def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalitions) -> str | None:
-    """Check before the first round whether coalitions trained as rows get the same models as in runs of their own.
+    """Check before the first round whether coalitions can be trained as rows of one batched model, with the same models
+    as in separate runs.
 
-    The settings are checked first; then a copy of the module trains a few batches of a client in both ways, where the
-    clients' data are in this process. The trainer and the module are not changed.
+    The settings and the models' size are checked first. Then, if the clients' data are in this process, a copy of the
+    module trains on a few batches of a client both ordinarily and as rows. The trainer and the module are not changed.
 
     Args:
         trainer: the trainer in ``on_train_start``, with its optimizers set up and its data assigned to clients.
-        config: the federation's parts.
+        config: the federation's configuration.
         coalitions: the coalitions to train.
 
     Returns:
-        Why they would get other models, and what to do; None if they get the same.
+        The reason why the coalitions would get other models or take too much memory, and what to do; None: they can be
+        trained as rows.
     """
     module = trainer.lightning_module
     if why := unlike_alone(config, config.client_algorithm, losses=False):
@@ -68,7 +70,12 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalit
 
 
 def _too_large(masks: Tensor, space: ParameterSpace) -> str | None:
-    """Say that the models of coalitions bool ``[K, n]`` take more memory than is allowed; None: they do not."""
+    """Explain that the models of coalitions take more memory than is allowed; None: they do not.
+
+    Args:
+        masks: bool ``[K, n]``, the members of each coalition.
+        space: the map between the module and its vectors ``[P]``.
+    """
     members = _trained(masks)
     size = (len(members) + 3 * int(members.sum())) * space.size * space.dtype.itemsize  # three copies while they cross
     if size <= MOST_BYTES:
@@ -82,22 +89,22 @@ def _too_large(masks: Tensor, space: ParameterSpace) -> str | None:
 class ShadowTraining(ClientAlgorithm):
     """Client algorithm that trains coalitions as rows for :class:`flsv.metrics.ShadowShapley`.
 
-    :class:`flsv.retraining.coalition_plan.CoalitionPlan` uses it where rows get the same models as runs. The server
-    sends the models of a client's coalitions beside the global one. The client reports these models after training,
-    each behind a number: 1, or 0 where the model is not finite, so that the client counts as absent from that coalition
-    in this round.
+    :class:`flsv.retraining.coalition_plan.CoalitionPlan` uses this algorithm if training as rows gives the same models
+    as separate runs of the coalitions. The server sends a client the models of its coalitions beside the global model.
+    The client reports these models after training, each with a number in front: 1, or 0 if the model is not finite and
+    the client thus counts as absent from this coalition in the round.
 
     Args:
-        coalitions: the coalitions to train, as for the metric.
+        coalitions: the coalitions to train, as for :class:`flsv.metrics.ShadowShapley`.
         algorithm: the clients' own algorithm, which all coalitions use; it must change gradients entry by entry, as
-            :class:`flsv.training.algorithms.FedProx`; None: there is none.
-        give_up: called with the reason if rows turn out during training not to be the same as runs; from then on no
-            coalitions are trained. None: that is an error.
+            :class:`flsv.training.algorithms.FedProx` does; None: there is none.
+        give_up: a function that is called with the reason if rows turn out during training to differ from separate
+            runs; from then on no coalitions are trained. None: an error is raised instead.
 
     Raises:
-        ConfigurationError: without ``give_up``: in the first client's first step, the module cannot be batched; at the
-            end of a turn, a coalition's model differs from the client's own although they must be equal; weights have
-            changed between rounds.
+        ConfigurationError: without ``give_up``: in the first client's first step: the module cannot be batched; after a
+            client's training: a coalition's model differs from the client's own although both must be equal; before a
+            round: the global model has changed since the last round.
     """
 
     sends = (ROWS,)
@@ -122,7 +129,7 @@ class ShadowTraining(ClientAlgorithm):
 
     @property
     def changes_steps(self) -> bool:  # type: ignore[override]  # a property for an attribute
-        """Return whether clients take other steps than without the algorithm."""
+        """Return whether the clients' own algorithm changes their optimizer steps."""
         return self.algorithm is not None
 
     # ---- at the server
@@ -167,6 +174,7 @@ class ShadowTraining(ClientAlgorithm):
         self._updates, self._clients = updates, clients
 
     def _stop(self, error: NotBatched) -> None:
+        """Train no coalitions from now on, and call ``give_up`` with the error's reason; without it raise the error."""
         if self._give_up is None:
             raise error
         if not self._given_up:
@@ -181,7 +189,7 @@ class ShadowTraining(ClientAlgorithm):
         for client, models in sent.items():
             present[self._places[client], client] = models[:, 0].bool().cpu()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a coalition's: the run's own server warns of the run
+            warnings.simplefilter("ignore")  # only the run's own server warns, not the coalitions' servers
             self._servers.begin_round(present, rows, round.round_index)
             for update in self._updates:
                 client = update.client_id
@@ -240,7 +248,13 @@ class ShadowTraining(ClientAlgorithm):
 
 
 def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoalitions:
-    """Return the models ``[P]`` of the empty and the full coalition of n clients as trained coalitions."""
+    """Return the two trained coalitions that need no training: the empty and the full coalition.
+
+    Args:
+        nobody: ``[P]``, the empty coalition's model.
+        everybody: ``[P]``, the full coalition's model.
+        num_clients: the number n of clients.
+    """
 
     def build(index: int, out: Tensor) -> None:
         out.copy_(everybody if index else nobody)
@@ -249,6 +263,6 @@ def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoali
 
 
 def _trained(masks: Tensor) -> Tensor:
-    """Return the coalitions without the empty and the full one, bool ``[K', n]``."""
+    """Return the rows of ``masks [K, n]`` that are neither the empty nor the full coalition."""
     sizes = masks.sum(1)
     return masks[(sizes > 0) & (sizes < masks.shape[1])]

@@ -1,11 +1,10 @@
 """SideBySideUtility: trains the federations of many coalitions side by side.
 
-A client has the same batches in every coalition, since they depend on the seed, the round and the client only. So the
-models of all coalitions of a client are trained on its batches at once, as rows of one batched model
-(:mod:`flsv.training.rows.kernel`). Up to rounding the models equal those of :class:`flsv.games.RetrainedUtility`, which
-trains one coalition after the other; for small models all coalitions of six clients take about as long as two fits.
-
-:mod:`flsv.retraining.coalition_servers` has the servers of the coalitions.
+A client has the same batches in every coalition, since batches depend on the seed, the round and the client only. So
+the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
+(:mod:`flsv.training.rows.kernel`). Up to rounding the models equal the models of :class:`flsv.games.RetrainedUtility`,
+which trains one coalition after the other; for small models all coalitions of six clients take about as long as two
+fits. The coalitions' servers are in :mod:`flsv.retraining.coalition_servers`.
 """
 
 from __future__ import annotations
@@ -46,36 +45,37 @@ from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
-#: How far two models may be apart: relative to the distance that they have moved, at most; as a multiple of one model's
-#: tolerance; and as a multiple of the distance that rounding puts between them.
+#: Largest distance between two models that must be equal: relative to the distance that they have moved; as a multiple
+#: of the precision's tolerance for one model; and as a multiple of the distance that rounding causes.
 TOLERANCE, TOLERANCES, FACTOR = 0.01, 10.0, 3.0
-#: Checked coalitions: the full one, the empty one, and the full one from an initial model that is changed by the share
-#: NUDGE, to measure how rounding grows.
+#: Coalitions that are trained for a check: the full coalition, the empty one, and the full one from an initial model
+#: that is changed by the relative amount NUDGE, to measure how rounding grows.
 CHECKED, NUDGE = (True, False, True), 1e-6
-#: Bytes of the models that are trained at once, with their gradients; and the least number of models to do so.
+#: Largest size in bytes of the models that are trained at once, with all copies; and the smallest number of models.
 BYTES, LEAST = 2**30, 8
-#: Copies per model: before the round, in training, after the round, its gradient and the optimizer's state.
+#: Number of copies of each model in memory: before the round, in training, after the round, gradient, optimizer state.
 COPIES = 6
 
 
 class NotSideBySide(ConfigurationError):
-    """Error: coalitions cannot be trained side by side; the text says why."""
+    """Error: coalitions cannot be trained side by side; the message gives the reason."""
 
 
 class SideBySideUtility:
-    """Utility of coalitions, ``utility(masks: bool [K, n]) -> float64 [K]``, from training them all at once.
+    """Utility of K coalitions, ``utility(masks: bool [K, n]) -> float64 [K]``, from training them all at once.
 
-    It is the utility of :class:`flsv.games.RetrainedUtility`; each rank trains its share of the coalitions. The full
-    coalition is trained in both ways, and an error is raised if the two models differ.
+    The utilities are those of :class:`flsv.games.RetrainedUtility`. Each rank trains a part of the coalitions. The full
+    coalition is trained both side by side and alone, and an error is raised if the two models differ.
 
     Args:
-        alone: the same game, trained one coalition after the other; it trains the full coalition, and has the ranks.
+        alone: the utility that trains one coalition after the other; it trains the full coalition alone, and holds the
+            data, the module, the metric and the ranks.
         seed: the run's seed.
-        compare: whether to train the full coalition in both ways; otherwise only side by side.
+        compare: whether to train the full coalition alone as well, and compare.
 
     Raises:
-        NotSideBySide: when it is called, the federation, the module or its optimizer does something that training side
-            by side does not; the text says what.
+        NotSideBySide: in a call: the federation, the module or its optimizer cannot be trained side by side; the
+            message gives the reason.
     """
 
     def __init__(self, alone: RetrainedUtility, seed: int, compare: bool = True) -> None:
@@ -91,7 +91,7 @@ class SideBySideUtility:
             found = NotSideBySide(f"{named}{error}")
             found.__cause__ = error
         parts = self._alone.ranks.all_gather(found, "coalitions side by side")
-        for part in parts:  # an error at one rank is raised at all
+        for part in parts:  # an error on one rank is raised on all ranks
             if isinstance(part, NotSideBySide):
                 raise part
         utilities = torch.empty(len(masks), *parts[0].shape[1:], dtype=parts[0].dtype)
@@ -107,7 +107,7 @@ class SideBySideUtility:
         return utility_of(trained.scores, self._alone.metric)
 
     def _train(self, masks: Tensor) -> CoalitionTraining:
-        """Train this rank's share of the coalitions; the empty coalition, where there are fewer than ranks."""
+        """Train this rank's part of the coalitions ``masks [K, n]``; the empty coalition if this part has none."""
         ranks = self._alone.ranks
         own = masks[ranks.rank :: ranks.size]
         masks = own if len(own) else masks[:1].new_zeros(1, self.num_players)
@@ -130,19 +130,19 @@ class SideBySideUtility:
 
 
 def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None:
-    """Check that the full coalition's model is the same side by side as in a run of its own.
+    """Check that the full coalition's model, trained side by side, equals the model of its run alone.
 
     Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance that
-    the model moves. The allowed difference is therefore measured by training from a start that is changed by a
-    millionth.
+    the model moves. The allowed difference is therefore measured: the full coalition is trained once more from an
+    initial model that is changed by a millionth.
 
     Args:
         models: ``[3, P]``, the models of :attr:`CoalitionTraining.checked`.
-        real: ``[P]``, the model of the run of its own.
+        real: ``[P]``, the model of the full coalition's run alone.
         allowed: the difference that is always allowed, relative to the distance that the model has moved.
 
     Raises:
-        ConfigurationError: the models differ by more than rounding.
+        ConfigurationError: the two models differ by more than rounding.
     """
     mine, start, nudged = models.to(real)
     way = (real - start).norm().clamp(min=1e-12)
@@ -162,26 +162,26 @@ def find_loop(trainer: L.Trainer) -> Any:
 
 
 class CoalitionTraining(L.Callback):
-    """Callback that replaces a loop: it trains all coalitions before the first round, and then ends the fit.
+    """Callback that replaces a FederatedLoop: it trains all coalitions at the start of training, then ends the fit.
 
     Args:
         loop: the federation's loop.
-        masks: bool ``[K, n]``, the members of each coalition; the empty coalition's model is the untrained one.
+        masks: bool ``[K, n]``, the members of each coalition; the empty coalition's model is not trained.
         seed: the seed of the clients' batches.
         initial: the module's ``state_dict`` to start from; None: the module's present weights.
-        evaluate: called within the fit with the trainer, the map between models and vectors and the models ``[K, P]``;
-            returns the ``scores``.
-        ranks: the processes that train other coalitions; all start from the first process's weights.
+        evaluate: a function that is called within the fit with the trainer, the map between the module and its vectors,
+            and the models ``[K, P]``, and returns the ``scores``.
+        ranks: all processes that train coalitions; all start from the first process's weights.
 
     Attributes:
         models: ``[K, P]``, the models after the last round.
-        checked: ``[3, P]``, the models that :func:`check_same` compares: the full coalition's model; the model that it
-            started from; and the full coalition's model from a start that is changed by rounding.
-        scores: the scores of ``models``.
+        checked: ``[3, P]``, the models that :func:`check_same` compares: the full coalition's model, its initial model,
+            and the full coalition's model from an initial model that is changed by a millionth.
+        scores: the scores of ``models``, from ``evaluate``.
         tolerance: the allowed difference in the trainer's precision, for :func:`check_same`.
 
     Raises:
-        ConfigurationError: in a fit, the module, the optimizer or the federation cannot be trained side by side.
+        ConfigurationError: in a fit: the module, the optimizer or the federation cannot be trained side by side.
     """
 
     def __init__(
@@ -222,6 +222,7 @@ class CoalitionTraining(L.Callback):
         self.scores = self._evaluate(trainer, self._space, self.models)
 
     def _train(self) -> Tensor:
+        """Train all coalitions for all rounds, and return their models ``[3 + K, P]``, the checked ones first."""
         trainer, space, config = self._trainer, self._space, self._loop.config
         module, data, metrics = trainer.lightning_module, trainer.datamodule, self._loop.contribution_metrics
         size = space.size * space.dtype.itemsize
@@ -261,7 +262,15 @@ class CoalitionTraining(L.Callback):
         return models
 
     def _train_clients(self, index: int, places: Tensor, masks: Tensor, models: Tensor, servers: Any) -> None:
-        """Train the clients of the coalitions ``masks [R, n]``, whose models are ``models[places]``, in a round."""
+        """Train the clients of R coalitions in a round, and hand the trained models to the coalitions' servers.
+
+        Args:
+            index: the round's index, from 0.
+            places: int64 ``[R]``, the coalitions' rows in ``models``.
+            masks: bool ``[R, n]``, the members of these coalitions.
+            models: the models of all coalitions, at the start of the round.
+            servers: the servers of all coalitions.
+        """
         trainer, config, module = self._trainer, self._loop.config, self._trainer.lightning_module
         loader = CohortLoader(
             trainer.datamodule,
@@ -288,7 +297,16 @@ class CoalitionTraining(L.Callback):
             servers.receive(visit.client, rows, sent, visit.batches, losses)
 
     def _upload(self, index: int, client: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
-        """Apply a client's uploads to the models ``sent [R, P]`` and losses ``[R]`` of its coalitions, in place."""
+        """Apply a client's uploads to the models and losses of the R coalitions that it is in, in place.
+
+        Args:
+            index: the round's index, from 0.
+            client: the client's number.
+            rows: int64 ``[R]``, these coalitions' rows in ``models``.
+            models: the models of all coalitions, at the start of the round.
+            sent: ``[R, P]``, the trained models, which are overwritten.
+            losses: ``[R]``, their training losses, which are overwritten.
+        """
         uploads, clients, cut = self._loop.config.uploads, self._masks.shape[1], self._space.num_parameters
         for place, row in enumerate(rows.tolist() if uploads else ()):
             kept = self._kept.setdefault((row, client), {})
@@ -302,15 +320,21 @@ class CoalitionTraining(L.Callback):
         self._slots.begin_batch(self._steps, self._batches)
 
     def _step_schedules(self, interval: str, count: int) -> None:
-        """Step the schedulers of this interval: ``"epoch"`` after a round, ``"step"`` after a client's batch."""
+        """Step the schedulers of one interval.
+
+        Args:
+            interval: ``"epoch"`` after a round, ``"step"`` after a client's batch.
+            count: the number of rounds or of the client's batches so far.
+        """
         for config in self._trainer.lr_scheduler_configs:
             if config.interval == interval and count % config.frequency == 0:
                 config.scheduler.step()
 
     def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
-        """Yield a client's batches as the module gets them; seed the client's random numbers after the first batch.
+        """Yield a client's batches as ``training_step`` gets them; seed the random numbers after the first batch.
 
-        The random numbers of the later batches and of the steps are then the same as where the client trains alone."""
+        The random numbers of the later batches and of the steps are then the same as in a federation of one
+        coalition."""
         first = self._given(next(batches))
         seed_global_rngs(self._seed, "train", round_index, client)
         yield first
@@ -318,7 +342,8 @@ class CoalitionTraining(L.Callback):
             yield self._given(batch)
 
     def _given(self, batch: Any) -> Any:
-        """Return a batch as the module gets it; once a batch was not changed on its way, later ones are not checked."""
+        """Return a batch as ``training_step`` gets it; after a first batch that needs no change, batches are returned
+        as they are."""
         if self._left:
             return batch
         given = as_given(self._trainer, batch)
@@ -328,7 +353,7 @@ class CoalitionTraining(L.Callback):
 
 
 def _hooks_of_rounds(trainer: L.Trainer) -> str | None:
-    """Say whose hooks between rounds would not be called; None: there are no such hooks.
+    """Explain that the module or a callback has a hook between rounds, which would not be called; None: there is none.
 
     A module's hook at the end of a round is allowed, since most only log; if it does more, :func:`check_same` fails."""
     module, mine = trainer.lightning_module, ("on_train_start", "on_train_epoch_start")
@@ -338,7 +363,7 @@ def _hooks_of_rounds(trainer: L.Trainer) -> str | None:
 
 
 def _why_not(config: FederationConfig) -> str | None:
-    """Say why coalitions of this federation cannot be trained side by side; None: its parts allow it."""
+    """Explain why coalitions of a federation cannot be trained side by side; None: the configuration allows it."""
     if config.share != "all":
         return f"with share={config.share!r} a part of the model stays at the clients"
     if config.optimizer_state != "reset":

@@ -1,7 +1,7 @@
 """WholeFits: trains coalitions as federations of their own after a fit, each by a copy of the fit's Trainer.
 
-A module, its optimizers and the Trainer's callbacks do the same in such a fit as in the federation's own, so that the
-model of the full coalition equals the federation's model to the bit.
+The module, its optimizers and the Trainer's callbacks do the same in such a fit as in the federation's own fit, so that
+the model of the full coalition would equal the federation's model to the bit.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from flsv.utilities.csv_files import Cell, parse_int, read_rows
 from flsv.utilities.result_file import ResultFile, members_text, read_members
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
-#: File in a run's folder with the utilities of its coalitions' fits.
+#: File in a run's folder with the utilities of the coalitions that were trained after the run.
 COALITIONS = "coalitions.csv"
-#: Seconds between two lines about the trainings' progress.
+#: Seconds between two log lines about the trainings' progress.
 PAUSE = 10.0
 
 
@@ -56,7 +56,7 @@ class CoalitionFailed(RuntimeError):
 
 
 class _Nowhere(DummyLogger):
-    """Logger that drops everything, with a folder for files that callbacks write beside it."""
+    """Logger that drops everything, with a folder into which callbacks may write files."""
 
     folder: str | None = None
 
@@ -70,12 +70,12 @@ def _numbers(cell: str) -> list[float]:
 
 
 COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": parse_int, "by": str, "utility": _numbers}
-#: Utilities round after round by measure: ``[R]``, or ``[R, M]`` per class.
+#: A coalition's utilities after each of R rounds, by the name of the performance: ``[R]``, or ``[R, M]`` per class.
 Curves = Mapping[str, Tensor]
 
 
 def called(measure: str | ModelScore) -> str:
-    """Return the name of a performance in a file of trainings.
+    """Return the name that a performance has in the file of coalitions' utilities.
 
     Example:
         >>> called("accuracy"), called(ModelScore("val_loss", "min"))
@@ -87,11 +87,11 @@ def called(measure: str | ModelScore) -> str:
 
 
 def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
-    """Make a coalition's loop: its clients take part in every round, and nothing is shown or written.
+    """Make a coalition's loop: the coalition's clients take part in every round, and nothing is shown or written.
 
     Args:
-        loop: a :class:`flsv.FederatedLoop`, the whole federation's.
-        cohort: the sampler that always draws the coalition.
+        loop: the :class:`flsv.FederatedLoop` of the whole federation.
+        cohort: the sampler that always draws the coalition's clients.
         seed: the seed of every random choice.
     """
     read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
@@ -101,10 +101,10 @@ def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
 
 
 def all_take_part(loop: Any) -> str | None:
-    """Say that coalitions train without the federation's sampler; None: it has none that leaves clients out.
+    """Return the notice that coalitions train without the federation's sampler; None: all its clients always take part.
 
     Args:
-        loop: a :class:`flsv.FederatedLoop`, the whole federation's.
+        loop: the :class:`flsv.FederatedLoop` of the whole federation.
     """
     sampler = loop.config.sampler
     if isinstance(sampler, FullParticipation):
@@ -117,12 +117,13 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
     Args:
         folder: the run's folder.
-        by: the names of the measures, see :func:`called`.
+        by: the names of the performances, see :func:`called`.
         seed: the seed of the trainings.
         rounds: the number of rounds of the trainings.
 
     Returns:
-        The utilities in the order of ``by``, by the coalition's members; empty where the seed is another.
+        ``{members: utilities}``, with the utilities in the order of ``by``; empty if there is no file, or its trainings
+        have another seed.
     """
     path = folder / COALITIONS
     lines = whole_lines(path) if path.is_file() else []
@@ -136,7 +137,7 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
 
 
 class Spare:
-    """Copies of a Trainer and its module before a fit, without loggers, checkpoints, progress bars and the like.
+    """Copies of a Trainer and its module before a fit, without loggers, checkpoints and progress bars.
 
     Args:
         trainer: the trainer in its ``setup``, before the fit has changed it.
@@ -163,7 +164,7 @@ class Spare:
         callbacks[:] = [each for each in callbacks if each is not left_out]
 
     def made(self) -> tuple[L.Trainer, L.LightningModule]:
-        """Return another copy of both, to be fitted."""
+        """Return further copies of the Trainer and the module, for one fit."""
         module = copy_module(self._module)
         data: Any = self._trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
         same = {id(each): each for each in (data, *self._trainer.loggers)}
@@ -172,13 +173,14 @@ class Spare:
 
 
 def _counterparts(module: L.LightningModule, copy_of_it: L.LightningModule) -> dict[int, Any]:
-    """Map the ``id`` of a module's layers, parameters and buffers, which callbacks may hold, to those of its copy."""
+    """Return the layers, parameters and buffers of a module's copy by the ``id`` of their originals, to which callbacks
+    may refer."""
     pairs = [*zip(module.modules(), copy_of_it.modules()), *zip(module.parameters(), copy_of_it.parameters())]
     return {id(mine): theirs for mine, theirs in (*pairs, *zip(module.buffers(), copy_of_it.buffers()))}
 
 
 class WholeFits:
-    """Utilities of coalitions, round after round, each trained by a Trainer of its own.
+    """Function that trains coalitions, each by a Trainer of its own, and returns their utilities after several rounds.
 
     Args:
         spare: the copies of the Trainer and the module before the fit.
@@ -186,11 +188,12 @@ class WholeFits:
         seed: the run's seed.
         initial: the module's ``state_dict`` before the first round.
         measures: the performances of models, by name.
-        rounds: the rounds after which models are measured, from 0, ascending; a coalition trains until the last.
-        ranks: processes among which the coalitions are divided; all get all utilities.
-        path: file in which the utilities are kept; None: they are not kept.
+        rounds: the indices of the rounds after which models are measured, ascending; a coalition trains until the last
+            of these rounds.
+        ranks: the processes among which the coalitions are divided; each process gets all utilities.
+        path: the file into which the utilities are written; None: they are not written.
         settings: the settings that the utilities depend on.
-        resumed: whether utilities in the file are of this run.
+        resumed: whether utilities that are in the file already belong to this run.
     """
 
     def __init__(
@@ -211,11 +214,21 @@ class WholeFits:
         self._kept: ResultFile | None = None
         if path is not None and ranks.rank == 0:
             if not resumed:
-                path.unlink(missing_ok=True)  # an earlier run's, whose module may have been another
+                path.unlink(missing_ok=True)  # it belongs to an earlier run, maybe with another module
             self._kept = ResultFile(path, COLUMNS, settings or {}, key=1, anew=True)
 
     def __call__(self, masks: Tensor) -> list[Curves]:
-        """Train the coalitions bool ``[K, n]`` that are not in the file, and return the utilities of each."""
+        """Train the coalitions that are not in the file, and return each coalition's utilities.
+
+        Args:
+            masks: bool ``[K, n]``, the members of each coalition.
+
+        Returns:
+            A list of K dictionaries, each with a coalition's utilities after the rounds, by the performance's name.
+
+        Raises:
+            CoalitionFailed: a coalition's training has failed.
+        """
         coalitions = members_of(masks)
         known = self._ranks.broadcast(0, self._known(), "the trainings that are kept")
         missing = [members for members in coalitions if members not in known]
@@ -239,12 +252,14 @@ class WholeFits:
         return [known[members] for members in coalitions]
 
     def _tried(self, members: Members) -> Any:
+        """Return a coalition's utilities, or the CoalitionFailed error of its training."""
         try:
             return self._train(members)
         except Exception as error:
             return CoalitionFailed(f"The federation of clients {list(members)} alone: {type(error).__name__}: {error}")
 
     def _train(self, members: Members) -> dict[str, Tensor]:
+        """Train a coalition, and return its utilities after the rounds, by the performance's name."""
         trainer, module = self._spare.made()
         callbacks: list[Any] = callbacks_of(trainer)
         cohort = FixedCohort(members)
@@ -269,7 +284,8 @@ class WholeFits:
         }
 
     def _known(self) -> dict[Members, dict[str, Tensor]]:
-        """Return the utilities of the coalitions that the file has for all measures and rounds."""
+        """Return the utilities in the file of those coalitions that it holds with all performances and rounds, by the
+        coalition's members."""
         rows = [] if self._kept is None else self._kept.rows
         found: dict[Members, dict[tuple[str, int], list[float]]] = {}
         for row in rows:
@@ -294,7 +310,8 @@ class WholeFits:
 
 @contextmanager
 def _as_it_was(data: FederatedDataModule) -> Iterator[None]:
-    """Let another Trainer fit on a fit's data within this context, silently; then restore trainer and random state."""
+    """Silence logs and warnings within this context, in which another Trainer fits on a fit's data; then restore the
+    data module's trainer and the random state."""
     logger, trainer, drawn = logging.getLogger("lightning.pytorch"), data.trainer, global_rngs()
     level = logger.level
     logger.setLevel(logging.ERROR)

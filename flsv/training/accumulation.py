@@ -1,4 +1,4 @@
-"""AccumulationWindows: windows of gradient accumulation that begin and end with each client's batches."""
+"""AccumulationWindows: gradient accumulation that starts anew with every client."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from flsv.training.slots import Slot
 
 
 class AccumulationWindows(Slot):
-    """Windows of gradient accumulation that are counted by each client's batches.
+    """Gradient accumulation over each client's own batches.
 
-    Lightning counts them over the whole epoch, which here is the whole cohort: a client's last gradients would be added
-    to the next client's first. A client keeps nothing of its windows, since its first batch begins one and its
-    last ends one.
+    Lightning accumulates over the whole epoch, which in flsv is a whole cohort: one client's last gradients would be
+    added to the next client's first gradients. Here a client's first batch begins an accumulation and its last batch
+    ends one, so that no state is left to keep for the client.
 
     Args:
-        trainer: the trainer whose counting is replaced, until :meth:`remove`.
+        trainer: the trainer whose own counting of batches is replaced until :meth:`remove` is called.
     """
 
     name = "accumulation"
@@ -33,8 +33,8 @@ class AccumulationWindows(Slot):
         self._patches = PatchedAttributes()
         if self._active:
             self._zero_grad = module.optimizer_zero_grad
-            # Lightning asks the loop whether to step optimizer and schedulers, by no public method. It also zeroes the
-            # gradients by the epoch's batch count; `begin_batch` does that instead.
+            # Lightning asks the fit loop, by a private method, whether to step the optimizer and the schedulers. It
+            # also zeroes the gradients according to the batch's number in the epoch; `begin_batch` does that instead.
             self._patches = PatchedAttributes(
                 [
                     (trainer.fit_loop.epoch_loop, "_accumulated_batches_reached", lambda: self._complete),
@@ -52,6 +52,6 @@ class AccumulationWindows(Slot):
                 self._zero_grad(self._trainer.current_epoch, position, optimizer)
 
     def remove(self) -> None:
-        """Give Lightning its own counting back."""
+        """Restore Lightning's own counting of batches."""
         self._patches.restore()
         self._active = False

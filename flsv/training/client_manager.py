@@ -36,17 +36,17 @@ Private = Callable[[], Mapping[str, Tensor]]
 class ClientManager:
     """The clients of a data module, each a :class:`Client` with its :class:`LocalData`, and the server's data.
 
-    The clients share an evaluator's copies of the module; each has batches of its own.
+    All clients are evaluated with the same copies of the module, each on its own batches.
 
     Args:
         trainer: the trainer, with its module on its device.
         data: the data module, with its samples assigned to clients.
-        space: the map between the module and vectors.
+        space: the map between the module and its vectors ``[P]``.
         store: the state that clients keep between rounds.
         owners: the assignment of clients to processes; None: there is one process.
-        first: the number that the data's first client has in the federation and in ``store``.
-        num_classes: M, the federation's number of classes, where the data are one site's and may lack the last classes;
-            None: the data's own number.
+        first: the number of the data's first client in the federation and in ``store``.
+        num_classes: the federation's number M of classes, for data of a single site, which may lack the last classes;
+            None: the number of classes in the data.
 
     Raises:
         ConfigurationError: the data have more classes than the federation.
@@ -102,21 +102,23 @@ class ClientManager:
         )
 
     def trained(self, client: int) -> Tensor | None:
-        """Return the model ``[P]`` that a client has trained in this round; None once its round is forgotten."""
+        """Return the model ``[P]`` that a client has trained in this round; None if it has not trained, or after
+        :meth:`forget`."""
         with opened(self.locals[client]) as local:
             return local.model
 
     def forget(self, client: int) -> None:
-        """Forget a client's models and changes of state of this round, as if it had not taken part."""
+        """Forget the models and the changed state of a client in this round, as if it had not taken part."""
         self.locals[client].set_models(None, None)
         self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
-        """Make an evaluator of models on batches.
+        """Make an evaluator that scores models, given as vectors ``[P]``, on batches.
 
         Args:
             batches: pairs ``(x, y)``.
-            private: returns the entries of the client's models that vectors do not hold; None: there are none.
+            private: a function that returns the entries of the client's model that are not shared and thus not in
+                vectors; None: all entries are shared.
         """
         if self._first is None:
             self._first = ModelEvaluator(
@@ -130,12 +132,14 @@ class ClientManager:
         return self._first.on(batches, private)
 
     def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
-        """Make an evaluator of models on a client's split by a task's own score; the first of its kind is tried.
+        """Make an evaluator that scores models by any task's score on a client's split.
+
+        The first evaluator for each score is tried on a batch.
 
         Args:
             client: the client's number.
             split: the split to evaluate on.
-            performance: the score, which need not be a classifier's.
+            performance: the score; it need not be a score of classifiers.
 
         Raises:
             ConfigurationError: the score is not available for this module.
@@ -148,8 +152,15 @@ class ClientManager:
         return evaluator_on(self._any_task[performance], trainer, loader, private)
 
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
-        """Return a copy of the trainer's module that holds the vector ``[P]``, in evaluation mode; always the same
-        copy."""
+        """Return a copy of the trainer's module, in evaluation mode, that holds a model.
+
+        Every call overwrites and returns the same copy.
+
+        Args:
+            vector: ``[P]``, the model.
+            private: a function that returns the entries of the client's model that are not shared; None: all entries
+                are shared.
+        """
         module = self._trainer.lightning_module
         if self._replica is None:
             self._replica = self.tried()
@@ -162,10 +173,10 @@ class ClientManager:
         return self._replica.module
 
     def tried(self) -> Replica:
-        """Copy the trainer's module and check on a batch that the copy computes the same.
+        """Copy the trainer's module and check on a batch that the copy computes the same outputs.
 
         Raises:
-            ConfigurationError: see :func:`flsv.games.check_copies.check_copies`.
+            ConfigurationError: the outputs differ, see :func:`flsv.games.check_copies.check_copies`.
         """
         replica = Replica(self._trainer.lightning_module, self._space)
         with isolated_rngs(0, "trial"):
@@ -179,7 +190,16 @@ class ClientManager:
     def received(
         self, strategies: Mapping[str, Any], instructions: Mapping[int, Instruction], global_vector: Tensor
     ) -> dict[int, Tensor]:
-        """Return the model ``[P]`` that each client would use, by client id, where it is not the global model."""
+        """Return the models ``[P]`` that clients would use after receiving the server's messages.
+
+        Args:
+            strategies: the federation's strategies by name.
+            instructions: the server's message to each client, by client id.
+            global_vector: ``[P]``, the global model.
+
+        Returns:
+            Models by client id, of the clients that would use another model than the global one.
+        """
         models = {}
         for client, instruction in instructions.items():
             with opened(self.locals[client]) as local:
@@ -191,15 +211,19 @@ class ClientManager:
     def own_scores(
         self, clients: Iterable[int], models: Mapping[int, Tensor], global_vector: Tensor
     ) -> dict[str, Tensor]:
-        """Score clients' own models on their own test splits. The trainer's module is left with the last model.
+        """Score each client's own model on the client's own test split.
+
+        The trainer's module holds the last client's model afterwards.
 
         Args:
             clients: ids of the k clients to score.
-            models: client id to its model ``[P]``; clients without one are scored with the global model.
+            models: the clients' own models ``[P]`` by client id; a client without an entry is scored with the global
+                model.
             global_vector: ``[P]``, the global model.
 
         Returns:
-            Name of :data:`flsv.models.imbalance.OWN_SCORES` to scores ``[k]``, NaN for clients without test samples.
+            ``{name: scores}`` for the names in :data:`flsv.models.imbalance.OWN_SCORES`, scores of shape ``[k]``, NaN
+            for clients without test samples.
         """
         module, all_counts = self._trainer.lightning_module, []
         private = self._space.read_private(module)
@@ -235,13 +259,13 @@ class ClientManager:
 
 @torch.no_grad()
 def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
-    """Put one batch through a trainer's module, whose modes, buffers and random numbers are restored afterwards.
+    """Check on one batch that a trainer's module returns logits; its modes, buffers and the random state are restored.
 
     Args:
         trainer: the trainer, with its module on its device.
-        batches: pairs ``(x, y)``; the first is used.
-        num_classes: M.
-        asking: the beginning of the error message: what the evaluation is for.
+        batches: pairs ``(x, y)``; only the first is used.
+        num_classes: the number M of classes.
+        asking: the beginning of the error message, which names the purpose of the evaluation.
 
     Raises:
         ConfigurationError: the batch is not a pair, its labels are not classes, or the module's ``forward`` does not
@@ -265,7 +289,18 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:
-    """Append zeros to ``counts [n, M']`` for the classes that the data lack, up to ``[n, M]``."""
+    """Append zeros to class counts for the last classes, which the data lack.
+
+    Args:
+        counts: ``[n, M']``, samples per client and class of the data.
+        num_classes: M, the federation's number of classes.
+
+    Returns:
+        Samples per client and class, ``[n, M]``.
+
+    Raises:
+        ConfigurationError: the data have more classes than the federation.
+    """
     if counts.shape[1] > num_classes:
         raise ConfigurationError(
             f"the data have {counts.shape[1]} classes, and the federation {num_classes}. Number the classes as the "

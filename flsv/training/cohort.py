@@ -1,4 +1,4 @@
-"""Training of a round's cohort in one Trainer: the cohort's batches, and the module's switch from client to client."""
+"""Training of a round's cohort in one Trainer: the cohort's batches, and the switch from one client to the next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from flsv.utilities.seeding import isolated_rngs, seed_global_rngs, shuffle_stre
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """One client's part of a round: ``batches`` batches in all its local epochs, ``epoch`` in each."""
+    """Number of batches of one client in a round.
+
+    Attributes:
+        client: the client's id.
+        batches: the number of batches in all local epochs together.
+        epoch: the number of batches in each local epoch.
+    """
 
     client: int
     batches: int
@@ -31,17 +37,17 @@ class ClientBatches:
 
 
 class CohortLoader(Iterable[Any]):
-    """The train dataloader of one round.
+    """The train dataloader of one round: the batches of all clients of the cohort, one client after the other.
 
-    The batches of a client depend on the seed, the round and the client only, not on the rest of the cohort: every
+    A client's batches depend on the seed, the round and the client only, not on the other clients of the cohort: every
     local epoch is shuffled by a generator of its own.
 
     Args:
         data: the data module that makes the clients' loaders.
-        cohort: client ids, in the order in which they train.
+        cohort: client ids, in the order in which the clients train.
         seed: the run's seed.
-        round_index: the round.
-        local_epochs: passes over each client's data.
+        round_index: the round's index, from 0.
+        local_epochs: the number of passes over each client's data.
         limit: Lightning's ``limit_train_batches``, per client and local epoch: a number of batches (int) or a share
             (float).
     """
@@ -84,10 +90,11 @@ class CohortLoader(Iterable[Any]):
             for batch in chain(first, islice(iterator, batches - 1)):
                 given += 1
                 yield batch
-            # Else the next client's batches would be counted as this client's.
+            # Otherwise the next client's first batches would be counted as this client's batches.
             self._check_given(client, given, batches)
 
     def _check_given(self, client: int, given: int, batches: int) -> None:
+        """Raise RuntimeError if a client's loader has given fewer batches (``given``) than its length (``batches``)."""
         if given < batches:
             raise RuntimeError(
                 f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
@@ -96,16 +103,16 @@ class CohortLoader(Iterable[Any]):
 
 
 class CohortTraining:
-    """The training of a cohort: switches a Trainer's module from client to client and collects the updates.
+    """The training of a cohort: switches a Trainer's module from client to client and collects the clients' updates.
 
     Args:
-        turn: the turns of the clients.
+        turn: begins and ends the training of each client.
         manager: the clients' data.
 
     Attributes:
-        turn: the turns of the clients.
-        updates: the updates of the round so far.
-        broken: ids of the clients that sent no update because their model was not finite.
+        turn: begins and ends the training of each client.
+        updates: the clients' updates of the round so far, in the order in which clients trained.
+        broken: ids of the clients that sent no update because their trained model was not finite.
         active: whether a round has begun and not ended.
     """
 
@@ -117,12 +124,12 @@ class CohortTraining:
         self.active = False
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
-        """Begin a round: the module and :attr:`global_vector` hold the global model.
+        """Begin a round, while the module and :attr:`global_vector` hold the global model.
 
         Args:
             loader: the round's batches.
             instructions: the server's message to every client of the cohort, by client id.
-            num_samples: ``[n]``, training samples of every client.
+            num_samples: ``[n]``, the number of training samples of each of the federation's n clients.
         """
         self._visits, self._instructions, self._samples = loader.visits, instructions, num_samples
         self._matrix = empty_rows(len(self._visits), self.global_vector, self._trainer.default_root_dir)
@@ -135,33 +142,40 @@ class CohortTraining:
 
     @property
     def client(self) -> int | None:
-        """Return the client whose turn it is; None after the cohort's last."""
+        """Return the id of the client that trains now; None after the cohort's last client."""
         return self._visits[self._visited].client if self._visited < len(self._visits) else None
 
     @property
     def place(self) -> str:
-        """Return the client's place in the cohort, such as ``"3/10"`` for the third of ten."""
+        """Return the present client's place in the cohort as text, such as ``"3/10"`` for the third of ten clients."""
         return f"{self._visited + 1}/{len(self._visits)}"
 
     @property
     def batch_idx(self) -> int:
-        """Return the index of the current batch in its client's local epoch."""
+        """Return the index, from 0, of the current batch in the client's local epoch."""
         return self.turn.position % self._visits[self._visited].epoch
 
     @property
     def matrix(self) -> Tensor:
-        """Return the models that have been sent, ``[k, P]``, in the order of ``updates``."""
+        """Return the models that the k clients in ``updates`` have sent, ``[k, P]``, in that order."""
         return self._matrix[: len(self.updates)]
 
     def trained(self) -> dict[int, Tensor]:
-        """Return the model ``[P]`` that each client has trained in this round, before uploads, by client id.
+        """Return the models ``[P]`` that clients have trained in this round, before uploads, by client id.
 
-        Clients that the server has left out are not among them."""
+        Clients that the server has excluded from the round have no entry."""
         models = {update.client_id: self._manager.trained(update.client_id) for update in self.updates}
         return {client: model for client, model in models.items() if model is not None}
 
     def begin_batch(self, batch: Any = None) -> bool:
-        """Begin a batch, as the module gets it. Return whether it is a client's first."""
+        """Begin a batch; before a client's first batch, begin the client's training.
+
+        Args:
+            batch: the batch in the form in which ``training_step`` gets it.
+
+        Returns:
+            Whether this is the client's first batch of the round.
+        """
         first = self.turn.context is None
         if first:
             visit = self._visits[self._visited]
@@ -171,13 +185,20 @@ class CohortTraining:
         return first
 
     def end_batch(self, loss: Tensor | None) -> bool:
-        """End a batch, with its training loss if there is one. Return whether it was the cohort's last."""
+        """End a batch; after a client's last batch, end the client's training.
+
+        Args:
+            loss: the batch's training loss; None: the module returns none.
+
+        Returns:
+            Whether this was the cohort's last batch.
+        """
         if self.turn.end_batch(loss):
             self._end_client()
         return self._visited == len(self._visits)
 
     def _end_client(self) -> None:
-        """End the present client's turn and take its update."""
+        """End the present client's training and store its update, or forget the client if its model is not finite."""
         client = self._visits[self._visited].client
         # A broken client's row is overwritten by the next client's.
         update = self.turn.end(out=self._matrix[len(self.updates)])
@@ -189,12 +210,12 @@ class CohortTraining:
         self._visited += 1
 
     def collude(self, colluders: Sequence[Collusion], num_clients: int, round_index: int) -> None:
-        """Replace the updates of colluding clients by those that they have agreed on, one attack after the other.
+        """Replace the updates of colluding clients by the updates that the attacks compute, one attack after the other.
 
         Args:
             colluders: the attacks.
-            num_clients: n.
-            round_index: the round.
+            num_clients: the federation's number of clients.
+            round_index: the round's index, from 0.
         """
         start = self.global_vector
         cut, ids = self.turn.shared.space.num_parameters, [update.client_id for update in self.updates]
@@ -216,25 +237,30 @@ class CohortTraining:
                         local.set_models(local.start, local.model, vector, local.tell)
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Forget the round of clients whose updates the server has excluded, as if they had not taken part."""
+        """Forget models and changed state of the clients whose updates the server has excluded, as if these clients had
+        not taken part."""
         if self.updates and self.updates[0].client_id in clients:
-            self.turn.shared.next_buffers = None  # the first client's counters: they stay as before the round
+            self.turn.shared.next_buffers = None  # the next global model keeps the counters of the round's start
         for client in clients:
             self._manager.forget(client)
 
     def end_round(self, vector: Tensor) -> None:
-        """End the round: the module becomes the next global model ``[P]``."""
+        """End the round: write the next global model ``vector [P]`` into the module."""
         self.turn.shared.end_round(vector)
         self._forget()
         self.active = False
 
     def discard(self) -> bool:
-        """Forget an unfinished round and restore the global model of its start. Return whether there was one."""
+        """Forget an unfinished round and restore the global model of the round's start.
+
+        Returns:
+            Whether there was an unfinished round that had not been discarded before.
+        """
         if not self.active or self._discarded:
             return False
         self.turn.discard()
         self._forget()
-        # `active` stays True: a checkpoint saved from here on is still one of the round's start.
+        # `active` stays True: a checkpoint saved from here on still has to hold the state of the round's start.
         self._discarded = True
         return True
 
@@ -245,12 +271,12 @@ class CohortTraining:
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
-    """Describe where an error happened, in words; the round is counted from 1, as in all texts for people.
+    """Describe where an error happened, for an error message; the text counts rounds from 1.
 
     Args:
-        client: the number of the client that trained; None: the server was at work.
-        round_index: the round, from 0.
-        names: the clients' names.
+        client: the number of the client that was training; None: the error happened at the server.
+        round_index: the round's index, from 0.
+        names: the clients' names; none: clients are named by number only.
 
     Example:
         >>> where(2, 5)

@@ -1,13 +1,14 @@
-"""Ghost dot products: every sample's gradient times a fixed vector, without any sample's gradient.
+"""Ghost dot products: the product of each sample's gradient with a fixed vector, without computing these gradients.
 
-Wang et al., "Data Shapley in One Training Run", ICLR 2025. There the fixed vector is the gradient of
-validation samples that are part of the batch; here it is any vector g over the module's parameters. A layer that is
-linear in its parameters, y = f(x; theta), adds to the gradient's product with g for sample z
+Wang et al., "Data Shapley in One Training Run", ICLR 2025. In the paper the fixed vector is the gradient of validation
+samples that are part of the batch; here it is any vector g over the module's parameters. A layer with inputs x and
+outputs y = f(x; theta) that is linear in its parameters theta adds to the product for sample z
 
-    sum over the sample's outputs of (dL/dy)_z f(x_z; g),
+    the sum over the sample's outputs of (dL/dy)_z f(x_z; g),
 
-that is, one more forward pass of the layer, with g in place of its parameters, and one product with what the backward
-pass brings anyway. For a linear layer it is the paper's product of activations and output gradients.
+where L is the batch's loss. This takes one more forward pass of the layer, with g in place of theta, and one product
+with the output gradient dL/dy, which the backward pass computes anyway. For a linear layer it is the paper's product of
+activations and output gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flsv.utilities.errors import ConfigurationError
 
-#: Layers that are linear in their parameters and have a sample's outputs in its own row.
+#: Layers that are linear in their parameters, and whose output for a sample depends on this sample only.
 LAYERS: tuple[type[nn.Module], ...] = (
     nn.Linear,
     nn.Conv1d,
@@ -44,18 +45,19 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 
 class GhostProducts:
-    """Hooks that collect, for each sample z, the product of g with z's part of the batch gradient, float64 ``[B]``.
+    """Hooks that compute, for each of a batch's B samples, the product of a vector g with the sample's part of the
+    batch's gradient, float64 ``[B]``.
 
     The products of a batch sum to <g, gradient of the batch's loss> for any loss, a mean or a sum, weighted or not.
     They cost one more forward pass of every layer.
 
     Args:
-        module: the module whose passes are watched while :attr:`samples` is not None.
-        reference: the vector g, by names of parameters, in the parameters' shapes. Trainable parameters that are not in
-            it count as 0.
+        module: the module whose forward and backward passes are watched while :attr:`samples` is not None.
+        reference: the vector g: tensors by parameters' names, in the parameters' shapes. For a trainable parameter
+            without an entry, g is 0.
 
     Raises:
-        ConfigurationError: a layer does not separate the samples' gradients; the message names it.
+        ConfigurationError: a layer does not separate the samples' gradients; the message names the layer.
 
     Example:
         >>> module = nn.Linear(2, 1, bias=False)
@@ -87,9 +89,9 @@ class GhostProducts:
 
     @property
     def samples(self) -> int | None:
-        """Return the present batch's number of samples, the first dimension of all activations; None: not watched.
+        """Return the number of samples in the present batch; None: the batch is not watched.
 
-        Setting the number begins a batch."""
+        Setting the number begins a batch. It must be the size of the first dimension of all layers' outputs."""
         return self._samples
 
     @samples.setter
@@ -106,7 +108,11 @@ class GhostProducts:
             ]
 
     def take(self) -> Tensor:
-        """Return the products of all batches since the last call, in order, float64 ``[sum of B]``, and forget them."""
+        """Return one product per sample for all samples since the last call, in order, and forget the products.
+
+        Returns:
+            float64 ``[N]``, with N the number of samples in all watched batches since the last call.
+        """
         products, self._products = self._products, []
         return torch.cat(products) if products else torch.empty(0, dtype=torch.float64, device=self._device)
 
@@ -117,6 +123,8 @@ class GhostProducts:
         self._handles = []
 
     def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
+        """Make the forward hook of the layer ``name``; ``twin`` is the layer's copy with g as its parameters."""
+
         def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             samples = self._samples
             if samples is None or not torch.is_grad_enabled() or not output.requires_grad:
@@ -143,11 +151,11 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
     """Check that every layer separates the gradients of a batch's samples.
 
     Args:
-        module: the module, in the mode that it trains in.
-        names: names of the parameters to check.
+        module: the module, in the mode (train or eval) of its training.
+        names: names of the parameters whose layers are checked.
 
     Raises:
-        ConfigurationError: a layer does not; the message names it and says what to do.
+        ConfigurationError: a layer does not separate them; the message names the layer and says what to do.
     """
     asked = {p: name for name, p in module.named_parameters() if name in names and p.requires_grad}
     for name, layer in module.named_modules():
@@ -166,6 +174,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
 
 
 def _why_not(layer: nn.Module) -> str | None:
+    """Return the reason why a layer has no ghost product, as a relative clause; None: it has one."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LAYERS):
@@ -178,7 +187,13 @@ def _why_not(layer: nn.Module) -> str | None:
 
 
 def _with(layer: nn.Module, own: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
-    """Copy a layer without its hooks, with g in place of its parameters and 0 where g has no entry."""
+    """Return a copy of a layer without its hooks, with g in place of its parameters.
+
+    Args:
+        layer: the layer.
+        own: the layer's parameters by name.
+        g: the part of the vector g for each of these parameters, by name; None: zeros.
+    """
     filled = {n: torch.zeros_like(own[n]) if value is None else value.detach().to(own[n]) for n, value in g.items()}
     padding = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding is not None:  # the padding row has no gradient

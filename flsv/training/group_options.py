@@ -1,4 +1,4 @@
-"""Options of an optimizer's parameter groups: read, put and compared."""
+"""Functions that read, write and compare the options of optimizers' parameter groups, such as the learning rate."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-#: Options of a parameter group that schedulers write: torch's and timm's.
+#: Names of the options of a parameter group that learning-rate schedulers (torch's and timm's) change.
 SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
 SCHEDULED |= {"momentum", "base_momentum", "max_momentum"}
-#: Per optimizer and parameter group, options by name.
+#: Options of several optimizers: a list per optimizer, with a dictionary of options by name per parameter group.
 Options = list[list[dict[str, Any]]]
 
 
 def options_of(optimizers: Sequence[Optimizer]) -> Options:
-    """Copy all options."""
+    """Return a copy of the options of all parameter groups of several optimizers, without the parameters."""
     return [
         [{k: copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         for optimizer in optimizers
@@ -26,14 +26,14 @@ def options_of(optimizers: Sequence[Optimizer]) -> Options:
 
 
 def copied(value: Any) -> Any:
-    """Copy a value of an optimizer's options or state."""
+    """Return a copy of one value of an optimizer's options or state."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return value if isinstance(value, (int, float, str, tuple, type(None))) else deepcopy(value)
 
 
 def put(group: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write options into a parameter group; a tensor of the same shape is overwritten in place."""
+    """Write options by name into a parameter group; tensors are overwritten in place if their shape is the same."""
     for name, value in options.items():
         present = group.get(name)
         if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:
@@ -45,7 +45,7 @@ def put(group: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def equal_states(a: Any, b: Any) -> bool:
-    """Return whether two states are equal."""
+    """Return whether two values of options or states, such as nested dictionaries of tensors, are equal."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
     if isinstance(a, dict) and isinstance(b, dict):

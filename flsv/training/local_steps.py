@@ -1,8 +1,8 @@
-"""How many optimizer steps each client takes in the whole fit.
+"""LocalSteps: the number of optimizer steps that each client takes in the whole fit.
 
-A schedule such as a linear decay is given its length when it is made, by ``trainer.estimated_stepping_batches`` in
-``configure_optimizers``. Here that number is one client's: the steps of the rounds that it takes part in, so that its
-schedule ends where it would end if the module were trained on this client's data alone, for as many epochs.
+``configure_optimizers`` reads the length of a schedule, such as a linear decay, from
+``trainer.estimated_stepping_batches``. In flsv this is the number of steps of one client in all rounds that it takes
+part in, so that the client's schedule ends with its last step.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from flsv.utilities.seeding import generator_for
 
 
 class LocalSteps(Slot):
-    """Number of optimizer steps of each client; the slot that answers Lightning with the present client's numbers.
+    """Slot with each client's number of optimizer steps, from which Lightning gets the present client's numbers.
 
-    A sampler's draws follow from the run's seed, so the rounds of every client are known in advance. They are not for a
-    sampler that depends on the clients' contributions: then a client's schedule is made for all rounds.
+    The sampler's draws follow from the run's seed, so every client's rounds are known in advance, and with them its
+    number of steps. A sampler that depends on the clients' contributions is an exception: each client's schedule is
+    then made for as many steps as if the client took part in all rounds.
 
     Args:
         trainer: the trainer, with its module.
         data: the data module, with its samples assigned to clients.
-        sampler: draws the cohorts.
-        state: holds the run's seed and the number of clients.
-        local_epochs: passes over a client's data per round.
+        sampler: the sampler that draws the cohorts.
+        state: the federation's state, which holds the run's seed.
+        local_epochs: the number of passes over a client's data per round.
         limit: Lightning's ``limit_train_batches``, per client and local epoch.
 
     Attributes:
         limit: Lightning's ``limit_train_batches``, per client and local epoch.
-        client: the client whose steps and batches are answered; None: the largest numbers of all clients.
-        begun: whether the first cohort's batches exist: from then on only ``configure_optimizers`` is given a client's
+        client: the client whose numbers of steps and batches Lightning gets; None: Lightning gets the largest number of
+            any client.
+        begun: whether the first cohort's batches exist; from then on only ``configure_optimizers`` gets a client's
             number of batches.
-        last_batch: whether the client in training is at its last batch; None between turns.
+        last_batch: whether the client in training is at its last batch; None: no client is in training.
         length_was_read: whether ``configure_optimizers`` has read the number of steps, so that clients with different
-            numbers have different schedules.
+            numbers of steps have different schedules.
     """
 
     name = "steps"
@@ -76,25 +78,34 @@ class LocalSteps(Slot):
         self.client = self.last_batch = None
 
     def of(self, client: int) -> float:
-        """Return one client's number of optimizer steps in the whole fit; infinite where there is no last round."""
+        """Return a client's number of optimizer steps in the whole fit; infinite if the fit has no last round."""
         if client not in self._known:
             self._known[client] = self._count(client)
         return self._known[client]
 
     def most(self) -> float:
-        """Return the largest number of steps of any client, for schedules that belong to no client."""
+        """Return the largest number of optimizer steps of any client, for schedules that belong to no client."""
         return max(self.of(client) for client in range(self._data.num_clients))
 
     def length(self) -> range:
-        """Return a stand-in for the train dataloader in ``configure_optimizers``: as long as the present client's
-        batches in a round, or as the largest number of any client where no client trains."""
+        """Return a stand-in for the train dataloader in ``configure_optimizers``.
+
+        Its length is the present client's number of batches in a round; if no client trains, the largest such number of
+        any client."""
         return range(int(self._answer(self._batches, "the number of training batches")))
 
     def answer(self) -> float:
-        """Return the value of ``trainer.estimated_stepping_batches``."""
+        """Return the value of ``trainer.estimated_stepping_batches``: the present client's number of steps."""
         return self._answer(self.of, "estimated_stepping_batches")
 
     def _answer(self, count: Callable[[int], float], name: str) -> float:
+        """Return the present client's number, or the largest of any client if no client trains, with a warning if the
+        module reads it too early.
+
+        Args:
+            count: a function that returns a client's number.
+            name: what the number is, for the warning.
+        """
         hook = self._trainer.lightning_module._current_fx_name
         self.length_was_read = self.length_was_read or hook == CONFIGURE
         if self.client is not None:
@@ -128,6 +139,7 @@ class LocalSteps(Slot):
         return limited(len(self._data.client_loader(client, "train")), self.limit) * self._local_epochs
 
     def _rounds_of(self, client: int) -> list[int]:
+        """Return the indices of the rounds that a client takes part in."""
         if self._rounds is None:
             assert self._trainer.max_epochs is not None
             cohorts = list(map(self._cohort, range(max(self._trainer.max_epochs, 1))))
@@ -137,7 +149,8 @@ class LocalSteps(Slot):
         return self._rounds[client]
 
     def _cohort(self, round_index: int) -> Sequence[int]:
-        """Return the sampler's draw for a round; all clients if the draw depends on more than the round and seed."""
+        """Return the cohort that the sampler will draw for a round; all clients if the draw depends on more than the
+        run's seed and the round."""
         kind: Any = type(self._sampler)
         more = ("begin", "end_round", "state_dict", "choose")
         known = any(getattr(kind, name) is not getattr(ClientSampler, name) for name in more)
@@ -148,5 +161,10 @@ class LocalSteps(Slot):
 
 
 def limited(length: int, limit: float) -> int:
-    """Return how many of an epoch's ``length`` batches Lightning's ``limit_train_batches`` leaves."""
+    """Return the number of batches of an epoch under Lightning's ``limit_train_batches``.
+
+    Args:
+        length: the number of batches in the whole epoch.
+        limit: the value of ``limit_train_batches``: a number of batches (int) or a share (float).
+    """
     return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))

@@ -1,4 +1,4 @@
-"""LossScale: a scale of the loss in half precision for each client."""
+"""LossScale: each client's own scale of the loss in half precision."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flsv.training.slots import Slot
 
 
 class LossScale(Slot):
-    """Slot for the state of the trainer's ``GradScaler``, where it has one: each client continues its own.
+    """Slot for the state of the trainer's ``GradScaler``, if it has one: each client continues with its own loss scale.
 
     ``precision="16-mixed"`` on a GPU scales the loss so that small gradients do not vanish: torch's ``GradScaler``
-    starts high, skips steps whose gradients overflow, and lowers the scale until they do not. With one scale for all,
-    only the cohort's first client would skip steps.
+    starts with a large scale, skips steps whose gradients overflow, and lowers the scale until no gradient overflows.
+    With one scale for all clients, only the cohort's first client would skip steps.
 
     Args:
         trainer: the trainer, with its precision plugin.
@@ -40,6 +40,6 @@ class LossScale(Slot):
         return left
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        # Lightning saves the scale under this key, and restores it from there when a fit is resumed.
+        # Lightning saves the scaler's state under this key, and restores it from there when a fit is resumed.
         if (place := type(self._plugin).__qualname__) in checkpoint and self._scaler is not None:
             checkpoint[place] = dict(self._fresh or {})

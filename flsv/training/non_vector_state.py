@@ -1,7 +1,7 @@
-"""Tensors of a module that are not part of its vector: counters, masks, memory banks.
+"""NonVectorState: tensors of a module that are not part of its vector, such as counters, masks and memory banks.
 
-Every client starts with the values that the round's first client starts with. The next global model takes the values
-that the cohort's first client leaves, since averages of counters have no meaning.
+All clients of a round start with the same values. The next global model takes the values that the cohort's first client
+has at the end of its training, since averages of counters have no meaning.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from torchmetrics import Metric
 from flsv.core.plain_tensors import LIGHTNINGS, plain_state
 from flsv.utilities.errors import ConfigurationError
 
-#: ``{"buffers": ..., "attributes": ...}``, both by name.
+#: ``{"buffers": {name: tensor or None}, "attributes": {name: value}}``.
 State = dict[str, dict[str, Any]]
 
 
 class NonVectorState:
-    """State of a module beside its vector.
+    """State of a module that its vector does not hold.
 
-    That is buffers that are integer (counters, masks) or not persistent (MoCo's queue), and tensors that a module keeps
-    as plain attributes, alone or in tuples (an LSTM's state), also those that training creates or puts in place of a
-    None.
+    This state consists of buffers that are integer (counters, masks) or not persistent (MoCo's queue), and of tensors
+    that a module keeps as plain attributes, alone or in tuples (an LSTM's state), also if training creates them or puts
+    them in place of a None.
 
-    Plain tensors with a gradient (outputs), tensors that share their memory with a parameter or buffer, and the states
-    of torchmetrics, which count over the whole cohort, are left out. Other attributes (numbers, lists of outputs or of
+    Left out are plain tensors with a gradient (outputs), tensors that share their memory with a parameter or buffer,
+    and the states of torchmetrics, which count over the whole cohort. Other attributes (numbers, lists of outputs or of
     past samples) pass from client to client, and a resumed run begins without them, unless the module saves them
     (``on_save_checkpoint``).
 
     Args:
         module: the module.
-        infinite: names of floating-point entries that hold values that are not finite and must not change, see
+        infinite: names of floating-point entries that hold infinite or NaN values and must not change, see
             :attr:`flsv.core.parameter_space.ParameterSpace.non_finite_names`.
 
     Example:
@@ -56,7 +56,8 @@ class NonVectorState:
         self._collected: dict[str, int] | None = _collections(module)
 
     def read(self) -> State:
-        """Copy the buffers by name (None for a buffer that does not exist yet) and the attributes by name."""
+        """Return copies of the buffers by name (None for a buffer that does not exist yet) and of the attributes by
+        name."""
         return {
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
             "attributes": {name: _each(value, torch.clone) for name, _, _, value in list(plain_state(self._module))},
@@ -64,11 +65,12 @@ class NonVectorState:
 
     @torch.no_grad()
     def write(self, state: State, partial: bool = False) -> None:
-        """Write copies back, into buffers in place where the shape is the same.
+        """Write a state that :meth:`read` returned back into the module; buffers of the same shape are overwritten in
+        place.
 
         Args:
-            state: copies from :meth:`read`.
-            partial: keep attributes that ``state`` does not have; by default they are deleted.
+            state: the state that :meth:`read` returned.
+            partial: whether to keep attributes that ``state`` does not hold; otherwise they are deleted.
         """
         self._write_buffers(state["buffers"])
         missing = dict(state["attributes"])
@@ -86,7 +88,11 @@ class NonVectorState:
                 setattr(self._module.get_submodule(prefix), own, _each(value, torch.clone))
 
     def resume(self, state: State) -> None:
-        """Restore a state that :meth:`read` returned and a checkpoint has saved."""
+        """Restore a state from a checkpoint, on the module's device; attributes that it does not hold are kept.
+
+        Args:
+            state: a state that :meth:`read` returned before it was saved.
+        """
         device = _device(self._module)
         attributes = {
             name: _each(value, lambda tensor: tensor.to(device)) for name, value in state["attributes"].items()
@@ -94,7 +100,7 @@ class NonVectorState:
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
 
     def warn_of_collections(self) -> None:
-        """Warn, once, of lists and mappings in which samples have stayed beyond a round: all clients share them."""
+        """Warn, once, if lists or mappings of the module hold more tensors than at first: they pass between clients."""
         before = self._collected
         now = _collections(self._module) if before is not None else {}
         if before is None or not (grown := [name for name, count in now.items() if count > before.get(name, 0)]):
@@ -108,10 +114,10 @@ class NonVectorState:
         )
 
     def check(self) -> None:
-        """Check that entries with values that are not finite have not changed.
+        """Check that the entries that held infinite or NaN values at first have not changed.
 
         Raises:
-            ConfigurationError: they have; the message names them.
+            ConfigurationError: such entries have changed; the message names them.
         """
         moved = [name for name, value, before in self._infinite if not _equal(value, before)]
         if moved:
@@ -140,6 +146,7 @@ class NonVectorState:
                 layers[prefix].register_buffer(own, value, persistent=False)
 
     def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
+        """Yield for each integer or non-persistent buffer: its full name, its layer, its name there, and its value."""
         for prefix, layer in self._module.named_modules():
             for own, buffer in layer._buffers.items():
                 whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
@@ -148,7 +155,8 @@ class NonVectorState:
 
 
 def _collections(module: nn.Module) -> dict[str, int]:
-    """Count the tensors, scalars aside, in lists, mappings, sets and deques, by the name of the attribute."""
+    """Return how many tensors, scalars not counted, each list, mapping, set and deque of a module holds, by the
+    attribute's name."""
     found = {}
     for prefix, layer in module.named_modules():
         for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():
@@ -160,19 +168,22 @@ def _collections(module: nn.Module) -> dict[str, int]:
 
 
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to the tensors in a value of :func:`flsv.core.plain_tensors.plain_state`."""
+    """Apply a function to every tensor in ``value``: None, a tensor, or a tuple of these, as
+    :func:`flsv.core.plain_tensors.plain_state` yields them."""
     if value is None or isinstance(value, Tensor):
         return None if value is None else function(value.detach())
     return tuple(_each(part, function) for part in value)
 
 
 def _same(a: Any, b: Any) -> bool:
+    """Return whether two attributes are the same object, or tensors or tuples of tensors with equal values."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two dense tensors have the same shape, dtype and values; NaN counts as equal to NaN."""
     return (
         a.shape == b.shape
         and a.dtype == b.dtype

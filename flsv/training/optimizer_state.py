@@ -1,4 +1,4 @@
-"""OptimizerState: the optimizers' state, such as momentum and Adam's moments, which each client has of its own."""
+"""OptimizerState: each client's own state of the optimizers, such as momentum and Adam's moments."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from flsv.training.group_options import copied
 from flsv.training.slots import Slot
 from flsv.utilities.errors import ConfigurationError
 
-#: Optimizer state by parameters' numbers, as in ``Optimizer.state_dict()``, and other entries by the optimizer's keys.
+#: An optimizer's state: a parameter's entries under the parameter's number, as in ``Optimizer.state_dict()``, and other
+#: entries under the optimizer's own keys.
 ByIndex = dict[Any, Any]
 
 
 class OptimizerState(Slot):
-    """Slot for the optimizers' state, which starts empty (``policy="reset"``) or as the client left it (``"persist"``).
+    """Slot for the optimizers' state, such as momentum.
 
     Args:
         trainer: the trainer, with its optimizers set up.
-        policy: ``"reset"`` or ``"persist"``.
+        policy: ``"reset"``: a client starts each round with an empty state; ``"persist"``: with the state from the end
+            of its last round.
 
     Raises:
-        ConfigurationError: an optimizer cannot serve several clients.
+        ConfigurationError: an optimizer trains tensors that are not parameters of the module, or has
+            ``upload_parameters`` while states persist or gradients are accumulated.
     """
 
     name = "optimizer"
@@ -59,7 +62,7 @@ class OptimizerState(Slot):
             saved["state"] = {}
 
     def restored(self, kept: list[ByIndex]) -> list[ByIndex]:
-        """Let torch put a checkpoint's tensors on their parameters' devices."""
+        """Return a client's state from a checkpoint with its tensors moved to their parameters' devices."""
         placed = []
         for optimizer, by_index in zip(self._optimizers, kept):
             optimizer.load_state_dict({"state": by_index, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -69,9 +72,12 @@ class OptimizerState(Slot):
 
 
 def upload_parameters(trainer: L.Trainer) -> bool:
-    """Call ``upload_parameters`` of optimizers that have it, which overwrites the trained weights by those to send.
+    """Call the method ``upload_parameters`` of the optimizers that have it, which replaces the trained weights by the
+    weights to send.
 
-    Return whether there was such an optimizer."""
+    Returns:
+        Whether an optimizer has this method.
+    """
     uploading = [optimizer for optimizer in trainer.optimizers if hasattr(optimizer, "upload_parameters")]
     for optimizer in uploading:
         optimizer.upload_parameters()
@@ -83,12 +89,14 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _by_index(optimizer: Optimizer) -> ByIndex:
+    """Return an optimizer's state with the parameters' numbers as keys; tensors are not copied."""
     index = {p: i for i, p in enumerate(_parameters(optimizer))}
     return {index.get(key, key) if isinstance(key, Tensor) else key: value for key, value in optimizer.state.items()}
 
 
 def _of(optimizer: Optimizer, kept: Mapping[Any, Any]) -> Any:
-    """Copy a kept state for training, so that a round that fails does not change it."""
+    """Return a copy of a client's stored state with the optimizer's parameters as keys; a round that fails must not
+    change the stored state."""
     parameters = dict(enumerate(_parameters(optimizer)))
     return defaultdict(dict, {parameters.get(key, key): _copies(entries) for key, entries in kept.items()})
 
@@ -98,6 +106,7 @@ def _copies(entries: Any) -> Any:
 
 
 def _check_parameters(trainer: L.Trainer) -> None:
+    """Raise ConfigurationError if an optimizer trains tensors that are not parameters of the trainer's module."""
     known = {id(parameter) for parameter in trainer.lightning_module.parameters()}
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups if optimizer.state_dict() else []:  # Lightning's stand-in has no groups

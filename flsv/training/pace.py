@@ -1,4 +1,4 @@
-"""Pace: each client's position in its schedules, and the optimizer options that change while the client trains."""
+"""Pace: each client's position in its learning-rate schedules, and its optimizer options that change in training."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from flsv.training.slots import Slot
 
 
 class Pace(Slot):
-    """Slot for learning rates and other options of parameter groups: each client continues at its own.
+    """Slot for schedulers, learning rates and other options of parameter groups: each client continues with its own.
 
-    - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes then:
-      both continue where the client left them, for either ``policy``; see
+    - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes while a
+      client trains. Both continue from their values at the end of the client's last round, for either ``policy``; see
       :class:`flsv.training.schedules.Schedules`.
     - A scheduler that steps per epoch, that is per round, belongs to the federation and is not changed.
-    - Other options that change while a client trains (schedule-free optimizers count their steps there) belong to the
-      client with ``policy="persist"``.
+    - Other options that change while a client trains (in which schedule-free optimizers count their steps) belong to
+      the client with ``policy="persist"``, and are reset with ``policy="reset"``.
 
     Args:
         trainer: the trainer, with its optimizers set up.
-        policy: what becomes of optimizers' state between a client's rounds, ``"reset"`` or ``"persist"``.
+        policy: whether a client's optimizer state is emptied between its rounds (``"reset"``) or kept (``"persist"``).
         steps: every client's number of steps; None: all clients have the same schedules.
 
     Raises:
-        ConfigurationError: a scheduler cannot serve several clients.
+        ConfigurationError: a scheduler cannot serve several clients; see :class:`flsv.training.schedules.Schedules`.
     """
 
     name = "pace"
@@ -79,7 +79,14 @@ class Pace(Slot):
             self._schedules.rewind(checkpoint["lr_schedulers"])
 
     def _own(self, options: Options) -> Options:
-        """Select the options that belong to the client, from all options as the client leaves them."""
+        """Select the options that belong to the client.
+
+        Args:
+            options: all options at the end of the client's training.
+
+        Returns:
+            For each optimizer and parameter group, the client's own options by name.
+        """
         result: Options = []
         for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
             may = set() if self._schedules.is_federations(optimizer) else SCHEDULED

@@ -1,4 +1,4 @@
-"""Options of optimizers that change between a run and its resumption."""
+"""OptimizerOptions: options of optimizers that the user changes when a run is resumed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class OptimizerOptions:
-    """Options of ``configure_optimizers`` before Lightning restores a checkpoint, so that changed options have effect.
+    """The options that ``configure_optimizers`` has set, recorded before Lightning restores a checkpoint.
 
-    Lightning restores an optimizer with all its options: a learning rate given on resume would change nothing. This
-    class compares the options that ``configure_optimizers`` sets now with those that it set when the run was started,
-    and applies the options that differ. All others stay as restored.
+    Lightning restores an optimizer with all its options, so that a new learning rate would have no effect on resume.
+    This class compares the options that ``configure_optimizers`` sets now with the options that it set when the run was
+    started, and applies the options that differ. All other options keep the restored values.
 
     Args:
-        trainer: the trainer, with its optimizers set up.
+        trainer: the trainer, with its optimizers set up and the checkpoint not yet restored.
 
     Attributes:
-        configured_options: classes of optimizers and schedulers, and the options of every parameter group and then of
-            every scheduler, as text, for the checkpoint.
+        configured_options: a dictionary for the checkpoint: ``"kinds"``, the classes of optimizers and schedulers, as
+            text; ``"options"``, a list with the options, as text, of every parameter group and then of every scheduler.
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
@@ -39,7 +39,10 @@ class OptimizerOptions:
         }
 
     def check(self, before: dict[str, Any]) -> None:
-        """Check that what differs from ``before``, the ``asked`` of the run's start, can be used.
+        """Check that the options that differ from those of the run's start can be applied.
+
+        Args:
+            before: the :attr:`configured_options` of the run's start.
 
         Raises:
             ConfigurationError: classes or numbers of optimizers, groups or schedulers differ, or options differ and
@@ -53,7 +56,7 @@ class OptimizerOptions:
             )
         differ: dict[str, None] = {}
         for was, now in zip(before["options"], self.configured_options["options"]):
-            # Options that only one of the two has come from another version of torch.
+            # An option that only one of the two dictionaries has comes from another version of torch.
             names = [name for name in was if name in now and was[name] != now[name]]
             differ |= dict.fromkeys(f"{name} is {now[name]} and was {was[name]}" for name in names)
         if differ and self._schedulers:
@@ -63,13 +66,18 @@ class OptimizerOptions:
             )
 
     def apply(self, before: dict[str, Any]) -> None:
-        """Use what differs from ``before``, after Lightning has restored the optimizers."""
+        """Apply the options that differ from those of the run's start, after Lightning has restored the optimizers.
+
+        Args:
+            before: the :attr:`configured_options` of the run's start.
+        """
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for group, options, texts in zip(groups, self._options, before["options"]):
             group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})
 
 
 def _text(value: Any) -> str:
+    """Return an option's value as text, without memory addresses."""
     text = repr(value.tolist() if isinstance(value, Tensor) else value)
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 

@@ -17,13 +17,19 @@ _NEVER = 2**62
 
 
 class Schedules:
-    """The schedulers of a fit, each set to the position of the client that trains.
+    """The learning-rate schedulers of a fit, each set to the position of the client that trains.
 
-    A scheduler configured with ``interval="step"`` belongs to the client, one with ``interval="epoch"`` to the
-    federation, also with manual optimization.
+    A scheduler that is configured with ``interval="step"`` belongs to the clients, and a scheduler with
+    ``interval="epoch"`` to the federation, also with manual optimization. While no client trains, the clients'
+    schedulers are in the state in which ``configure_optimizers`` made them, which is called the federation's state.
 
-    Between two clients, and between rounds, a client's schedulers are in the federation's state: as
-    ``configure_optimizers`` made them.
+    Args:
+        trainer: the trainer, with its optimizers and schedulers set up.
+        steps: every client's number of steps; None: all clients have the same schedules.
+
+    Raises:
+        ConfigurationError: one optimizer has a scheduler per batch and a scheduler per round, or
+            ``configure_optimizers`` does not return a scheduler that it makes.
     """
 
     def __init__(self, trainer: L.Trainer, steps: LocalSteps | None = None) -> None:
@@ -42,11 +48,17 @@ class Schedules:
         self._begun: list[Any] = []
 
     def is_federations(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer has a scheduler that steps once a round."""
+        """Return whether an optimizer's scheduler belongs to the federation, that is, steps once a round."""
         return any(each.optimizer is optimizer for each in self._by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
-        """Set the schedulers to the client's saved states, or to their beginning in the client's first round."""
+        """Set the schedulers to a client's position.
+
+        Args:
+            client: the client's number.
+            states: the states of the client's schedulers by number, from :meth:`leave`; None: this is the client's
+                first round, and its schedules begin.
+        """
         self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual]
         if not self._schedulers:
             return
@@ -57,13 +69,20 @@ class Schedules:
             self._schedulers[i].load_state_dict(deepcopy(state))
 
     def begin_batch(self, position: int) -> None:
-        """Prepare for a client's batch, counted from 0: with ``frequency=k`` a scheduler steps after each k-th batch of
-        the client."""
+        """Prepare for a client's batch: let a scheduler with ``frequency=k`` step after every k-th batch of the client.
+
+        Args:
+            position: the batch's number, from 0, in the client's training of this round.
+        """
         for config, frequency in self._frequencies:
             config.frequency = 1 if (position + 1) % frequency == 0 else _NEVER
 
     def leave(self) -> dict[int, Any]:
-        """Return the states of the client's schedulers, and set the schedulers to the federation's states again."""
+        """Set the schedulers to the federation's states again, and return the client's states by scheduler number.
+
+        Raises:
+            ConfigurationError: the client's training has stepped a scheduler whose interval is a round.
+        """
         self._check_owner()
         if self._federations is None:
             return {}
@@ -77,16 +96,22 @@ class Schedules:
         return dict(enumerate(now))
 
     def states(self) -> list[Any]:
+        """Return copies of the states of the clients' schedulers."""
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def rewind(self, saved: list[Any]) -> None:
-        """Write the federation's states over the client's in a checkpoint that is saved while a client trains."""
+        """Replace the present client's states by the federation's states in a checkpoint that is saved while a client
+        trains.
+
+        Args:
+            saved: the checkpoint's list of scheduler states; it is changed in place.
+        """
         for place, state in zip(self._places, self._federations or []):
             saved[place] = deepcopy(state)
 
     def _family(self, client: int) -> _Family | None:
-        """Return the schedulers that ``configure_optimizers`` makes for the client's number of steps; None where the
-        present schedulers are the right ones."""
+        """Return the schedulers that ``configure_optimizers`` makes for a client's number of steps; None: the fit's own
+        schedulers are made for this number."""
         if self._steps is None or not self._steps.length_was_read:
             return None
         number = self._steps.of(client)
@@ -111,6 +136,7 @@ class Schedules:
             )
 
     def _check_owner(self) -> None:
+        """Raise ConfigurationError if the client's training has stepped a scheduler whose interval is a round."""
         begun, self._begun = self._begun, []
         for scheduler, state in zip(self._by_round, begun):
             if not equal_states(scheduler.state_dict(), state):
@@ -122,7 +148,12 @@ class Schedules:
 
 
 class _Family:
-    """Schedulers that ``configure_optimizers`` made for another number of steps."""
+    """Schedulers that ``configure_optimizers`` has made for another number of steps than the fit's own schedulers.
+
+    Args:
+        trainer: the trainer, which gives ``configure_optimizers`` the present client's number of steps.
+        places: the indices of the schedulers that belong to clients, among all that ``configure_optimizers`` returns.
+    """
 
     def __init__(self, trainer: L.Trainer, places: list[int]) -> None:
         self._optimizers, schedulers = new_optimizers(trainer)
@@ -137,8 +168,14 @@ class _Family:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
     def enter(self, schedulers: list[Any]) -> None:
-        """Replace the contents of ``schedulers`` by this family's: references to them stay valid, and they change the
-        parameter groups of the optimizers in use."""
+        """Replace the contents of the fit's schedulers by those of this family's schedulers.
+
+        References to the fit's schedulers stay valid, and the schedulers change the parameter groups of the fit's
+        optimizers.
+
+        Args:
+            schedulers: the fit's schedulers that belong to clients.
+        """
         for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
             optimizer.param_groups = used.param_groups
             for group, options in zip(used.param_groups, fresh):

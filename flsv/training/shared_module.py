@@ -14,22 +14,24 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class SharedModule:
-    """The Trainer's module: takes the clients' models, returns what they have trained, and holds the global model.
+    """The Trainer's module, in which one client after the other trains its model, and which holds the global model
+    between rounds.
 
-    A module's state has three parts: the vector; the entries that a client does not share; and state that neither
-    holds, such as counters and masks (:class:`flsv.training.non_vector_state.NonVectorState`). Averages of counters
-    have no meaning: every client starts with those of the round's start, and the next global model takes those that the
-    cohort's first client leaves.
+    A module's state has three parts: the vector, which is shared; the entries that a client does not share; and the
+    remaining state, such as counters and masks (:class:`flsv.training.non_vector_state.NonVectorState`). Averages of
+    counters have no meaning: every client starts with the counters of the round's start, and the next global model
+    takes the counters that the cohort's first client has after its training.
 
     Args:
         module: the module in which clients train.
-        space: the map between the module and vectors.
+        space: the map between the module and its vectors ``[P]``.
 
     Attributes:
         module: the module in which clients train.
-        space: the map between the module and vectors.
+        space: the map between the module and its vectors ``[P]``.
         global_vector: ``[P]``, the global model, from the first round on.
-        next_buffers: the counters and masks that the round's first client with a finite model leaves.
+        next_buffers: the counters and masks of the next global model, from the round's first client whose trained model
+            is finite; None: no client has ended its training.
     """
 
     global_vector: Tensor
@@ -44,48 +46,59 @@ class SharedModule:
     # ---- a round
 
     def begin_round(self) -> None:
-        """Remember the global model, which the module holds."""
+        """Store a copy of the global model, which the module holds at the start of a round."""
         self.space.check(self.module)
         self._unsaved.warn_of_collections()
         self.global_vector = self.space.read(self.module)
         self._before, self._private = self._unsaved.read(), self.space.read_private(self.module)
         self._marks = _marks(self._constants.values())
-        # `begin_turns` reads what clients start with: hooks at the start of an epoch may still change it.
+        # `begin_turns` reads the counters that clients start with: hooks at the epoch's start may still change them.
         self._buffers: State | None = None
         self.next_buffers = None
         self._within = True
 
     def begin_turns(self) -> None:
-        """Remember counters and masks before the first client trains: all clients start with them."""
+        """Store the counters and masks that all clients start with, before the first client trains."""
         if self._buffers is None:
             self._buffers = self._unsaved.read()
 
     def end_turns(self) -> None:
-        """Restore the counters and masks of the round's start, which copies of the module are then made with, instead
-        of those that the last client has left."""
+        """Restore the counters and masks of the round's start after the last client's training, so that copies of the
+        module do not get the last client's counters."""
         if self._buffers is not None:
             self._unsaved.write(self._buffers)
 
     def end_round(self, vector: Tensor) -> None:
-        """Make the module the next global model."""
+        """Write the next global model ``vector [P]`` into the module, with the counters of :attr:`next_buffers`."""
         self._write(vector, self.next_buffers or self._before, self._private)
         self.global_vector, self._within = vector, False
 
     def discard(self) -> None:
-        """Make the module the global model of the round's start again."""
+        """Write the global model of the round's start into the module again."""
         self._write(self.global_vector, self._before, self._private)
         self._within = False
 
     # ---- a turn
 
     def enter(self, start: Tensor, private: Mapping[str, Tensor]) -> None:
-        """Write a client's model into the module: the vector that it starts from, and its own entries."""
+        """Write a client's model into the module before the client trains.
+
+        Args:
+            start: ``[P]``, the vector that the client starts from.
+            private: the client's own values, by name, of entries that are not shared.
+        """
         self.begin_turns()
         assert self._buffers is not None
         self._write(start, self._buffers, {**self._private, **private})
 
     def read(self, out: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Read what a client has trained: its vector ``[P]``, into ``out`` where that is given, and its own entries.
+        """Read the model that a client has trained.
+
+        Args:
+            out: ``[P]``, the tensor to write the vector into; None: a new tensor.
+
+        Returns:
+            The vector ``[P]``, and the values, by name, of the entries that the client does not share.
 
         Raises:
             ConfigurationError: training has changed entries that have to be constant.
@@ -96,22 +109,28 @@ class SharedModule:
         return vector, private
 
     def reset_private(self) -> None:
-        """Reset a client's own entries to their initial values: neither the server nor other clients may see them."""
+        """Reset the entries that clients do not share to their initial values, so that neither the server nor other
+        clients see a client's values."""
         self.space.write_private(self.module, self._private)
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
-        """Return whether training has made an entry of the client's own infinite or NaN."""
+        """Return whether training has made an entry infinite or NaN that the client does not share.
+
+        Args:
+            private: the values of these entries after training, by name.
+        """
         return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
 
     def keep_buffers(self) -> None:
-        """Keep this client's counters and masks for the next global model, unless those of an earlier client are."""
+        """Store the present client's counters and masks for the next global model, unless an earlier client's counters
+        and masks are stored already."""
         if self.next_buffers is None:
             self.next_buffers = self._unsaved.read()
 
     # ---- checkpoints
 
     def buffers(self) -> State:
-        """Return counters and masks as they are between rounds: within a round, as they were before it."""
+        """Return the global model's counters and masks: within a round, their values from before the round."""
         return self._before if self._within else self._unsaved.read()
 
     def restore(self, buffers: State) -> None:
@@ -119,7 +138,8 @@ class SharedModule:
         self._unsaved.resume(buffers)
 
     def global_state_dict(self) -> dict[str, Any]:
-        """Return the module's ``state_dict`` as it was at the start of the round; the module keeps its client's."""
+        """Return the module's ``state_dict`` with the global model of the round's start; the module itself keeps the
+        present client's model."""
         now = self.space.read(self.module), self._unsaved.read(), self.space.read_private(self.module)
         self._write(self.global_vector, self._before, self._private)
         state = {name: value.clone() for name, value in self.module.state_dict().items()}
@@ -127,6 +147,7 @@ class SharedModule:
         return state
 
     def _check_constant(self) -> None:
+        """Raise ConfigurationError if training has changed parameters that required no gradient when the fit began."""
         differ = (_marks(self._constants.values()) != self._marks).any(0).tolist() if self._constants else []
         changed = [name for name, other in zip(self._constants, differ) if other]
         if changed:
@@ -147,7 +168,8 @@ class SharedModule:
 
 @torch.no_grad()
 def _marks(tensors: Iterable[Tensor]) -> Tensor:
-    """Compute norms and sums of n tensors, float64 ``[2, n]``, which show whether tensors change, without copies."""
+    """Return norms and sums of n tensors, float64 ``[2, n]``, to detect later, without copies, whether a tensor has
+    changed."""
     floating = [
         tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
     ]

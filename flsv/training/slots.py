@@ -1,4 +1,4 @@
-"""Slot: a part of a Trainer that every client has of its own, such as the optimizers' state; Slots: all such parts."""
+"""Slot: a part of a Trainer's state that is kept per client, such as the optimizers' state; Slots: all such parts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,41 @@ from flsv.training.store import ClientStore
 
 
 class Slot:
-    """Base class of a part of the Trainer that is entered before a client trains, and left and restored after it."""
+    """Base class of a part of the Trainer's state that is kept per client.
 
-    #: Name under which the store keeps what a client leaves.
+    Before a client trains, the part is set to the client's state (:meth:`enter`). After the client's training, this
+    state is read, and the Trainer's own state is restored (:meth:`leave`)."""
+
+    #: Name under which the store keeps a client's state of this slot.
     name: ClassVar[str]
 
     def enter(self, client: int, kept: Any) -> None:
-        """Put into the Trainer what the client left after its last round; None: it comes for the first time."""
+        """Write a client's state into the Trainer before the client trains.
+
+        Args:
+            client: the client's number.
+            kept: the state that :meth:`leave` returned after the client's last round; None: there is none.
+        """
 
     def leave(self) -> Any:
-        """Give the Trainer its own back, and return what is the client's, in plain types and tensors; None: nothing."""
+        """Restore the Trainer's own state, and return the client's state in plain types and tensors; None: there is no
+        state to keep."""
         return None
 
     def begin_batch(self, position: int, batches: int) -> None:
-        """Prepare for the client's batch number ``position``, from 0, of ``batches`` in its turn."""
+        """Prepare for a batch of the client.
+
+        Args:
+            position: the batch's number, from 0, in the client's training of this round.
+            batches: the client's number of batches in this round.
+        """
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Remove a client's state from a checkpoint that Lightning saves in the middle of a turn."""
+        """Replace the present client's state in a checkpoint, which Lightning saves while a client trains, by the
+        Trainer's own state."""
 
     def restored(self, kept: Any) -> Any:
-        """Move a client's state from a checkpoint to the device where it is kept, and return it."""
+        """Return a client's state from a checkpoint, moved to the device where the slot keeps its tensors."""
         return kept
 
 
@@ -37,10 +52,10 @@ class Slots:
 
     Args:
         slots: the slots in the order in which they are entered; they are left in the opposite order.
-        store: the state that clients keep.
+        store: the state that clients keep between rounds.
 
     Attributes:
-        client: the client whose state the slots hold; None: the Trainer's own.
+        client: the client whose state the Trainer has now; None: the Trainer has its own state.
     """
 
     def __init__(self, slots: Sequence[Slot], store: ClientStore) -> None:
@@ -51,13 +66,17 @@ class Slots:
             store.convert(slot.name, slot.restored)
 
     def enter(self, client: int) -> None:
-        """Enter all slots for a client."""
+        """Write a client's state into the Trainer: enter all slots."""
         self.client = client
         for slot in self._slots:
             slot.enter(client, self._store.kept(client, slot.name))
 
     def leave(self, stage: bool) -> None:
-        """Leave all slots, and stage what the client leaves in the store if ``stage`` is true."""
+        """Leave all slots: restore the Trainer's own state.
+
+        Args:
+            stage: whether to stage the client's state in the store; otherwise its changes are dropped.
+        """
         if self.client is None:
             return
         left = {slot.name: slot.leave() for slot in reversed(self._slots)}
@@ -66,11 +85,17 @@ class Slots:
         self.client = None
 
     def begin_batch(self, position: int, batches: int) -> None:
-        """Prepare for the client's batch number ``position``, from 0, of ``batches`` in its turn."""
+        """Prepare all slots for a batch of the client.
+
+        Args:
+            position: the batch's number, from 0, in the client's training of this round.
+            batches: the client's number of batches in this round.
+        """
         for slot in self._per_batch:
             slot.begin_batch(position, batches)
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Remove a client's state from a checkpoint that Lightning saves in the middle of a turn."""
+        """Replace the present client's state in a checkpoint, which Lightning saves while a client trains, by the
+        Trainer's own state."""
         for slot in self._slots:
             slot.rewind(checkpoint)

@@ -1,25 +1,28 @@
-"""ClientStore: all that clients keep between their rounds, and when it counts.
+"""ClientStore: the state of clients between their rounds.
 
-What is saved of a client between its rounds is what lies here, under these names:
+A client's state has these parts, by name:
 
 ``tensors``
-    What its algorithm, personalizer and uploads keep (``LocalData.state``) and, as ``"module.NAME"``, the entries of
+    The state of its algorithm, personalizer and uploads (``LocalData.state``) and, as ``"module.NAME"``, the entries of
     the module that it does not share (:mod:`flsv.training.turn`).
 ``optimizer``
-    Momentum, Adam's moments, with ``optimizer_state="persist"`` (:mod:`flsv.training.optimizer_state`).
+    The optimizers' state (momentum, Adam's moments) with ``optimizer_state="persist"``
+    (:mod:`flsv.training.optimizer_state`).
 ``pace``
-    Its place in its schedules, and what else of its options has changed (:mod:`flsv.training.pace`).
+    Its position in its learning-rate schedules, and other options that its training has changed
+    (:mod:`flsv.training.pace`).
 ``loss_scale``
-    Of half precision (:mod:`flsv.training.loss_scale`).
+    Its scale of the loss in half precision (:mod:`flsv.training.loss_scale`).
 
-Nothing else is kept. Random numbers follow from the seed, the round and the client; a window of accumulated gradients
-ends with the client's last batch; what neither a vector nor this store holds of the module (counters, masks) belongs to
-the federation, which goes on with what the cohort's first client leaves.
+Nothing else is kept. Random numbers follow from the seed, the round and the client, and accumulated gradients end with
+the client's last batch. Counters and masks of the module, which are neither in a vector nor in this store, belong to
+the federation: the next global model takes those of the cohort's first client.
 
-**When**: a turn *stages* what its client leaves. :meth:`ClientStore.commit` at the end of the round makes it the
-client's; :meth:`ClientStore.discard` forgets it, of one client whose update is left out, or of an unfinished round. A
-checkpoint holds what has been committed. On several ranks each client's rank has it, and rank 0 gathers it when a round
-is complete; a site keeps its own, in its folder.
+At the end of a client's training its changed state is *staged*. :meth:`ClientStore.commit` stores the staged state at
+the end of the round. :meth:`ClientStore.discard` drops the staged state of one client, if the server excludes its
+update, or of all clients, if the round is not finished. A checkpoint holds the committed state. On several ranks each
+rank holds the state of its clients, and rank 0 gathers all of it when a round is complete; on a network each site keeps
+the state of its client in its own folder.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import torch
 
 from flsv.core import State
 
-#: The name of what clients keep as tensors by name; all other names are those of slots.
+#: The part of a client's state that consists of tensors by name; each other part has the name of its slot.
 TENSORS = "tensors"
 
 
@@ -58,27 +61,40 @@ class ClientStore:
     # ---- within a round
 
     def tensors(self, client: int) -> State:
-        """Return the client's own tensors by name, to read and to change."""
+        """Return a client's own tensors by name, to read and to change; changes are staged."""
         staged = self._staged.setdefault(client, {})
         if TENSORS not in staged:
-            # Clones, so that a tensor that is changed in place within a round that fails is not changed.
+            # Clones: a round that fails must not change the stored tensors, not even in place.
             staged[TENSORS] = {name: value.clone() for name, value in self._tensors(client).items()}
         return staged[TENSORS]
 
     def peek(self, client: int) -> State:
-        """Return the client's own tensors by name, to read only, without a copy."""
+        """Return a client's own tensors by name, without copying them; they must not be changed."""
         return self._staged.get(client, {}).get(TENSORS, self._tensors(client))
 
     def kept(self, client: int, name: str) -> Any:
-        """Return what the client kept under a slot's name when its last round was complete; None: nothing."""
+        """Return a client's state of one slot, as committed after its last complete round.
+
+        Args:
+            client: the client's number.
+            name: the slot's name.
+
+        Returns:
+            The state; None: there is none.
+        """
         return self._kept.get(client, {}).get(name)
 
     def stage(self, client: int, left: Mapping[str, Any]) -> None:
-        """Take what a client leaves after its turn, by slot; None leaves what it kept before."""
+        """Stage a client's state after its training, until :meth:`commit` or :meth:`discard`.
+
+        Args:
+            client: the client's number.
+            left: the client's states by slot name; None: the slot's committed state stays.
+        """
         self._staged.setdefault(client, {}).update({name: value for name, value in left.items() if value is not None})
 
     def commit(self) -> None:
-        """Keep what has been staged: the round is complete."""
+        """Store the staged state of all clients at the end of a complete round."""
         for client, staged in self._staged.items():
             kept = {**self._kept.pop(client, {}), **staged}
             if kept := {name: value for name, value in kept.items() if value or name != TENSORS}:
@@ -86,7 +102,11 @@ class ClientStore:
         self._staged = {}
 
     def discard(self, client: int | None = None) -> None:
-        """Forget what has been staged: of one client, as if it had not taken part, or of all."""
+        """Drop the staged state of one client, as if it had not taken part in the round, or of all clients.
+
+        Args:
+            client: the client's number; None: all clients.
+        """
         if client is None:
             self._staged = {}
         else:
@@ -95,29 +115,34 @@ class ClientStore:
     # ---- between rounds
 
     def clients(self) -> set[int]:
-        """Return the clients that keep something."""
+        """Return the numbers of the clients that have a committed state."""
         return set(self._kept)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Keep the state of these clients only; that of all others is kept elsewhere."""
+        """Drop the committed state of all clients except ``clients``: other processes keep it."""
         self._kept = {client: kept for client, kept in self._kept.items() if client in clients}
 
     def convert(self, name: str, convert: Callable[[Any], Any]) -> None:
-        """Convert what all clients keep under a name, as when a checkpoint's tensors move to a device."""
+        """Convert one part of every client's committed state, for example to move a checkpoint's tensors to a device.
+
+        Args:
+            name: the name of the part: ``"tensors"`` or a slot's name.
+            convert: the function that converts the part.
+        """
         for kept in self._kept.values():
             if name in kept:
                 kept[name] = convert(kept[name])
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
-        """Return what has been committed, by client and name."""
+        """Return the committed state, ``{client: {name: part}}``."""
         return {client: {name: _shallow(value) for name, value in kept.items()} for client, kept in self._kept.items()}
 
     def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore the state that :meth:`state_dict` returned, and drop staged state."""
         self._kept, self._staged = {client: dict(kept) for client, kept in state.items()}, {}
 
     def to(self, device: Any) -> None:
-        """Move all clients' tensors to a device."""
+        """Move the ``"tensors"`` part of all clients' committed state to a device."""
         self.convert(TENSORS, lambda tensors: {name: value.to(device) for name, value in tensors.items()})
 
     def _tensors(self, client: int) -> dict[str, torch.Tensor]:
@@ -125,4 +150,5 @@ class ClientStore:
 
 
 def _shallow(value: Any) -> Any:
+    """Return a shallow copy of a dictionary; any other value as it is."""
     return dict(value) if isinstance(value, dict) else value

@@ -1,8 +1,9 @@
-"""Turn: one client's turn in a Trainer, from the server's Instruction to the client's ClientUpdate.
+"""Turn: one client's training in a Trainer in one round, from the server's Instruction to the client's ClientUpdate.
 
-The Trainer has one of everything, and every client its own: the module (:mod:`flsv.training.shared_module`), and what
-else there is a slot for (:mod:`flsv.training.slots`). A turn enters all of them, the client trains, and the turn leaves
-them. What the client keeps is staged in the store (:mod:`flsv.training.store`)::
+The Trainer has one module, one set of optimizers and so on, and every client needs its own. A turn therefore writes the
+client's state into the module (:mod:`flsv.training.shared_module`) and into the other parts of the Trainer
+(:mod:`flsv.training.slots`), the client trains, and the turn reads the client's state, stages it in the store
+(:mod:`flsv.training.store`) and restores the Trainer's own state::
 
     turn.begin(instruction, local, samples, batches)    # enter
     for batch in the client's batches:                  # train: Lightning's epoch, or rows of a batched model
@@ -11,7 +12,7 @@ them. What the client keeps is staged in the store (:mod:`flsv.training.store`):
         turn.end_batch(loss)
     update = turn.end()                                 # leave
 
-A Trainer calls back at every batch, so a turn has a beginning and an end instead of being a function that trains.
+The Trainer calls flsv at every batch, so a turn has methods for its beginning and end, instead of being one function.
 """
 
 from __future__ import annotations
@@ -44,23 +45,24 @@ from flsv.utilities.seeding import seed_global_rngs
 
 
 class Turn:
-    """The turns of a Trainer's clients, one after the other.
+    """The training of clients in a Trainer, one client after the other; the training of one client in one round is a
+    turn.
 
     Args:
         trainer: the trainer, with its module on its device and its optimizers set up.
-        space: the map between the module and vectors.
-        config: the federation's parts.
-        store: the state that clients keep.
-        num_clients: n.
+        space: the map between the module and its vectors ``[P]``.
+        config: the federation's configuration.
+        store: the state that clients keep between rounds.
+        num_clients: the federation's number of clients.
         steps: every client's number of optimizer steps in the fit.
 
     Attributes:
         trainer: the trainer.
         shared: the trainer's module, in which all clients train.
-        slots: the other parts of the trainer that each client has of its own.
+        slots: the other parts of the trainer's state that are kept per client, such as the optimizers' state.
         upload_seed: the seed of uploads' random numbers, such as the noise of a private update; None: the run's seed,
             which the server knows.
-        context: the context of the client in training; None between two turns.
+        context: the context of the client in training; None: no client is in training.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Turn:
 
     @property
     def position(self) -> int:
-        """Return how many batches the client has trained on in this round."""
+        """Return the number of batches that the present client has trained on in this round."""
         return self._own.position
 
     @property
@@ -96,13 +98,13 @@ class Turn:
     # ---- enter
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
-        """Begin a client's turn: put the client's state into the Trainer.
+        """Begin a client's turn: write the client's model and state into the Trainer.
 
         Args:
             instruction: the server's message to the client.
             local: the client's data.
             num_samples: the client's number of training samples.
-            batches: the number of batches that the client will train on.
+            batches: the number of batches that the client will train on in this round.
         """
         personalizer, shared = self._config.personalizer, self.shared
         shared.begin_turns()
@@ -125,7 +127,11 @@ class Turn:
     # ---- train
 
     def begin_batch(self, batch: Any = None) -> None:
-        """Begin a batch, as the module gets it."""
+        """Begin a batch of the present client.
+
+        Args:
+            batch: the batch in the form in which ``training_step`` gets it.
+        """
         own = self._own
         self.slots.begin_batch(own.position, own.batches)
         if self._algorithm is not None:
@@ -133,7 +139,7 @@ class Turn:
                 self._algorithm.begin_batch(own, batch)
 
     def begin_step(self, optimizer: Any) -> None:
-        """Begin a step of an optimizer, whose gradients have been computed."""
+        """Begin an optimizer step, after the gradients are computed: let the client algorithm change them."""
         if self.context is None:
             return  # a step between two clients is the module's own
         context = self.context
@@ -151,30 +157,43 @@ class Turn:
                 self._algorithm.gradients(context, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> bool:
-        """End a batch, with its training loss if the module gives one. Return whether it was the client's last."""
+        """End a batch of the present client.
+
+        Args:
+            loss: the batch's training loss; None: the module returns none.
+
+        Returns:
+            Whether this was the client's last batch of the round.
+        """
         own = self._own
         own.loss += float("nan") if loss is None else loss.detach().to(own.loss).mean()
         own.position += 1
         return own.position == own.batches
 
     def suspend(self) -> ClientContext:
-        """Interrupt the turn while the client trains elsewhere, as a row among others, and return its context.
+        """Interrupt the turn while the client trains outside the Trainer, as one row of a batched model.
 
-        The module may then become another client's."""
+        The Trainer's own state is restored, so that another client's turn can begin.
+
+        Returns:
+            The client's context, to :meth:`resume` the turn with.
+        """
         own, self.context = self._own, None
         self.slots.leave(stage=False)
         return own
 
     def resume(self, own: ClientContext, loss: Tensor) -> None:
-        """Continue the turn of a client that has trained elsewhere, one step a batch. The module holds its model.
+        """Continue the turn of a client that has trained outside the Trainer, with one optimizer step per batch.
+
+        The module holds the client's trained model.
 
         Args:
-            own: the context that :meth:`suspend` returned.
+            own: the client's context, which :meth:`suspend` returned.
             loss: the mean training loss over the client's batches.
         """
         told = own.instruction
         self.slots.enter(told.client_id)
-        # Random numbers of its uploads must not depend on other clients.
+        # The random numbers of the client's uploads must not depend on other clients.
         seed_global_rngs(told.seed, "train", told.round_index, told.client_id)
         own.position = own.num_steps = own.batches
         own.loss = loss * own.batches
@@ -183,13 +202,14 @@ class Turn:
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
-        """End the turn: read the client's model from the Trainer, and stage the state that the client keeps.
+        """End the turn: read the client's model from the Trainer, stage the state that the client keeps, and restore
+        the Trainer's own state.
 
         Args:
-            out: ``[P]``, the tensor to write the client's vector into.
+            out: ``[P]``, the tensor to write the client's model into; None: a new tensor.
 
         Returns:
-            The client's update; None where its model is not finite, as if it had not taken part.
+            The client's update; None: its model is not finite, and the client counts as not having taken part.
         """
         own, self.context = self._own, None
         local, shared = own.local, self.shared
@@ -209,7 +229,17 @@ class Turn:
     def _sent(
         self, own: ClientContext, vector: Tensor, trained: Tensor, private: Mapping[str, Tensor]
     ) -> ClientUpdate | None:
-        """Apply the uploads to the client's model, and gather the client's reports and the state that it keeps."""
+        """Apply the uploads to a client's trained model, and make the client's update.
+
+        Args:
+            own: the client's context.
+            vector: ``[P]``, the model to send; it is overwritten by the uploads' result.
+            trained: ``[P]``, the model that the client keeps and is evaluated with; it may be ``vector``.
+            private: the client's values of entries that are not shared, by name.
+
+        Returns:
+            The update; None: the model is not finite.
+        """
         local, told, shared, uploads = own.local, own.instruction, self.shared, self._config.uploads
         leaving = UploadContext(
             told.client_id,
@@ -225,7 +255,7 @@ class Turn:
             trained = trained.clone() if trained is vector else trained
             vector.copy_(sent)
         cut = shared.space.num_parameters
-        # All numbers at once: reading one waits for the device.
+        # Read all numbers at once: each read waits for the device.
         numbers = [vector.sum(), distances(vector[None, :cut], own.start[:cut])[0], own.loss / own.position]
         total, norm, loss = torch.stack([number.double() for number in numbers]).tolist()
         if not (math.isfinite(total) or vector.isfinite().all()) or shared.is_broken(private):
@@ -244,13 +274,28 @@ class Turn:
         return ClientUpdate(told.client_id, own.samples, vector, loss, own.num_steps, norm, reports, traffic)
 
     def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
-        """Apply the uploads to another model of the client, see :attr:`ClientContext.upload`."""
+        """Apply the uploads to another model of the client; this is the function :attr:`ClientContext.upload`.
+
+        Args:
+            leaving: the context of the client's uploads in this round.
+            vector: ``[P]``, the other model.
+            start: ``[P]``, the model that the other model was trained from.
+            name: the name under which the uploads' state for the other model is kept.
+
+        Returns:
+            The model ``[P]`` after the uploads.
+        """
         state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
         sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
         leaving.state.update({name + key: kept for key, kept in state.items()})
         return sent
 
     def _reports(self, local: LocalData, own: ClientContext) -> dict[str, Tensor]:
+        """Return the reports of the client algorithm and of all strategies by name.
+
+        Raises:
+            RuntimeError: a report's name is not declared in a strategy's ``reports``.
+        """
         reported: dict[str, Tensor | float] = {}
         if self._algorithm is not None:
             reported |= self._algorithm.end_client(own)
@@ -267,7 +312,7 @@ class Turn:
     # ---- around a round's turns
 
     def discard(self) -> None:
-        """Forget an unfinished round: restore the Trainer as it was at the round's start."""
+        """Forget an unfinished round: restore the Trainer's state of the round's start."""
         self.slots.leave(stage=False)
         if self._algorithm is not None and self.context is not None:
             self._algorithm.leave_client(self.context)
@@ -275,16 +320,16 @@ class Turn:
         self.shared.discard()
 
     def remove(self) -> None:
-        """Restore the Trainer's own counting, at the end of a fit."""
+        """Restore Lightning's own counting of batches at the end of a fit."""
         self._windows.remove()
 
 
 def optimizer_slots(trainer: L.Trainer, policy: Any, steps: LocalSteps | None = None) -> list[Slot]:
-    """Make the slots of a Trainer's optimizers and schedules.
+    """Make the slots for a Trainer's optimizers and learning-rate schedules.
 
     Args:
         trainer: the trainer, with its optimizers set up.
-        policy: what becomes of optimizers' state between a client's rounds, ``"reset"`` or ``"persist"``.
+        policy: whether a client's optimizer state is emptied between its rounds (``"reset"``) or kept (``"persist"``).
         steps: every client's number of steps; None: all clients have the same schedules.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Ranks: training of a cohort's clients on several processes, on one machine or several.
+"""Training of a cohort's clients on several processes (ranks), on one machine or several.
 
-``Trainer(strategy="federated", devices=4)``, ``torchrun`` or SLURM; see ``docs/scaling.md``.
+Start the processes with ``Trainer(strategy="federated", devices=4)``, ``torchrun`` or SLURM; see ``docs/scaling.md``.
 """
 
 from flsv.engines.ranks.group import ranks_of_environment, started_by_script

@@ -1,7 +1,7 @@
 """RankGroup: communication of ranks over a Gloo process group of torch.
 
-The group is not torch's default one, so that no other code finds it and shards data or reduces gradients over it. If a
-process dies, the others notice the closed connection at their next exchange with it.
+The group is not torch's default process group, so that no other code finds it and shards data or reduces gradients over
+it. If a process dies, the other processes notice the closed connection at their next exchange with it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ from torch.utils._pytree import tree_map_only
 from flsv.core import ALONE, Ranks
 from flsv.utilities.errors import ConfigurationError
 
-#: Linux's prctl option that sets the signal for a process whose parent ends.
+#: Linux's prctl option that sets the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
 #: The environment variable with which a script gives its process id to the ranks that it starts.
 PARENT = "FLSV_RANKS_PARENT"
 
 
 def started_by_script() -> bool:
-    """Return whether another rank's script has started this process."""
+    """Return whether the script of rank 0 has started this process as another rank."""
     return PARENT in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0
 
 
 def end_with_parent() -> None:
-    """Make this process end with the process that started it as a rank, a script or torchrun's agent."""
+    """Make this process end when the process ends that has started it as a rank (a script or torchrun's agent).
+
+    Raises:
+        SystemExit: the script that has started this rank has ended already.
+    """
     started = "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", 0)) > 0
     if started and sys.platform == "linux":  # elsewhere the process ends at its next exchange
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -46,12 +50,12 @@ def end_with_parent() -> None:
 
 
 class RankGroup(Ranks):
-    """Communication of ranks in several processes.
+    """Communication between ranks in several processes.
 
     Args:
-        group: a Gloo process group; tensors on other devices are copied to the CPU.
+        group: a Gloo process group; tensors on other devices are copied to the CPU for an exchange.
         device: the device of this rank's tensors.
-        store: the store at which the ranks met; rank 0 serves it to the others, so it must not be deleted.
+        store: torch's store at which the ranks have met; rank 0 serves it to the others, so it must not be deleted.
     """
 
     def __init__(self, group: Any, device: torch.device, store: Any = None) -> None:
@@ -82,7 +86,7 @@ class RankGroup(Ranks):
     def broadcast_rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], about: str) -> None:
         if self.aborted:
             raise RuntimeError(f"rank {self.rank} of {self.size} has given up, and cannot exchange {about}.")
-        there = [row.cpu() for row in matrix]  # no copies where the rows are on the CPU
+        there = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
         try:
             for work in [self._group.broadcast(row, owner) for row, owner in zip(there, owners)]:
                 work.wait()
@@ -107,6 +111,7 @@ class RankGroup(Ranks):
 
 
 def _packed(value: Any) -> Tensor:
+    """Return a value as bytes, a tensor uint8, that ``torch.load`` can read."""
     file = io.BytesIO()
     # Clones: saving a view would save all of its base tensor.
     torch.save(tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value), file)
@@ -117,21 +122,24 @@ def _packed(value: Any) -> Tensor:
 def meet(
     rank: int, size: int, device: torch.device, start_timeout: float = 600.0, timeout: float = 7 * 86400.0
 ) -> RankGroup:
-    """Meet the other ranks at MASTER_ADDR and MASTER_PORT; a second call returns the same group.
+    """Connect this process with the other ranks at MASTER_ADDR and MASTER_PORT; a second call returns the same group.
 
     Args:
         rank: this process's number.
         size: the number of processes.
         device: the device of this rank's tensors.
-        start_timeout: seconds within which all ranks must have come.
-        timeout: seconds that ranks wait for each other afterwards.
+        start_timeout: the time in seconds within which all ranks must connect.
+        timeout: the time in seconds that ranks wait for each other afterwards.
+
+    Returns:
+        The group of all ranks.
 
     Raises:
-        ConfigurationError: a rank does not come.
+        ConfigurationError: a rank does not connect in time.
     """
     patience = timedelta(seconds=start_timeout)
     try:
-        # torchrun's store outlives restarts: do not read what the processes of an earlier attempt have left.
+        # torchrun's store outlives restarts: the prefix keeps entries of an earlier attempt from being read.
         attempt = f"flsv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
         store = PrefixStore(attempt, next(rendezvous("env://", rank, size, timeout=patience))[0])
         group = ProcessGroupGloo(store, rank, size, patience)
@@ -146,10 +154,10 @@ def meet(
 
 
 def ranks_of_environment() -> Ranks:
-    """Return the processes that a launcher has started, for work without a Trainer.
+    """Return the group of the processes that a launcher has started, for work without a Trainer.
 
-    The launcher is ``torchrun``, or another that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. An example of such
-    work is :class:`flsv.games.RetrainedUtility`.
+    The launcher is ``torchrun``, or another program that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. An example
+    of such work is :class:`flsv.games.RetrainedUtility`.
 
     Example:
         >>> ranks_of_environment().size  # outside of torchrun

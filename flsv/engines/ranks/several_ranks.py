@@ -1,4 +1,4 @@
-"""SeveralRanks: the engine that spreads the clients over processes, each of which computes the whole server step."""
+"""SeveralRanks: the engine that spreads the clients over processes; each process computes the whole server step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_tor
 
 
 class RankTraining(CohortTraining):
-    """The training of this rank's clients, after which :meth:`exchange` gathers the updates of all ranks.
+    """The training of this rank's clients of a cohort; :meth:`exchange` then gathers the updates of all ranks.
 
     Attributes:
         idle: whether this rank has no client in this round.
@@ -40,7 +40,8 @@ class RankTraining(CohortTraining):
 
     @property
     def position(self) -> int:
-        """Return the place in the cohort of the client whose turn it is, or was last."""
+        """Return the index in the cohort of the client that trains now or has trained last; the cohort's size if this
+        rank has no client in the round."""
         if self.idle:
             return len(self._cohort)
         return self._cohort.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
@@ -49,7 +50,7 @@ class RankTraining(CohortTraining):
         if not self.idle:
             return super().begin_batch(batch)
         self.turn.shared.begin_turns()
-        # Entering the slots keeps the federation's schedules from stepping here.
+        # With entered slots, the federation's schedules do not step on this rank's idle batch.
         self.turn.slots.enter(self._cohort[0])
         self.turn.slots.begin_batch(0, 1)
         return False
@@ -68,12 +69,13 @@ class RankTraining(CohortTraining):
         return super().trained() if self._trained is None else self._trained
 
     def exchange(self, ranks: Ranks, round_index: int, keep_trained: bool) -> None:
-        """Exchange the updates after all ranks have trained their clients; each rank then holds the whole cohort's.
+        """Exchange the updates after all ranks have trained their clients; each rank then holds all updates of the
+        cohort.
 
         Args:
             ranks: the processes.
-            round_index: the round.
-            keep_trained: whether to exchange also the models before uploads, where uploads change them.
+            round_index: the round's index, from 0.
+            keep_trained: whether to exchange the models before uploads as well, if uploads change them.
         """
         about, device = f"the updates of round {round_index}", self._matrix.device
         own = counts_so_far(self._trainer) - self._begun
@@ -101,10 +103,17 @@ class RankTraining(CohortTraining):
         add(self._trainer, everywhere - own)
 
     def _vectors(self) -> dict[int, Tensor]:
+        """Return the models ``[P]`` in the updates by client id."""
         return {update.client_id: update.vector for update in self.updates}
 
     def _take_all(self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], about: str) -> None:
-        """Take over the updates of all ranks, in the order of the cohort."""
+        """Replace this rank's updates by the updates of all ranks, in the order of the cohort.
+
+        Args:
+            ranks: the processes.
+            parts: for each rank, its updates without their vectors, and its other results.
+            about: a description of the exchange, for error messages.
+        """
         told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
         clients = [client for client in self._cohort if client in told]
         owners = [told[client][0] for client in clients]
@@ -121,11 +130,16 @@ class RankTraining(CohortTraining):
 
 
 class SeveralRanks(OneProcess):
-    """The engine of one rank among several.
+    """The engine of one rank among several, each of which trains a part of the cohort's clients.
 
-    Each client is trained, asked and tested on its rank, where also its state stays. Coalitions are spread over all
-    ranks. Every rank does all other work of the server, on the same numbers; a check at the end of every round compares
-    the results.
+    Each client is trained, evaluated and tested on one rank, which also keeps its state. The evaluation of coalitions
+    is spread over all ranks. Every rank does all other work of the server, on the same numbers; a check at the end of
+    every round compares the results.
+
+    Args:
+        trainer: the trainer, with its module on its device and its optimizers set up.
+        data: the data module, with its samples assigned to clients.
+        rest: the further arguments of :class:`flsv.engines.one_process.OneProcess`.
     """
 
     def __init__(self, trainer: L.Trainer, data: FederatedDataModule, *rest: Any) -> None:
@@ -175,17 +189,17 @@ class SeveralRanks(OneProcess):
         return super().end_training()
 
     def settle(self) -> None:
-        # All ranks learn which clients keep something, and therefore stay on their rank.
+        # All ranks learn which clients have a state; these clients stay on their rank.
         parts = self.ranks.all_gather(sorted(self.store.clients()), "clients that keep something")
         self.owners.bind([client for part in parts for client in part])
         self._gather()
 
     def failed(self, exception: BaseException, place: str) -> None:
-        # First of all: the others wait, and no checkpoint may be saved from now on.
+        # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
         self.ranks.abort(f"{exception!r} ({place})")
 
     def discard(self) -> bool:
-        # The others would wait for this rank at the end of the round.
+        # The other ranks would wait for this rank at the end of the round.
         self.ranks.abort(f"its round {self._state.round_index + 1} ended before the last batch")
         return super().discard()
 
@@ -193,7 +207,8 @@ class SeveralRanks(OneProcess):
         return _together(self.ranks.all_gather(self._received(instruct), "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
-        """Return the clients' states after the last round; rank 0, which writes checkpoints, has those of all."""
+        """Return the states that this rank's clients keep between rounds, by client id; on rank 0, which writes
+        checkpoints, the states of all clients."""
         return self._kept
 
     def close(self) -> None:
@@ -245,9 +260,11 @@ class SeveralRanks(OneProcess):
 
 
 def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
+    """Merge the ranks' dictionaries, whose keys are client ids, into one in the order of the ids."""
     found = {client: kept for part in parts for client, kept in part.items()}
     return {client: found[client] for client in sorted(found)}
 
 
 def _checksum(value: Tensor) -> int:
+    """Return a checksum of a tensor's bytes."""
     return zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""FederatedStrategy: Lightning's strategy for clients on several processes; and checks that all processes are alike."""
+"""FederatedStrategy: Lightning's strategy for clients on several processes; and checks that all have the same setup."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ from flsv.utilities.errors import ConfigurationError
 class FederatedStrategy(ParallelStrategy):
     """Strategy that spreads each cohort's clients over processes: ``Trainer(strategy="federated", devices=4)``.
 
-    ``devices`` and ``num_nodes`` mean what they mean for DDP, and processes are started as for DDP: by the script
-    itself, by ``torchrun``, or by SLURM. Within a round every rank runs the ordinary training loop on its own clients.
-    When all are done, the ranks exchange the updates, and each computes the same server step. Results equal those of
-    one process to the bit on CPUs with as many threads (``docs/scaling.md``).
+    ``devices`` and ``num_nodes`` have the same meaning as for DDP, and processes are started as for DDP: by the script
+    itself, by ``torchrun``, or by SLURM. Within a round every rank (process) runs the ordinary training loop on its own
+    clients. After the training of all clients the ranks exchange the updates, and each rank computes the same server
+    step. On CPUs, results equal the results of one process to the bit if it uses as many threads (``docs/scaling.md``).
 
-    To Lightning and torchmetrics each rank is alone (``world_size`` is 1): a client trains alone, so there are no
-    gradients to reduce and no samplers to replace. The ranks' process group is not torch's default one.
+    Lightning and torchmetrics see a single process (``world_size`` is 1): a client trains alone, so there are no
+    gradients to reduce and no samplers to replace. The ranks' process group is not torch's default process group.
 
     Args:
-        threads: torch's intra-op threads in every rank.
-        timeout: seconds that a rank waits for the others at the end of a round. A process that died is noticed at once,
-            by its closed connection, by the script or by torchrun; a host that vanished only after this time.
+        threads: the number of torch's intra-op threads in every rank.
+        timeout: the time in seconds that a rank waits for the others at the end of a round. A process that died is
+            noticed at once, by its closed connection, by the script or by torchrun; a host that is unreachable is
+            noticed only after this time.
         **kwargs: arguments of Lightning's ``ParallelStrategy``.
 
     Attributes:
         ranks: the processes; a single one until the Trainer starts.
-        within_round: whether the ranks train their own clients at present, without exchanges.
+        within_round: whether the ranks train their own clients now, without exchanges.
+        federation: whether a FederatedLoop runs on this strategy; the loop sets it.
 
     Example:
         >>> FederatedStrategy(threads=2).strategy_name
@@ -58,7 +60,6 @@ class FederatedStrategy(ParallelStrategy):
         self.num_nodes = 1
         self.ranks: Ranks = ALONE
         self.within_round = False
-        #: Whether a FederatedLoop runs on this strategy, which sets it.
         self.federation = False
 
     @property
@@ -102,7 +103,7 @@ class FederatedStrategy(ParallelStrategy):
     def model_to_device(self) -> None:
         self.model.to(self.root_device)  # type: ignore[union-attr]  # set by then
 
-    # Within a round ranks exchange nothing. Outside of it all ranks do the same, with rank 0's paths.
+    # Within a round ranks exchange nothing. Between rounds all ranks do the same work, with rank 0's paths.
 
     def barrier(self, name: str | None = None) -> None:
         if not (self.within_round or self.ranks.aborted):
@@ -120,7 +121,7 @@ class FederatedStrategy(ParallelStrategy):
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint on rank 0 and broadcast it: other hosts need not have the file."""
         found = super().load_checkpoint(*args, **kwargs) if self.ranks.rank == 0 else {}
-        # Rank 0 does so when it reads.
+        # On rank 0, reading the checkpoint has done this.
         self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type]  # set by then
         return self.ranks.broadcast(0, found, "checkpoint")
 
@@ -130,7 +131,7 @@ class FederatedStrategy(ParallelStrategy):
 
 
 def ranks_of(trainer: L.Trainer) -> Ranks:
-    """Return the processes that a trainer runs on."""
+    """Return the group of the processes that a trainer runs on."""
     return getattr(trainer.strategy, "ranks", ALONE)
 
 
@@ -148,19 +149,19 @@ def share_weights(module: nn.Module, ranks: Ranks) -> None:
 
 
 def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequential") -> int:
-    """Check that all ranks have the same federation, and agree on a seed.
+    """Check that all ranks have the same federation, and return one seed for all ranks.
 
     Args:
         trainer: the trainer, on any number of processes.
-        identity: the data and settings of this rank's federation.
-        seed: this rank's seed.
+        identity: a description of the data and settings of this rank's federation.
+        seed: this rank's seed; without a seed from the user, ranks have different seeds.
         engine: the loop's ``engine``.
 
     Returns:
-        Rank 0's seed, which differs from other ranks' where none was given.
+        The seed of rank 0.
 
     Raises:
-        ConfigurationError: ranks differ in data or settings; there is a setting that does not work on several ranks.
+        ConfigurationError: ranks differ in data or settings, or a setting does not work on several ranks.
     """
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
@@ -179,6 +180,7 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
 
 
 def _check_alike(ranks: Ranks, mine: Identity) -> None:
+    """Raise ConfigurationError if another rank's settings or data differ from this rank's (``mine``)."""
     for rank, told in enumerate(ranks.all_gather(mine.plain(), "the federation")):
         theirs = Identity(**told)
         if differ := mine.other_settings(theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"):

@@ -37,18 +37,18 @@ P = ParamSpec("P")
 class RemoteSites:
     """All sites of a federation, as the server sees them.
 
-    Every visit of a site (a round's training) and every question to it has a name, under which the site saves its
-    state. With each message the server names the visit from which the site continues, so the site's state and the
-    server's view of it stay consistent even if messages are lost.
+    Every training of a site in a round, and every question to a site, is called a visit and has a name, under which the
+    site saves its state. With each message the server names the visit from whose state the site continues, so that the
+    site's state and the server's record of it stay consistent even if messages are lost.
 
     Args:
         directory: the sites' names and addresses.
         state: the federation's state, in which the run's name, the sites' last visits and their faults are recorded.
-        rounds: number of rounds of the run.
-        steps_per_sample: the most optimizer steps that a site can take in a round, for each of its samples.
+        rounds: the run's number of rounds.
+        steps_per_sample: the largest number of optimizer steps per sample that a site can take in a round.
         reports: names of the reports that strategies declare.
-        num_classes: the federation's number of classes, which a site that lacks the last classes cannot know; None
-            where there are no classes.
+        num_classes: the federation's number of classes, which a site without samples of the last classes cannot know;
+            None: the data have no classes.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RemoteSites:
         self.discard()
 
     def count(self, sites: Collection[int]) -> None:
-        """Count the round's visits of these sites, and forget those of all others."""
+        """Accept this round's trainings of the given sites, and forget this round's trainings of all other sites."""
         self._stands |= {site: visit for site, visit in self._trained.items() if site in sites}
         self._trained = {}
 
@@ -78,7 +78,7 @@ class RemoteSites:
         self._state.counted = dict(self._stands)
 
     def discard(self) -> None:
-        """Forget the round's visits."""
+        """Forget this round's visits: sites continue from the states of the last completed round."""
         self._stands, self._trained = dict(self._state.counted), {}
 
     def train(
@@ -86,16 +86,15 @@ class RemoteSites:
     ) -> tuple[list[ClientUpdate], list[int]]:
         """Let sites train, and collect their updates.
 
-        A site that is away, is late or sends something else is named in a warning and left out, as if it had not been
-        drawn.
+        A site that is away or late, or that sends an invalid reply, is named in a warning and left out of the round.
 
         Args:
-            instructions: the server's instructions, by site.
+            instructions: the server's instructions by site number.
             device: the device for the updates.
-            space: the map between the module and vectors.
+            space: the map between the module and its vectors ``[P]``.
 
         Returns:
-            The updates in the order of ``instructions``, and the sites whose models were not finite.
+            The updates in the order of ``instructions``, and the numbers of the sites whose models were not finite.
         """
         visits = {site: secrets.token_hex(8) for site in instructions}
         packets = {
@@ -132,15 +131,16 @@ class RemoteSites:
         return [updates[site] for site in self._trained], broken
 
     def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
-        """Find the sites whose reports differ in names, shapes or types from what most sites report.
+        """Find the sites whose reports differ in names, shapes or types from the reports of most sites.
 
-        In a tie, the majority of the last round that had one decides; before there was a majority, all sites differ.
+        In a tie, the reports of the last round's majority count as right; if there was no majority yet, all sites are
+        at fault.
 
         Args:
-            reports: the description of each site's reports.
+            reports: a description of each site's reports, by site number.
 
         Returns:
-            A description of the fault, by site.
+            A description of the fault, by number of the site at fault.
         """
         counts = Counter(reports.values())
         most = {words for words, count in counts.items() if count == max(counts.values())}
@@ -151,7 +151,14 @@ class RemoteSites:
         return {s: f"it reports {words}, the others {others}" for s, words in reports.items() if words != right}
 
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Ask a site a question, and return its answer.
+        """Let a site compute a function on its data, and return the result.
+
+        Args:
+            site: the site's number.
+            round_index: the round's index, from 0.
+            question: the function of a module, whose first argument is the site's data.
+            args: the function's further positional arguments.
+            kwargs: the function's keyword arguments.
 
         Raises:
             ConfigurationError: the question or its arguments cannot be sent to another process.
@@ -186,7 +193,7 @@ class RemoteSites:
         return answer
 
     def take_back(self, site: int) -> None:
-        """Discard the last answer: the site continues as if it had not been asked."""
+        """Discard the changes of a site's state by the last question: the site continues from its state before."""
         stands, before = self._answered.pop(site, ({}, None))
         if before is None:
             stands.pop(site, None)
@@ -194,9 +201,16 @@ class RemoteSites:
             stands[site] = before
 
     def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
-        """Collect the :data:`OWN_SCORES` of sites' own models on their own test samples, by site and name.
+        """Let sites score their own models on their own test samples.
 
-        A warning names the sites that send none."""
+        A warning names the sites that send no valid scores.
+
+        Args:
+            models: the server's instructions by site number.
+
+        Returns:
+            ``{site: {name: score}}``, with the names in :data:`OWN_SCORES`.
+        """
         packets = {site: instruction_packet(model, self._run_info(site), "test") for site, model in models.items()}
         scores: dict[int, dict[str, float]] = {}
         for site, reply in self.directory.exchange(packets).items():
@@ -210,12 +224,20 @@ class RemoteSites:
         return scores
 
     def _run_info(self, site: int) -> dict[str, Any]:
+        """Return the plain values that every message to a site holds: about the run, the site, and its last visit."""
         run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
         return {**run, "clients": len(self.directory.names), "client": site, "counted": self._stands.get(site)}
 
     def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
-        """Record a site's fault for the run's record, and return a message about it."""
-        # A site's words may hold anything: line breaks, halves of characters.
+        """Record a site's fault in the federation's state, and return a message about it.
+
+        Args:
+            site: the site's number.
+            what: the fault, a verb phrase.
+            why: the reason, such as the site's reply.
+            when: the time, such as the round, for the message only.
+        """
+        # A site's words may hold any character, such as line breaks or halves of characters.
         printable = ["".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)]
         what, why = printable[0], printable[1] and f": {printable[1]}"
         self._state.note(site, f"{what}{why}")
@@ -226,20 +248,20 @@ class RemoteSites:
 
 
 def _reported(update: ClientUpdate) -> str:
-    """Describe an update's reports by names, shapes and types."""
+    """Return the names, shapes and types of an update's reports as text."""
     reports = sorted(update.reports.items())
     return ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports) or "nothing"
 
 
 class RemoteClient(Client):
-    """A site as a client to which questions can be sent.
+    """A site as a client that metrics and strategies can ask for computations on its data.
 
     Args:
         id: the site's number.
-        data: an empty stand-in, since the data are at the site.
-        channel: counts the messages.
+        data: an empty stand-in for the site's data.
+        channel: the counter of messages between server and clients.
         remote: all sites.
-        round_index: returns the present round.
+        round_index: a function that returns the present round's index.
     """
 
     def __init__(

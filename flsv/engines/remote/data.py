@@ -21,14 +21,15 @@ from flsv.data.splits import FederatedSplits
 class RemoteData(FederatedDataModule):
     """Data module of the server: stand-ins for the sites' samples, and the server's own validation and test data.
 
-    The stand-ins have the numbers that the sites announced and the label 0; reading them raises an error.
+    There are as many stand-ins as samples that the sites have announced, all with the label 0; reading one raises an
+    error.
 
     Args:
         names: the sites' names.
-        sizes: the number of samples of each split, for each site.
-        num_classes: M; None where the data have no classes, or ``class_names`` has their names.
+        sizes: for each site, its number of samples in each split, ``{split: number}``.
+        num_classes: the number M of classes; None: the data have no classes, or ``class_names`` is given.
         class_names: the classes' names.
-        own: the server's own data module, of which the validation and test loaders are used; None: there is none.
+        own: the server's own data module, whose validation and test loaders are used; None: there is none.
     """
 
     def __init__(
@@ -75,16 +76,17 @@ class RemoteData(FederatedDataModule):
         return [] if self._own is None else self._own.test_dataloader()
 
     def client_loader(self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any) -> Any:
-        """Return an unreadable loader whose length is the number of samples: the site chooses the batches."""
+        """Return a loader that cannot be read, whose length is the client's number of samples in the split."""
         return _Elsewhere(self._sizes[client][split], f"{client_called(client, self.names)} are at its site")
 
     def content_hashes(self) -> dict[str, str]:
-        """Return the hash of the server's validation set only: samples stay at the sites."""
+        """Return the hash of the server's validation set only, since the clients' samples stay at the sites."""
         return {"server": loader_hash(self.val_dataloader())}
 
     @property
     def class_counts(self) -> Tensor:
-        """Return the numbers of training samples ``[n, 1]`` as of one class: the server does not know the classes."""
+        """Return the clients' numbers of training samples, ``[n, 1]``, as if all samples had one class: the server does
+        not know their classes."""
         return torch.tensor([[sizes["train"]] for sizes in self._sizes])
 
     @property
@@ -93,11 +95,11 @@ class RemoteData(FederatedDataModule):
 
     @property
     def input_shape(self) -> Any:
-        """Return the server's own data's ``input_shape``, if they have one."""
+        """Return the ``input_shape`` of the server's own data module; None: it has none."""
         return getattr(self._own, "input_shape", None)
 
     def validation(self) -> dict[str, Any] | None:
-        """Describe the server's own validation data; None where there are none."""
+        """Describe the server's own validation data; None: there are none."""
         if isinstance(self._own, FederatedDataModule):
             return self._own.validation()
         loaders = self.val_dataloader()
@@ -116,6 +118,8 @@ class RemoteData(FederatedDataModule):
 
 
 class _Elsewhere:
+    """Loader of a known length that raises PermissionError when it is read: the samples are at a site."""
+
     def __init__(self, length: int, whose: str) -> None:
         self._length, self._whose = length, whose
 

@@ -31,20 +31,20 @@ from flsv.training.turn import Turn
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
-#: The most steps per sample that a site may report for a module without automatic optimization.
+#: Largest number of optimizer steps per sample that a site may report for a module without automatic optimization.
 STEPS_BY_HAND = 1000
 
 
 class RemoteCohort(CohortTraining):
-    """The training of a cohort of sites, within the idle batch of a round.
+    """The training of a cohort of sites, during the Trainer's idle batch of a round.
 
     Args:
-        turn: the turn of the server's module, which stays the global model.
-        manager: the sites' stand-in data.
+        turn: holds the server's module, which stays the global model.
+        manager: the stand-ins for the sites' data.
         remote: the sites.
 
     Attributes:
-        sent: called with the instructions that have reached their sites, to count them.
+        sent: a function that is called with the instructions that have reached their sites, to count the traffic.
     """
 
     sent: Callable[[Mapping[int, Instruction]], None]
@@ -79,7 +79,8 @@ class RemoteCohort(CohortTraining):
         return True
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Forget sites' rounds: sites keep their own states, and the next instruction says which round counted last."""
+        """Forget the round of sites that the server has excluded; the next message to such a site names the earlier
+        state from which it continues."""
         super().leave_out(clients)
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
@@ -87,15 +88,16 @@ class RemoteCohort(CohortTraining):
 def check_deployment(
     config: FederationConfig, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]
 ) -> None:
-    """Refuse parts that need more of clients than sites provide.
+    """Refuse settings, strategies and metrics that cannot work with remote sites.
 
     Args:
-        config: the federation's parts.
-        fields: the round's fields that each metric reads, by metric and argument.
-        evaluating: the metrics for which clients evaluate models.
+        config: the federation's configuration.
+        fields: ``{metric: {argument: field}}``, the field of the round that each argument of a metric reads.
+        evaluating: the metrics, by name, for which clients evaluate models.
 
     Raises:
-        ConfigurationError: a part needs trained models, clients that see each other, class counts or samples.
+        ConfigurationError: one of them needs the sites' trained models, collusion between clients, the clients' class
+            counts, or their samples.
     """
     if config.evaluation.keeps or config.evaluation.models == "trained":
         raise ConfigurationError("models that sites have trained stay there: leave keep_trained and models out.")
@@ -125,7 +127,7 @@ def check_deployment(
 
 
 class RemoteFederation(IdleProcess):
-    """The engine for sites: pass it to :class:`flsv.FederatedLoop` as ``engine``.
+    """The engine that trains at remote sites: pass it to :class:`flsv.FederatedLoop` as ``engine``.
 
     Args:
         directory: the sites' names and addresses.
@@ -148,7 +150,7 @@ class RemoteFederation(IdleProcess):
         check_deployment(self._config, fields, evaluating)
 
     def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
-        # Only instructions that have reached a site count: the cohort reports them when the replies are there.
+        # Only instructions that have reached a site are counted: the cohort reports them once it has the replies.
         cast(RemoteCohort, self.cohort).sent = sent
         super().instruct(instructions, lambda _: None)
 
@@ -161,10 +163,10 @@ class RemoteFederation(IdleProcess):
         return super().discard()
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
-        """Do nothing: pictures of a site's data stay there."""
+        """Do nothing: files about a site's data stay at the site."""
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        """Return the clients' models that the server knows, where they are not the global model."""
+        """Return the clients' models ``[P]`` that the server knows and that are not the global model, by client id."""
         personalizer, state = self._strategies.get("personalizer"), self._state
         if personalizer is None:
             return {}
@@ -194,19 +196,19 @@ class RemoteFederation(IdleProcess):
 def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
     """Write a run's status into ``status.json``: ``"running"`` in this context, then ``"finished"`` or ``"failed"``.
 
-    The file also has the reason of a failure, and the time. If the process is killed, the file stays ``"running"``. If
-    an operator has stopped the run, the file stays ``"stopped"``, although the server ends a little later.
+    The file also holds the time, and the reason of a failure. If the process is killed, the status stays ``"running"``.
+    If an operator has stopped the run, the status stays ``"stopped"``, although the server ends a little later.
 
     Args:
         folder: the run's folder.
         run: Flower's id of the run.
 
     Yields:
-        A function that rewrites the file with what the run waits for, or None; the last text stays in the file when
-        the run has finished.
+        A function that writes a text into the file, such as the names of the sites that the run waits for, or None; the
+        last text stays in the file when the run has finished.
 
     Raises:
-        ConfigurationError: another server runs in this folder, whose file is not changed.
+        ConfigurationError: another server runs in this folder; its file is not changed.
 
     Example:
         >>> import tempfile

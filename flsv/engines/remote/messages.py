@@ -19,7 +19,7 @@ from flsv.utilities.errors import ConfigurationError
 
 START, OTHER, REPORT = "start", "told/", "report/"
 _PLAIN = (str, int, float, bool, type(None))
-#: Types that tensors can be computed in; operations on any other type, which only holds bits, raise errors.
+#: Types of tensors of numbers; operations on tensors of any other type, which only hold bits, raise errors.
 _NUMBERS = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
@@ -28,11 +28,11 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class Packet:
-    """One message.
+    """One message between server and site.
 
     Args:
         kind: the kind of message, such as ``"train"``.
-        plain: values that JSON can hold, by name.
+        plain: values of JSON's types, by name.
         tensors: dense tensors of numbers, by name.
 
     Raises:
@@ -53,7 +53,7 @@ class Packet:
 
 
 Reply = Packet | str
-"""A packet, or the reason in words why there is none."""
+"""A site's packet, or the reason, as text, why there is none."""
 
 
 class BadReply(ValueError):
@@ -75,12 +75,12 @@ GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
 
 
 def fault_of(error: Exception) -> str:
-    """Describe an error of :data:`GARBLED`."""
+    """Describe the fault of a site's reply from the error that reading it has raised, one of :data:`GARBLED`."""
     return str(error) if isinstance(error, BadReply) else f"its reply lacks or garbles {error!s:.200}"
 
 
 def instruction_packet(instruction: Instruction, info: Mapping[str, Any], kind: str = "train") -> Packet:
-    """Make the packet that the server sends to a site.
+    """Make the packet with which the server sends an instruction to a site.
 
     Args:
         instruction: the server's instruction.
@@ -95,7 +95,7 @@ def instruction_packet(instruction: Instruction, info: Mapping[str, Any], kind: 
 
 
 def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
-    """Read the instruction from a packet that a site received, onto a device."""
+    """Return the instruction in a packet that a site has received, with its tensors on a device."""
     tensors = {name: tensor.to(device) for name, tensor in packet.tensors.items()}
     others = {name[len(OTHER) :]: tensor for name, tensor in tensors.items() if name.startswith(OTHER)}
     plain = packet.plain
@@ -103,11 +103,11 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
 
 
 def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
-    """Make the packet that a site sends back.
+    """Make the packet with which a site sends its update to the server.
 
     Args:
         update: the site's update.
-        lost: whether the site started without its earlier state, because it no longer had that.
+        lost: whether the site had lost its earlier state and started without it.
     """
     plain = {
         "samples": update.num_samples,
@@ -122,7 +122,8 @@ def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
 
 
 def failure_packet(error: BaseException) -> Packet:
-    """Make the packet for an error: its class and line, without its text, which may quote samples."""
+    """Make the packet that reports a site's error by class and line, without its text, which may quote samples; only a
+    :class:`Refused` error is sent with its text."""
     words = str(error)
     if not isinstance(error, Refused):
         places = traceback.extract_tb(error.__traceback__)
@@ -132,10 +133,10 @@ def failure_packet(error: BaseException) -> Packet:
 
 
 def check_done(reply: Reply) -> Packet:
-    """Return a reply that is a packet.
+    """Return a reply if it is a packet that reports no failure.
 
     Raises:
-        BadReply: the site did not reply, or has failed; the text says why.
+        BadReply: the site did not reply, or has failed; the message gives the reason.
     """
     if isinstance(reply, str):
         raise BadReply(reply)
@@ -148,18 +149,21 @@ def check_done(reply: Reply) -> Packet:
 def read_update(
     packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
 ) -> ClientUpdate | None:
-    """Read a client's update from its site's reply, and check it; None where the model is not finite.
+    """Read a client's update from its site's reply, and check it.
 
     Args:
         packet: the reply.
         client: the client's number.
-        space: the federation's map between the module and vectors.
+        space: the federation's map between the module and its vectors ``[P]``.
         device: the device for the update.
         samples: the number of training samples that the site has announced.
-        most_steps: the most optimizer steps that the site can have taken.
+        most_steps: the largest number of optimizer steps that the site can have taken.
+
+    Returns:
+        The update; None: the model is not finite.
 
     Raises:
-        BadReply: the update is not valid; the text says why.
+        BadReply: the update is not valid; the message gives the reason.
     """
     if packet.kind == "broken":
         return None
@@ -188,7 +192,13 @@ def read_update(
 
 
 def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
-    """Return the whole number of a name, checked to be within bounds.
+    """Return the value of a name, checked to be a whole number within bounds.
+
+    Args:
+        plain: values by name.
+        name: the name.
+        most: the largest number allowed.
+        least: the smallest number allowed.
 
     Raises:
         KeyError: there is no value of this name.
@@ -209,7 +219,7 @@ def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0
 
 
 def digest(plain: Any, tensors: Mapping[str, Tensor]) -> bytes:
-    """Compute the SHA-256 hash of values and tensors.
+    """Compute the SHA-256 hash of plain values (by their ``repr``) and of tensors by name.
 
     Example:
         >>> one, other = (digest(["train", i], {"start": torch.zeros(2)}) for i in (1, 2))
@@ -224,7 +234,7 @@ def digest(plain: Any, tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Split a value into plain values that JSON can hold and tensors by name.
+    """Split a value into plain values, of JSON's types, and tensors by name.
 
     Args:
         value: a number, string, None, tensor or random generator, or lists, tuples and dictionaries of these.
@@ -265,7 +275,7 @@ def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Restore a value from the results of :func:`pack`.
+    """Restore a value from the plain values and the tensors that :func:`pack` returned.
 
     Raises:
         ValueError, TypeError, RuntimeError: the arguments do not come from :func:`pack`.

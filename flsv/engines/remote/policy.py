@@ -1,4 +1,4 @@
-"""SitePolicy: the questions and the privacy loss that a site's owner allows, in a file at the site."""
+"""SitePolicy: limits, in a file at a site, on the questions to the site and on its privacy loss."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from flsv.utilities.errors import ConfigurationError
 @checked
 @dataclass(frozen=True)
 class SitePolicy:
-    """Limits of what a server may do at a site.
+    """Limits that a site's owner sets on the server's requests.
 
-    A site without a policy does whatever the app asks for. An app without flsv's client does not read the policy: let a
-    SuperNode run signed apps only.
+    Without a policy a site does everything that the app asks for. An app that does not use flsv's client does not read
+    the policy: let a SuperNode run signed apps only.
 
     Args:
-        questions: the functions that the server may ask, as ``"package.module:function"``, and no others. None: flsv's
-            own and those that the app names.
-        max_epsilon: the largest total privacy loss of this site's updates, over all runs in which the site takes part
-            from the same folder. Updates must then be noised by :class:`flsv.privacy.GaussianPrivacy`. Answers to
-            questions are not covered: to bound the loss of all messages, allow no questions.
-        delta: the probability that epsilon does not hold.
+        questions: the only functions that the server may let the site compute on its data, as
+            ``"package.module:function"``. None: flsv's own functions and the functions that the app names.
+        max_epsilon: the largest total privacy loss (epsilon) of this site's updates, over all runs in which the site
+            takes part from the same folder. Updates must then be noised by :class:`flsv.privacy.GaussianPrivacy`.
+            Answers to questions are not covered: to bound the loss of all messages, allow no questions. None: the loss
+            is not limited.
+        delta: the probability that the bound ``max_epsilon`` does not hold.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -51,7 +52,7 @@ class SitePolicy:
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:
-        """Read the policy from a TOML file, whose keys are the arguments.
+        """Read a policy from a TOML file, whose keys are the arguments of :class:`SitePolicy`.
 
         Raises:
             Refused: the file does not exist, or is not a policy.
@@ -68,17 +69,20 @@ class SitePolicy:
     def check_question(self, question: str) -> None:
         """Check that a question may be answered.
 
+        Args:
+            question: the function's name, as ``"package.module:function"``.
+
         Raises:
-            Refused: it is not among :attr:`questions`.
+            Refused: the function is not among :attr:`questions`.
         """
         if self.questions is not None and _lasting(question) not in map(_lasting, self.questions):
             raise Refused(f"its policy does not let it answer {question!r:.120}")
 
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:
-        """Return the uploads that add noise.
+        """Return the uploads that add noise to updates.
 
         Raises:
-            Refused: none does, and :attr:`max_epsilon` bounds the privacy loss of updates.
+            Refused: no upload adds noise, although :attr:`max_epsilon` limits the privacy loss of updates.
         """
         noises = [each for each in uploads if isinstance(each, GaussianPrivacy) and each.noise_multiplier > 0]
         if self.max_epsilon is not None and not noises:
@@ -86,22 +90,24 @@ class SitePolicy:
         return noises
 
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
-        """Book one more update before each training, also if the training repeats another, or fails.
+        """Add the privacy loss of one more update to the site's total; without :attr:`max_epsilon` do nothing.
+
+        This is called before each training, also if the training repeats an earlier one or fails later.
 
         Args:
-            uploads: the uploads that the update will go through.
-            ledger: the file with the privacy loss that the site has spent.
+            uploads: the uploads that will be applied to the update.
+            ledger: the file with the privacy loss of the site's updates so far.
 
         Raises:
             Refused: the total would exceed :attr:`max_epsilon`.
-            ValueError, LookupError: the file is damaged: restore it from a backup.
+            ValueError, LookupError: the file is damaged; restore it from a backup.
         """
         noises = self.noise(uploads)
         if self.max_epsilon is None:
             return
         spent = json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
         updates = int(spent["updates"]) + 1
-        # Gaussian mechanisms compose to one of the noise multiplier (sum_i 1 / sigma_i^2)^(-1/2).
+        # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
         squares = float(spent["squares"]) + sum(each.noise_multiplier**-2 for each in noises)
         epsilon = gaussian_epsilon(squares**-0.5, 1, self.delta)
         if not epsilon <= self.max_epsilon:  # NaN, too
@@ -114,5 +120,5 @@ class SitePolicy:
 
 
 def _lasting(question: str) -> str:
-    """Return a question's name; for flsv's own without the module, which may move from version to version."""
+    """Return a question's name; for flsv's own functions without their module, which may change between versions."""
     return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)

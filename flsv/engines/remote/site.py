@@ -31,7 +31,7 @@ from flsv.uploads import UploadContext, sanitize_report
 from flsv.utilities.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
-#: Questions that a server may ask sites, by module and name; a site may allow more.
+#: Functions of flsv that a server may let sites compute on their data; a site may allow more.
 QUESTIONS = (
     "flsv.personalization.pfedsv_client:collaborate",
     "flsv.personalization.fedfomo:mix_models",
@@ -40,7 +40,7 @@ QUESTIONS = (
     "flsv.metrics.leave_self_out:leave_self_out",
     "flsv.games.judges:judge",
 )
-#: File in the site's folder with the privacy loss that its updates have spent, where a policy bounds it.
+#: File in the site's folder with the privacy loss of its updates so far, if a policy limits it.
 LEDGER = "privacy.json"
 _QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
 _QUIET |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -50,22 +50,23 @@ class Site:
     """A participant of a federation across processes.
 
     Args:
-        module: makes the LightningModule, the same as the server's.
-        data: makes the site's own data: a LightningDataModule, or a FederatedDataModule of one client (which can hold
-            out test and validation samples).
-        settings: makes the federation's loop, the same as the server's.
+        module: a function that makes the LightningModule, the same as the server's module.
+        data: a function that makes the site's own data: a LightningDataModule, or a FederatedDataModule with one client
+            (which can hold out test and validation samples).
+        settings: a function that makes the federation's loop, the same as the server's loop.
         folder: the site's folder, for its state between rounds.
         trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
-        questions: functions that the server may ask beside flsv's own, as ``"package.module:function"``.
-        upload_seed: the seed of uploads' random numbers, such as the noise of a private update. Default: a secret of
-            this site, so that the server cannot subtract the noise.
-        policy: the limits that the site's owner sets. None: there are none.
+        questions: functions, beside flsv's own, that the server may let the site compute on its data, as
+            ``"package.module:function"``.
+        upload_seed: the seed of uploads' random numbers, such as the noise of a private update. None: it follows from a
+            secret of this site, so that the server cannot subtract the noise.
+        policy: the limits that the site's owner sets. None: there are no limits.
 
     Attributes:
-        policy: the policy for the next message.
+        policy: the limits that apply to the next message.
 
     Raises:
-        ConfigurationError: the data are of several clients.
+        ConfigurationError: the data module has several clients.
     """
 
     def __init__(
@@ -97,14 +98,14 @@ class Site:
         self._agreement = agreement(module(), federation)
 
     def answer(self, packet: Packet, who: str = "server") -> Packet:
-        """Reply to a message of the server.
+        """Reply to a message of the server, and write a line about the message into the log.
 
-        Errors are reported by class and line only, because their text may quote samples; the site's log has them in
-        full. Refusals by the site's policy are reported in words.
+        The reply reports an error by class and line only, because the error's text may quote samples; the site's log
+        has the full text. The text of a refusal by the site's policy is sent.
 
         Args:
-            packet: the message, of which the log gets a line.
-            who: the sender, for the log.
+            packet: the message.
+            who: the sender's name, for the log.
 
         Returns:
             The reply.
@@ -141,7 +142,7 @@ class Site:
         return update_packet(visit.update, lost=kept is None)
 
     def _test(self, packet: Packet) -> Packet:
-        """Score the model that this site would use, on its own test samples."""
+        """Score the model that this site would use on its own test samples, and return the scores as a packet."""
         kept = self._kept(packet)
         return Packet("tested", self._within_fit(packet, partial(self._scores, packet, kept)))
 
@@ -180,7 +181,13 @@ class Site:
         return answer
 
     def _open(self, packet: Packet, kept: SiteState, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
-        """Open the site's data with the state that the site has kept."""
+        """Return the site's data with a saved state of the site, and the map between the module and its vectors.
+
+        Args:
+            packet: the server's message.
+            kept: the site's saved state.
+            trainer: the trainer, with its module on its device.
+        """
         module = trainer.lightning_module
         space, _ = shared_space(module, self._config)
         store, client = ClientStore(), packet.plain["client"]
@@ -199,7 +206,7 @@ class Site:
         return space, manager.locals[0]
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
-        """Compute an answer at the start of a fit without training: the module is then on its device."""
+        """Return the result of ``reply``, called at a fit's start without training: the module is on its device."""
         answers: list[Any] = []
         asked = LambdaCallback(on_fit_start=lambda trainer, module: answers.append(reply(trainer)))
         self._trainer(packet, 0, asked).fit(self._make_module(), self._data.client_loader(0))
@@ -209,7 +216,7 @@ class Site:
         callbacks = [*self._trainer_options.get("callbacks", []), callback]
         trainer = L.Trainer(**{**_QUIET, **self._trainer_options, "callbacks": callbacks, "max_epochs": rounds})
         if rounds:
-            # The epoch is the round, of which this fit is the only one.
+            # The fit's only epoch gets the round's index as its number.
             progress = trainer.fit_loop.epoch_progress.current
             vars(progress).update(dict.fromkeys(vars(progress), packet.plain["round"]))
         return trainer
@@ -218,10 +225,10 @@ class Site:
         return SiteMemory(self._folder, packet.plain["run"])
 
     def _kept(self, packet: Packet) -> SiteState:
-        """Return the site's state after the last visit that counts, to answer a question.
+        """Return the site's saved state from which the server wants the site to continue.
 
         Raises:
-            LookupError: the site no longer has that state.
+            LookupError: the site no longer has this state.
         """
         kept = self._memory(packet).after(packet.plain["counted"])
         if kept is None:

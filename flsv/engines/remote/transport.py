@@ -1,4 +1,4 @@
-"""Directory: the sites that can be reached, and the exchange of packets with them; Transport: carries the packets."""
+"""Directory: the sites that can be reached, and the exchange of packets with them; Transport: the packets' carrier."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
 Address = int
-#: Seconds between two lines about sites that are awaited.
+#: Seconds between two log lines about the sites that the server waits for.
 PAUSE = 15.0
-#: The most samples that a site can have in a split, since the server has a stand-in for each.
+#: Largest number of samples of a site in a split, since the server has a stand-in for each sample.
 MOST_SAMPLES = 10**8
 _SPLITS = {"train": 1, "val": 0, "test": 0}
 
@@ -37,26 +37,27 @@ class Transport(Protocol):
         """Return the registered names of the nodes that can be reached now, by address."""
 
     def exchange(self, packets: Mapping[Address, Packet], seconds: float) -> Iterator[tuple[Address, Reply]]:
-        """Send packets, and yield the replies that come within so many seconds, each with its address."""
+        """Send packets by address, and yield the replies that come within ``seconds``, each with the site's address."""
 
 
 class Directory:
     """The sites of a federation by name, with their current addresses.
 
-    A site is identified by the name under which the transport's operator has registered it, neither by its own words
-    nor by its address: a site that was restarted, or has another key, is the same site.
+    A site is identified by the name under which the transport's operator has registered it, neither by a name in its
+    messages nor by its address: a site that was restarted, or has another key, is the same site.
 
     Args:
-        transport: carries the packets.
+        transport: the carrier of the packets.
         names: the names of all sites, in the order of their numbers.
         ours: the server's version, module and settings, see :func:`agreement`; every site compares them with its own.
-        book: file with the sites' numbers of samples, so that a server can continue while some sites are away.
-        timeout: seconds that a site has for its work.
-        wait: seconds to wait for all sites before the first round, and for any site within a run.
-        say: called every 15 s with a text about the sites that are awaited, and with None after every exchange.
+        book: the file with the sites' numbers of samples, so that a server can continue while some sites are away.
+        timeout: the time in seconds that a site has for each message's work.
+        wait: the time in seconds to wait for all sites before the first round, and for any site within a run.
+        say: a function that is called every 15 s with a text about the sites that the server waits for, and with None
+            after every exchange.
 
     Attributes:
-        sizes: number of a site to its samples by split.
+        sizes: ``{site: {split: number}}``, each site's number of samples in each split.
     """
 
     def __init__(
@@ -107,10 +108,16 @@ class Directory:
         rank_zero_info(f"flsv: {len(here)} of {len(self.names)} sites are there{without}.")
 
     def refresh(self, strict: bool = False) -> dict[int, Address]:
-        """Return the addresses of the sites that can be reached, by number, after greeting those that are new or back.
+        """Greet the sites that can be reached for the first time, and return the addresses of all greeted sites.
 
         Args:
-            strict: whether a site that cannot take part is an error; else the run goes on without it.
+            strict: whether a site that cannot take part is an error; otherwise the run goes on without this site.
+
+        Returns:
+            The addresses, by site number, of the sites that can be reached.
+
+        Raises:
+            ConfigurationError: with ``strict``: a site cannot take part.
         """
         self._here = self._sites_at(self._transport.present())
         # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
@@ -121,9 +128,16 @@ class Directory:
         return {site: address for site, address in self._here.items() if site in self._greeted}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
-        """Send packets to sites and return the replies by site; for a site that is away, late or fails, a text says so.
+        """Send packets to sites, and return the replies.
 
-        If no site can be reached, as when all are being restarted, wait for the first one."""
+        If no site can be reached, because all are being restarted, wait for the first one.
+
+        Args:
+            packets: the packets by site number.
+
+        Returns:
+            By site number the reply, or a text if the site is away, is late or has failed.
+        """
         began = time.monotonic()
         replies: dict[int, Reply] = {}
         with self._awaiting(lambda: [site for site in packets if site not in replies], len(packets)):
@@ -137,7 +151,12 @@ class Directory:
 
     @contextmanager
     def _awaiting(self, missing: Callable[[], list[int]], count: int) -> Iterator[None]:
-        """Report every 15 s within this context which of ``count`` sites are awaited."""
+        """Report every 15 s within this context which sites the server still waits for.
+
+        Args:
+            missing: a function that returns the numbers of these sites.
+            count: the number of all sites that the server has waited for.
+        """
         done = threading.Event()
 
         def watch() -> None:
@@ -158,7 +177,12 @@ class Directory:
             self._say(None)
 
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
-        """Send packets with the server's agreement, and yield the replies as they come, each with its site's number."""
+        """Send packets, with the server's version and settings added, and yield each site's number and reply.
+
+        Args:
+            packets: the packets by site number.
+            seconds: the time within which sites must reply.
+        """
         sites = {self._here[site]: site for site in packets}
         agreed = {
             self._here[site]: Packet(each.kind, {**each.plain, "agreement": self._ours}, each.tensors)
@@ -168,6 +192,7 @@ class Directory:
             yield sites[address], reply
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
+        """Return the addresses of the sites by site number, from the names of the nodes by address."""
         here: dict[int, Address] = {}
         for address, name in nodes.items():
             if name not in self.names:
@@ -181,7 +206,13 @@ class Directory:
         return here
 
     def _greet(self, site: int, reply: Reply, strict: bool) -> None:
-        """Take over the numbers of samples in a site's reply to a greeting."""
+        """Store the numbers of samples in a site's reply to a greeting, also in the file.
+
+        Args:
+            site: the site's number.
+            reply: its reply.
+            strict: whether a site that cannot take part is an error; otherwise it is a warning.
+        """
         name = self.names[site]
         try:
             sizes = _sizes(check_done(reply).plain["sizes"])
@@ -202,14 +233,14 @@ class Directory:
                 file.write(json.dumps({self.names[i]: each for i, each in sorted(self.sizes.items())}).encode())
 
     def _warn(self, name: str, words: str) -> None:
-        """Warn once of a node's fault."""
+        """Warn of the fault of the node with this name, once as long as the words stay the same."""
         if self._wrong.get(name) != words:
             self._wrong[name] = words
             warnings.warn(words, stacklevel=3)
 
 
 def _sizes(plain: Mapping[str, Any]) -> dict[str, int]:
-    """Read a site's number of samples in each split.
+    """Return a site's number of samples in each split, checked, from the plain values of its reply.
 
     Raises:
         KeyError, TypeError, ValueError: a number is missing or not valid.
@@ -218,7 +249,7 @@ def _sizes(plain: Mapping[str, Any]) -> dict[str, int]:
 
 
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
-    """Describe what server and sites must have in common: the version, the module's state, and the clients' training.
+    """Describe the properties that server and sites must share: version, module, and settings of the clients' training.
 
     Args:
         module: the LightningModule.
@@ -241,7 +272,7 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    """Return a short hash of the package's files, which shows a checkout's changes as the version does not."""
+    """Return a short hash of the package's source files, to detect changes between checkouts of one version."""
     texts = [path.read_text("utf-8") for path in sorted(Path(__file__).parents[2].rglob("*.py"))]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
@@ -250,7 +281,7 @@ def check_agreement(own: Mapping[str, str], servers: Mapping[str, Any]) -> None:
     """Compare a site's :func:`agreement` with the server's.
 
     Raises:
-        Refused: they differ; the text says in what.
+        Refused: the two differ; the message names the difference.
     """
     for what, value in servers.items():
         if own.get(what) != value:

@@ -36,7 +36,7 @@ SiteState = dict[str, Any]
 
 
 def own_secret(folder: Path) -> str:
-    """Return the site's secret, which is drawn once and kept in the site's folder."""
+    """Return the site's secret text, which is drawn at the first call and stored in the site's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     if not path.is_file():
@@ -47,28 +47,34 @@ def own_secret(folder: Path) -> str:
 
 
 def noise_seed(secret: str, packet: Packet) -> int:
-    """Compute the seed of a round's uploads: 63 bits that only the site knows.
+    """Compute the seed of the noise of a site's update in a round: 63 bits that only the site knows.
 
-    If the server asks for the same round again, the noise is the same: averaging repetitions reveals nothing. Any other
-    message, in this run or another, gets other noise: subtracting two updates reveals nothing.
+    If the server asks for the same round again, the noise is the same, so that averaging repetitions reveals nothing.
+    For any other message, in this run or another, the noise is different, so that subtracting two updates reveals
+    nothing.
+
+    Args:
+        secret: the site's secret.
+        packet: the server's message.
     """
     named = [packet.plain[name] for name in ("run", "round", "client", "seed", "counted")]
     return int.from_bytes(digest([secret, named], packet.tensors)[:8], "little") >> 1
 
 
 class SiteMemory:
-    """A site's states of one run, by the visit after which each was saved.
+    """A site's saved states of one run.
 
-    The server names every visit, and says from which one the site continues: the last that counted. So a server that
-    was killed and asks for a round again, a server that did not receive the site's update, and two servers that
-    continue from one checkpoint each get the right state, or are told that it is gone.
+    A state is saved after every visit, that is, after a round's training or an answered question. The server names each
+    visit, and names the earlier visit from whose state the site continues. So a server that was killed and asks for a
+    round again, a server that did not receive the site's update, and two servers that continue from one checkpoint each
+    get the right state, or an error if the state is deleted.
 
     Args:
         folder: the site's folder, created if it does not exist.
         run: the run's name, 16 hexadecimal digits.
 
     Raises:
-        ConfigurationError: ``run`` is not a run's name.
+        ConfigurationError: ``run`` does not consist of 16 hexadecimal digits.
 
     Example:
         >>> import tempfile
@@ -86,25 +92,38 @@ class SiteMemory:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def after(self, visit: str | None) -> SiteState | None:
-        """Return the state that was saved after a visit; empty before the first one, None if it is gone."""
+        """Return the state that was saved after a visit.
+
+        Args:
+            visit: the visit's name; None: the site has had no visit.
+
+        Returns:
+            The state; empty without a visit; None if the state is deleted.
+        """
         return {} if visit is None else self.all().get(visit)
 
     def keep(self, visit: str, kept: SiteState, earlier: Any) -> None:
-        """Save a state under the visit's name, and delete all earlier states but those of the ``earlier`` visits."""
+        """Save the site's state after a visit, and delete older states.
+
+        Args:
+            visit: the visit's name.
+            kept: the state.
+            earlier: names of the earlier visits whose states are not deleted.
+        """
         with replacing(self._path) as file:
             torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
 
     def all(self) -> dict[str, SiteState]:
-        """Return all saved states by visit."""
+        """Return all saved states by the visit's name."""
         return torch.load(self._path, map_location="cpu", weights_only=True) if self._path.is_file() else {}
 
 
 class NumberedData:
-    """A site's data under its client number in the federation, from which its random draws follow.
+    """A site's data, whose only client has the site's number in the federation, since random draws depend on it.
 
     Args:
-        data: the data module, of one client.
-        client: the site's number.
+        data: the site's data module, with one client.
+        client: the site's number in the federation.
         num_clients: the federation's number of clients.
     """
 
@@ -117,7 +136,7 @@ class NumberedData:
 
 
 class _OwnSteps(LocalSteps):
-    """Step counts of a site, which knows its own number only."""
+    """Number of optimizer steps at a site, which knows its own number of steps only."""
 
     def most(self) -> float:
         assert self.client is not None
@@ -125,22 +144,23 @@ class _OwnSteps(LocalSteps):
 
 
 class SiteVisit(L.Callback):
-    """Callback that trains the module from an instruction's start point, and then holds the update.
+    """Callback of a site's training in one round: the module starts from the server's model, and the callback holds the
+    update afterwards.
 
     Args:
-        packet: the server's instruction, and the federation's numbers of clients and classes.
-        data: the site's data module, of one client.
-        kept: the site's state after an earlier round.
-        config: the federation's parts.
+        packet: the server's message: its instruction, and the federation's numbers of clients and classes.
+        data: the site's data module, with one client.
+        kept: the site's state after an earlier round; empty: there is none.
+        config: the federation's configuration.
         upload_seed: the seed of uploads' random numbers; None: the run's seed.
         limit: Lightning's ``limit_train_batches``, per local epoch.
 
     Attributes:
-        update: the site's update; None where its model is not finite.
-        kept: the site's state after the visit.
+        update: the site's update after the fit; None: its model is not finite.
+        kept: the site's state after the fit.
 
     Raises:
-        Refused: in the fit, at the first batch that ends after the packet's time is over.
+        Refused: in the fit: a batch ends after the message's time limit.
     """
 
     def __init__(
@@ -162,7 +182,7 @@ class SiteVisit(L.Callback):
         self.update: ClientUpdate | None = None
 
     def loader(self) -> CohortLoader:
-        """Make the loader of the visit's batches."""
+        """Make the loader of the batches that the site trains on in this round."""
         return CohortLoader(
             self._numbered,
             [self._instruction.client_id],
@@ -220,7 +240,7 @@ class SiteVisit(L.Callback):
             raise Refused(f"it has stopped, not ready after {self._seconds} s")
         if self._turn.end_batch(step_loss(trainer, outputs)):
             self._leave()
-            trainer.should_stop = True  # other rounds are other visits
+            trainer.should_stop = True  # each round is a fit of its own
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._turn.remove()
@@ -245,7 +265,11 @@ class SiteVisit(L.Callback):
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
-        """Step the schedulers that step once a round, which belong to the federation, up to the present round."""
+        """Step the schedulers that step once a round, and thus belong to the federation, up to the present round.
+
+        Raises:
+            ConfigurationError: a scheduler follows a validation value, which a site does not compute.
+        """
         for config in trainer.lr_scheduler_configs:
             if config.interval != "epoch":
                 continue

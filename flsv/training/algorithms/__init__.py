@@ -1,4 +1,4 @@
-"""Client algorithms, which change how clients train: corrected gradients, other optimizers. Each has a file."""
+"""Client algorithms, which change how clients train (corrected gradients, second models), one file per algorithm."""
 
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.training.algorithms.ditto import Ditto

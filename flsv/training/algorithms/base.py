@@ -33,14 +33,15 @@ class ClientContext:
         module: the module in which the client trains.
         samples: the client's number of training samples.
         batches: the number of batches that the client trains on in the round.
-        position: the number of batches that it has trained on so far.
+        position: the number of batches that the client has trained on so far.
         local_epochs: the number of local epochs that ``batches`` covers.
         epoch: the local epoch, from 0, of the present step.
         trained: ``[P]``, the model that the client has trained; None before the end.
-        sent: ``[P]``, the model that the client sends, after the uploads; None before the end. Compute reports from
-            this model: from ``trained`` they would reveal what noise hides, and differ from what the server sees.
+        sent: ``[P]``, the model that the client sends, after the uploads (compression, noise); None before the end.
+            Compute reports from this model: reports computed from ``trained`` would reveal what noise hides, and would
+            not belong to the model that the server receives.
         upload: ``upload(vector, start, name)`` applies the uploads to another model ``[P]`` of this client, and keeps
-            their state under this name. Before the end of training it returns the model unchanged.
+            the uploads' state under ``name``. Before the end of training it returns the model unchanged.
     """
 
     def __init__(
@@ -72,26 +73,37 @@ class ClientContext:
 
     @property
     def num_parameters(self) -> int:
-        """Return how many leading entries of a vector are parameters; the rest are buffers."""
+        """Return the number of parameters in a model's vector ``[P]``: its first entries; the other entries are
+        buffers."""
         return self.space.num_parameters
 
     def received(self, name: str) -> Tensor:
-        """Return the tensor that the server sent under this name."""
+        """Return the tensor that the server sent to the client under ``name``."""
         return self.instruction.tensors[name]
 
     def entries(self, vector: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-        """Return the entries of a vector that belong to these parameters, as views in their shapes and dtypes.
+        """Return the entries of a vector that belong to ``parameters``, one tensor per parameter, in the parameter's
+        shape and dtype.
+
+        The tensors are views of the vector where its dtype is the parameter's.
 
         Args:
-            vector: ``[P]``, or its leading ``[num_parameters]``.
-            parameters: parameters of the client's module that are shared.
+            vector: a vector ``[P]``, or only its first ``num_parameters`` entries.
+            parameters: parameters of the client's module that are shared with the server.
         """
         views = self.space.unflatten(vector)
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
 
     def flat(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
-        """Write tensors, such as gradients, at the places of these parameters in a new vector ``[num_parameters]``, 0
-        elsewhere."""
+        """Return a new vector ``[num_parameters]`` that holds one tensor, such as a gradient, per parameter.
+
+        Args:
+            parameters: shared parameters of the client's module.
+            tensors: one tensor per parameter, in the parameter's shape; None: zeros.
+
+        Returns:
+            The vector; entries of parameters that are not given are 0.
+        """
         vector = self.start.new_zeros(self.num_parameters)
         views = self.space.unflatten(vector)
         for parameter, tensor in zip(parameters, tensors):
@@ -100,37 +112,39 @@ class ClientContext:
         return vector
 
     def is_shared(self, parameter: Tensor) -> bool:
-        """Return whether vectors hold this parameter."""
+        """Return whether a parameter is shared with the server, that is, part of the model's vector."""
         return parameter in self._names
 
     def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the parameters that vectors hold, and their gradients."""
+        """Return those of the parameters that are shared with the server, and their gradients."""
         pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
         return [p for p, _ in pairs], [g for _, g in pairs]
 
     def own_model(self, name: str) -> Tensor:
         """Return a second model ``[P]`` of the client's own, to change in place.
 
-        It lies in the client's state under this name, so it is kept from round to round and saved with the run. At
-        first it is a copy of the model that the client started from."""
+        The model is kept in the client's state under ``name`` from round to round, and is saved with the run. At first
+        it is a copy of the model that the client started from."""
         if name not in self.state:
             self.state[name] = self.start.clone()
         return self.state[name]
 
     def own_batches(self, name: str) -> Iterator[Any]:
-        """Draw training batches of the client beside those that it trains on, as ``training_step`` gets them.
+        """Draw additional training batches of the client, in the form in which ``training_step`` gets them.
 
-        The iterator has no end: pass follows pass, each shuffled by the random stream of this name, the round and the
-        client. A second call in the same round continues the same iterator."""
+        The iterator has no end: it passes over the training samples again and again, each time in another random order,
+        which depends on ``name``, the run's seed, the round and the client only. A second call in the same round
+        continues the same iterator."""
         return self._streams.setdefault(name, self._drawn(name))
 
     def _drawn(self, name: str) -> Iterator[Any]:
+        """Make the iterator of :meth:`own_batches`."""
         told = self.instruction
         for epoch in count():
             path = name, told.round_index, told.client_id, epoch
             batches = iter(self.local.batches(generator_for(told.seed, *path)))
             for index in count():
-                with isolated_rngs(told.seed, *path, index):  # of augmentation
+                with isolated_rngs(told.seed, *path, index):  # random numbers of augmentation
                     found = list(islice(batches, 1))
                 if not found:
                     break
@@ -139,17 +153,17 @@ class ClientContext:
     def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss of a batch and its gradient at another model of the same structure.
 
-        ``training_step`` runs with this model in the place of the client's. Afterwards the module's parameters,
-        buffers, gradients and metrics are restored; logged values are dropped, and random numbers are drawn from a
-        stream of their own. The client's training is not affected.
+        ``training_step`` runs with ``model`` written into the client's module. Afterwards the module's parameters,
+        buffers, gradients and metrics are restored. Logged values are dropped, and random numbers come from a separate
+        stream, so that the client's training is not affected.
 
         Args:
-            model: ``[P]``. Its buffers (BatchNorm's statistics) are updated in place, its parameters are not.
-                Parameters that are not shared are those of the client's module.
+            model: ``[P]``, the other model. Its buffers (BatchNorm's statistics) are updated in place, its parameters
+                are not. Parameters that are not shared with the server are taken from the client's module.
             batch: the batch of :meth:`ClientAlgorithm.begin_batch`, or one of :meth:`own_batches`.
 
         Returns:
-            The loss, a scalar, and its gradient ``[num_parameters]``, 0 for parameters that are not trained.
+            The loss, a scalar, and the loss's gradient ``[num_parameters]``, 0 for parameters that are not trained.
 
         Raises:
             ConfigurationError: the module steps its optimizers itself, or ``training_step`` returns no loss.
@@ -186,27 +200,28 @@ class ClientContext:
 class ClientAlgorithm(Strategy):
     """Base class of client algorithms, which work with any module, precision, gradient accumulation and optimizer.
 
-    Methods that take a :class:`ClientContext` run at a client: they may use their arguments and the constructor's. Keep
-    a client's state in ``context.state`` and declare its reports in ``reports``. The methods of
-    :class:`flsv.core.strategy.Strategy`, except ``report``, run at the server.
+    Methods that take a :class:`ClientContext` run at a client: they may use their own arguments and the constructor's
+    arguments, and nothing else. Keep a client's state in ``context.state``, and declare the names of its reports in
+    ``reports``. The methods of :class:`flsv.core.strategy.Strategy`, except ``report``, run at the server.
 
     Attributes:
-        uses: the name of the :meth:`ClientContext.own_model` that a client uses and is tested with; None: a client uses
-            the model that it is sent.
+        uses: the name of the second model (:meth:`ClientContext.own_model`) that a client uses and is tested with;
+            None: a client uses the model that the server sends.
     """
 
     uses: ClassVar[str | None] = None
-    #: Whether clients take other optimizer steps than without the algorithm.
+    #: Whether the algorithm changes the clients' optimizer steps.
     changes_steps: bool = True
-    #: Whether :meth:`change` is all that the algorithm does, so that it can also train rows of stacked tensors.
+    #: Whether the algorithm does nothing but :meth:`change`, so that it also works on the stacked parameters of many
+    #: models.
     entrywise: ClassVar[bool] = False
 
     def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
         """Change gradients in place before an optimizer step, entry by entry.
 
         Args:
-            parameters: the trained parameters, of one model, or of many, stacked.
-            starts: the same parameters at the start of the client's turn.
+            parameters: the trained parameters of one model, or of many models, stacked along the first dimension.
+            starts: the same parameters at the start of the client's training in this round.
             gradients: the parameters' gradients.
         """
 
@@ -215,24 +230,32 @@ class ClientAlgorithm(Strategy):
 
         Args:
             trainer: the trainer, with its optimizers set up.
-            config: the federation's parts, a :class:`flsv.configuration.federation_config.FederationConfig`.
+            config: the federation's configuration, a :class:`flsv.configuration.federation_config.FederationConfig`.
 
         Raises:
-            ConfigurationError: the algorithm cannot work with them.
+            ConfigurationError: the algorithm cannot work with this trainer or this configuration.
         """
 
     def begin_client(self, context: ClientContext) -> None:
-        """Prepare for the training of a client."""
+        """Prepare for a client's training in a round."""
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
-        """Prepare for a batch, as ``training_step`` gets it; with accumulated gradients a step has several batches."""
+        """Prepare for a training batch; with gradient accumulation, an optimizer step has several batches.
+
+        Args:
+            context: the client's training.
+            batch: the batch in the form in which ``training_step`` gets it.
+        """
 
     def frozen_parameters(self, context: ClientContext, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         """Select the parameters that the next optimizer step must not change.
 
         Args:
             context: the client's training.
-            parameters: all parameters that have a gradient, shared or not.
+            parameters: all parameters that have a gradient, shared with the server or not.
+
+        Returns:
+            The parameters to leave as they are.
         """
         return ()
 
@@ -241,26 +264,36 @@ class ClientAlgorithm(Strategy):
 
         Args:
             context: the client's training.
-            parameters: the shared parameters that have a gradient.
+            parameters: the parameters that are shared with the server and have a gradient.
             gradients: the parameters' gradients.
         """
 
     def leave_client(self, context: ClientContext) -> None:
-        """Undo what :meth:`begin_client` did to the module: the client's training is over.
+        """Undo the changes that :meth:`begin_client` made to the module, after the client's training.
 
-        Called before :meth:`end_client`, and also where the model is not finite or training has failed."""
+        This is called before :meth:`end_client`, and also if the trained model is not finite or training has failed."""
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
-        """Return the client's reports after its training, by names declared in ``reports``.
+        """Return the client's reports to the server after its training: a mapping from names in ``reports`` to values.
 
-        ``context.trained`` and ``context.sent`` are set. Not called where the model is not finite."""
+        ``context.trained`` and ``context.sent`` are set. This is not called if the trained model is not finite."""
         return {}
 
 
 def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
     """Return the model ``[P]`` that a client uses and is tested with; called at the client.
 
-    This is the model of its client algorithm, else that of its personalizer, else the one that it is sent."""
+    This is the client algorithm's second model if there is one, else the personalizer's model, else the model that the
+    server sends.
+
+    Args:
+        local: the client's data and state.
+        instruction: the server's message to the client.
+        strategies: the federation's strategies by name.
+
+    Returns:
+        The model; None: the server sends no model, and there is no other.
+    """
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:
         return local.state[algorithm.uses]

@@ -1,14 +1,14 @@
-"""Ditto: each client trains a personal model beside the federation's, held near it.
+"""Ditto: each client trains, beside the federation's model, a personal model that is pulled toward the global model.
 
 Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, Algorithm 1:
 ``configs/ditto.yaml``.
 
 Departures:
 
-- A client takes one personal step on every batch that it trains the federation's model on, so that the paper's local
-  iterations s are as many as those of the federation's model, on the same batches.
-- A client that is drawn for the first time starts its personal model from the model that it is sent then; in the paper
-  all clients start from the first global model.
+- A client takes one step of its personal model on every batch on which it trains the federation's model. The paper's
+  number s of personal steps is thus the number of steps of the federation's model, on the same batches.
+- A client that is drawn for the first time starts its personal model from the global model of that round; in the paper
+  all clients start from the initial global model.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ PERSONAL = "ditto_model"
 
 
 class Ditto(ClientAlgorithm):
-    """Ditto's clients: each client k keeps a personal model v_k, which every batch moves by
+    """Ditto's clients: each client k keeps a personal model v_k and updates it on every training batch by
 
         v_k <- v_k - lr (grad F_k(v_k) + lamda (v_k - w)),
 
-    a step down F_k(v) + lamda/2 |v - w|^2, with w the global model of the round. The federation's model is trained and
-    averaged as without Ditto, and is all that crosses. A client uses v_k and is tested with it
-    (``ClientEvaluation(every=...)``). v_k has the size of the model and stays in the client's state. Each batch costs
-    two forward and backward passes.
+    a gradient step on F_k(v) + lamda/2 |v - w|^2, where F_k is the client's loss and w the global model of the round.
+    The federation's model is trained and averaged as without Ditto, and only this model is sent. A client uses v_k and
+    is tested with it (``ClientEvaluation(every=...)``). v_k is as large as the model and is kept in the client's state.
+    Each batch costs two forward and backward passes.
 
     Args:
-        lamda: how strongly the personal model is held near the global one, at least 0; 0: each client trains alone. The
-            paper tries 0.05 to 2.
+        lamda: how strongly the personal model is pulled toward the global model, at least 0; 0: each client trains its
+            personal model alone. The paper tries 0.05 to 2.
         lr: the learning rate of the personal model.
 
     Raises:
-        ConfigurationError: an argument is out of range; before training, there is a personalizer, which would give
-            clients another start than the global model, or the module steps its optimizers itself.
+        ConfigurationError: an argument is out of range; before training: there is a personalizer, which would start
+            clients from another model than the global one; in the first step: the module steps its optimizers itself.
 
     Example:
         >>> Ditto()

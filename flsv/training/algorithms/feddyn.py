@@ -1,14 +1,14 @@
-"""FedDyn: adds a term to each client's loss so that the clients' losses and the federation's have the same minimum.
+"""FedDyn: adds a term to each client's loss so that all clients' losses have the minimum of the federation's loss.
 
-Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1. FedDyn needs both sides,
-:class:`FedDyn` at the clients and :class:`FedDynServer` at the server: ``configs/feddyn.yaml``.
+Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1. FedDyn needs both
+:class:`FedDyn` at the clients and :class:`FedDynServer` at the server; see ``configs/feddyn.yaml``.
 
 Departures:
 
 - The local problem is not solved exactly: clients take ``local_epochs`` with the module's own optimizer, as in the
   authors' code.
-- A client's gradient and the server's h are computed from the model that the client *sends*. Where uploads (attacks,
-  noise, compression) change the model, h stays the mean of the clients' gradients.
+- A client's stored gradient g_i and the server's h are computed from the model that the client *sends*. If uploads
+  (attacks, noise, compression) change the model, h is still the mean of the clients' g_i.
 - The global model is the paper's theta^t; the authors' code also tests the plain mean of the clients' models.
 """
 
@@ -28,17 +28,18 @@ GRADIENT = "feddyn_gradient"
 
 
 class FedDyn(ClientAlgorithm):
-    """FedDyn's clients: client i minimizes L_i(w) - <g_i, w> + alpha/2 |w - x|^2 from x, then keeps
-    g_i <- g_i - alpha (w_i - x).
+    """FedDyn's clients: client i minimizes L_i(w) - <g_i, w> + alpha/2 |w - x|^2, starting from x, which gives w_i, and
+    then updates g_i <- g_i - alpha (w_i - x).
 
-    g_i is 0 at first and converges to the gradient of L_i at the federation's final model. Only the model crosses.
+    L_i is the client's loss and x the global model of the round. g_i is 0 at first and converges to the gradient of L_i
+    at the federation's final model; it is kept in the client's state. Clients send only w_i.
 
     Args:
-        alpha: how strongly clients are held near x, above 0. The paper tries 0.001 to 0.1; larger for fewer local
-            steps.
+        alpha: how strongly clients are pulled toward x, above 0. The paper tries 0.001 to 0.1; fewer local steps need
+            a larger alpha.
 
     Raises:
-        ConfigurationError: ``alpha`` is not above 0; before training, the aggregator is not :class:`FedDynServer`.
+        ConfigurationError: ``alpha`` is not above 0; before training: the aggregator is not :class:`FedDynServer`.
 
     Example:
         >>> FedDyn(alpha=0.1)
@@ -71,16 +72,16 @@ class FedDyn(ClientAlgorithm):
 
 
 class FedDynServer(Aggregator):
-    """FedDyn's server: the mean of the cohort's models minus h / alpha,
+    """FedDyn's server: the next global model x is the mean of the cohort's models w_i minus h / alpha,
 
-        h <- h - alpha 1/n sum_{i in cohort} (w_i - x);   x <- 1/k sum_{i in cohort} w_i - h / alpha
+        h <- h - alpha 1/n sum_{i in cohort} (w_i - x);   x <- 1/k sum_{i in cohort} w_i - h / alpha.
 
-    with all n clients in the first equation, so that h is the mean of the g_i, and the k clients of the cohort in the
-    second. The server stores h / alpha, so only the clients need to know alpha. Buffers (BatchNorm's statistics) are
-    averaged. Leave ``server_lr`` at 1.
+    The first equation divides by the number n of all clients, so that h is the mean of all clients' g_i (see
+    :class:`FedDyn`); the second divides by the number k of clients in the cohort. The server stores h / alpha, so only
+    the clients need to know alpha. Buffers (BatchNorm's statistics) are averaged. Leave ``server_lr`` at 1.
 
     Raises:
-        ConfigurationError: before training, the client algorithm is not :class:`FedDyn`.
+        ConfigurationError: before training: the client algorithm is not :class:`FedDyn`.
 
     Example:
         >>> FedDynServer()
@@ -114,7 +115,8 @@ class FedDynServer(Aggregator):
 
 
 def check_sides(federation: FederationInfo) -> None:
-    """Raise ConfigurationError where only one side is set: it would run, but not compute FedDyn."""
+    """Raise ConfigurationError unless both :class:`FedDyn` and :class:`FedDynServer` are set: one alone would train,
+    but not compute FedDyn."""
     client, server = federation.strategies.get("client_algorithm"), federation.strategies.get("aggregator")
     if not (isinstance(client, FedDyn) and isinstance(server, FedDynServer)):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""FedProx: a proximal term that holds clients near the global model, or near their start point.
+"""FedProx: adds a proximal term to the clients' losses that pulls clients toward the global model.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, equation 2.
 """
@@ -16,12 +16,12 @@ from flsv.utilities.declared import NonNegative
 
 
 class FedProx(ClientAlgorithm):
-    """FedProx's clients: each adds mu/2 |w - w_anchor|^2 to its loss, for any module.
+    """FedProx's clients: each adds mu/2 |w - w_anchor|^2 to the loss of its model w, for any module.
 
     Args:
-        mu: the weight of the term, at least 0. 0 is FedAvg. The paper tries 0.001 to 1.
-        anchor: ``"global"``, the global model at the start of the round, as in the paper; ``"start"``, the model that
-            the client starts from, which a personalizer may give it (FedAMP).
+        mu: the weight of this term, at least 0; 0 is FedAvg. The paper tries 0.001 to 1.
+        anchor: the model w_anchor: ``"global"``: the global model at the start of the round, as in the paper;
+            ``"start"``: the model that the client starts from, which a personalizer (FedAMP) may have chosen.
 
     Raises:
         ConfigurationError: ``mu`` is negative; ``anchor`` is unknown.

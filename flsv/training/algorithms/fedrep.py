@@ -1,11 +1,12 @@
 """FedRep: every client first trains its own head on the shared body, then the body with its head.
 
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021, Algorithm 1.
-``FederatedLoop(share=["!head"])`` says which layers are the head, and ``FedAvg(weighting="uniform")`` is the server's
-average of the bodies: ``configs/fedrep.yaml``.
+``FederatedLoop(share=["!head"])`` defines which layers are the head, and ``FedAvg(weighting="uniform")`` averages the
+bodies at the server; see ``configs/fedrep.yaml``.
 
-As in the authors' code: the body takes whole epochs, where Algorithm 1 has one step; BatchNorm's statistics move with
-every batch, also while the head is trained; a client that is drawn for the first time starts from the initial head.
+As in the authors' code, the body is trained for whole epochs (in Algorithm 1: one step), BatchNorm's statistics are
+updated by every batch, also while the head is trained, and a client that is drawn for the first time starts from the
+initial head.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedRep(ClientAlgorithm):
-    """FedRep's clients: each trains its own entries in the first ``head_epochs`` local epochs, then the shared entries.
+    """FedRep's clients: each trains its own parameters (the head) in the first ``head_epochs`` local epochs, then the
+    shared parameters (the body).
 
-    Parameters that do not train in an epoch have no gradient, so that no optimizer changes them, not by weight decay
-    either. A step over several batches (``accumulate_grad_batches``) belongs to the epoch of its last batch.
+    The parameters that an epoch does not train have no gradient in it, so that the optimizer does not change them, not
+    even by weight decay. An optimizer step over several batches (``accumulate_grad_batches``) belongs to the epoch of
+    its last batch.
 
     Args:
-        head_epochs: at least 1, and less than ``FederatedLoop(local_epochs=...)``.
+        head_epochs: the number of local epochs that train the head, at least 1, and less than
+            ``FederatedLoop(local_epochs=...)``.
 
     Raises:
-        ConfigurationError: ``head_epochs`` is out of range; before training, no entries stay at the clients, or there
-            are too few local epochs.
+        ConfigurationError: ``head_epochs`` is out of range; before training: all parameters are shared, or
+            ``local_epochs`` is not larger than ``head_epochs``.
 
     Example:
         >>> FedRep(head_epochs=4)

@@ -1,19 +1,20 @@
 """InRunValues: clients compute, while they train, how much each of their samples reduces the server's validation loss.
 
 Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025, arXiv 2406.11011. The value of a sample in a
-step is lr <g, gradient of its part of the batch's loss>, summed over steps, by ghost dot products
-(:mod:`flsv.training.ghost`): the training itself stays as it is, to the bit.
+step is lr <g, gradient of the sample's part of the batch's loss>, with g the gradient of the validation loss; values
+are summed over steps. They are computed by ghost dot products (:mod:`flsv.training.ghost`), which leave the training
+unchanged to the bit.
 
 Departures:
 
-- g is the gradient of the server's validation loss at the global model that the round starts from, sent down once a
-  round. The paper computes g anew in every step, from validation samples that the trainer has.
-- With momentum a step's gradient counts for all movement in the round that it causes:
+- g is computed at the global model that the round starts from and sent to the clients once a round. The paper computes
+  g anew in every step, from validation samples that the trainer has.
+- With momentum, a step's gradient counts for all movement of the model that it causes until the end of the round:
   :func:`flsv.functional.step_weights`. Effects of momentum from an earlier round, weight decay, clipping and uploads
-  belong to no sample: the server's metric reports their sum as the rest.
-- With ``every`` only some of the steps are measured.
+  are assigned to no sample: the server's metric reports their sum as the rest.
+- With ``every`` above 1 only some of the steps are measured.
 
-A sample is one element of the data set: for a language model a piece of text, to which all its tokens' losses belong.
+A sample is one element of the data set. For a language model it is a piece of text, with the losses of all its tokens.
 """
 
 from __future__ import annotations
@@ -40,40 +41,41 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import shuffle_stream
 
 GRADIENT, VALUES = "validation_gradient", "in_run_values"
-#: Name in the client's state of the training samples' classes, as each sample's last batch had them.
+#: Name, in the client's state, of the training samples' classes, each as the sample's last batch had it.
 CLASSES = "in_run_classes"
+#: Class of a sample that no batch has held so far.
 UNSEEN = torch.iinfo(torch.long).min
 #: Class of the samples in a batch without classes.
 NO_CLASS = -1
-#: How far the sum of a step's products may be from the product with its gradient, by rounding.
+#: Tolerated rounding error between the sum of a step's products and the product of g with the step's gradient, relative
+#: to the sum of the products' sizes.
 _TOLERANCE = 1e-2
 
 
 class InRunValues(ClientAlgorithm):
-    """The client's side of :class:`flsv.metrics.InRunShapley`, which has to be among the metrics.
+    """Clients that compute the values of their samples for :class:`flsv.metrics.InRunShapley`, which must be a metric.
 
     The server sends the gradient of the validation loss, which has the size of the model; each client reports its
-    samples' values summed by class, ``[M]``. The values of single samples, summed over rounds, stay at the client: as
-    the tensor ``in_run_values`` of its state, in the order of its training samples, and as ``in_run_values.csv`` in its
-    folder, written as often as pictures are drawn.
+    samples' values, summed by class: one number for each of the M classes. The values of single samples, summed over
+    rounds, stay at the client: as the tensor ``in_run_values`` in its state, in the order of its training samples, and
+    as the file ``in_run_values.csv`` in its folder, written whenever pictures are drawn.
 
-    The cost is one more forward pass of every trained layer in each step that is measured (with LoRA, of the adapters
-    alone).
+    Each measured step costs one more forward pass of every trained layer (with LoRA, of the adapters alone).
 
-    With ``InRunShapley(loss="val_loss")`` the data need no classes: all samples count as one class. It is then not
-    detected if a ``collate_fn`` changes the order of a batch's samples, which it must not.
+    With ``InRunShapley(loss="val_loss")`` the data need no classes: all samples count as one class. A ``collate_fn``
+    must not change the order of a batch's samples; without classes such a change is not detected.
 
     Args:
-        every: measure one step in ``every``, which then counts for all of them; the first step that is measured shifts
-            with the rounds. A client that takes fewer steps may not be measured in a round.
+        every: measure one of ``every`` steps and let its values stand for the others; which step is measured first
+            changes from round to round. A client that takes fewer steps may not be measured in a round.
 
     Raises:
-        ConfigurationError: before training, the optimizer is not one ``torch.optim.SGD`` with a single learning rate
-            and momentum (neither Nesterov's nor dampened), or updates get noise for privacy, which the values would
-            bypass; before the first step, a layer mixes a batch's samples (BatchNorm), or batches have no classes;
-            after the first backward pass, gradients do not come from layers alone, or are scaled; at the end of the
-            second pass over a client's samples, or of a later one, a sample's class has changed: a ``collate_fn``
-            changes the order, or the classes are drawn anew.
+        ConfigurationError: before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
+            and one momentum, without ``nesterov``, ``dampening`` and ``maximize``, or updates get noise for privacy,
+            which the values would bypass; before the first step: there is no ``InRunShapley`` metric, a layer mixes a
+            batch's samples (BatchNorm), or batches have no classes; after the first backward pass: gradients do not
+            come from layers alone, or are scaled; from the end of the second pass over a client's samples: a sample's
+            class has changed, because a ``collate_fn`` changes the order or classes are drawn anew.
 
     Example:
         >>> InRunValues(every=4)
@@ -222,7 +224,18 @@ class InRunValues(ClientAlgorithm):
         return {VALUES: by_class.index_add(0, self._classes, self._values)}
 
     def _rows(self, context: ClientContext, count: int) -> Tensor:
-        """Return the indices of the client's training samples in the next batch, in the batch's order, ``[count]``."""
+        """Return which of the client's training samples the next batch holds: their indices, in the batch's order.
+
+        Args:
+            context: the client's training.
+            count: the number of samples in the batch.
+
+        Returns:
+            Indices ``[count]`` into the client's training samples.
+
+        Raises:
+            ConfigurationError: batches hold more samples than the client has.
+        """
         batches = max(context.batches // context.local_epochs, 1)
         epoch, first = divmod(self._position, batches)
         if first == 0:
@@ -245,7 +258,11 @@ class InRunValues(ClientAlgorithm):
         return rows
 
     def _recognize(self, context: ClientContext) -> None:
-        """Check after a pass over the samples that each has the class of the pass before: else their order changed."""
+        """Check after a pass over the samples that each sample has the same class as in the pass before.
+
+        Raises:
+            ConfigurationError: a class differs, so that batches hold their samples in another order than expected.
+        """
         if not self._seen:
             return
         rows, classes = (torch.cat(each) for each in zip(*self._seen))
@@ -263,6 +280,7 @@ class InRunValues(ClientAlgorithm):
         self._known[rows] = classes
 
     def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Check that the samples' products of the first step sum to the product of g with the step's gradient."""
         theirs = context.entries(context.received(GRADIENT), parameters)
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)
@@ -279,4 +297,5 @@ class InRunValues(ClientAlgorithm):
 
 
 def _table(samples: Tensor) -> str:
+    """Write the samples' values as the text of a CSV file with the columns ``sample`` and ``value``."""
     return "sample,value\n" + "".join(f"{i},{value!r}\n" for i, value in enumerate(samples.tolist()))

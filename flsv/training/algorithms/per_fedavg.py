@@ -5,8 +5,9 @@ Meta-Learning Approach", NeurIPS 2020, Algorithm 1, in the two versions of its s
 
 Departures:
 
-- The module's own optimizer takes the outer step: with plain SGD its learning rate is the paper's beta.
-- D is the Trainer's batch; D' and D'' are drawn from the same samples in another order.
+- The module's own optimizer takes the outer step: the learning rate of plain SGD is the paper's beta.
+- The paper's batch D is the Trainer's batch; its batches D' and D'' are drawn from the same client's samples in another
+  order.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from flsv.utilities.declared import Positive
 
 
 class PerFedAvg(ClientAlgorithm):
-    """Per-FedAvg's clients: a step's gradient is that of the loss after one step of length alpha, on three batches:
+    """Per-FedAvg's clients: each step descends the loss f that the model w has after an inner gradient step,
 
-        w~ = w - alpha grad f(w; D);   w <- w - beta (I - alpha H(w; D'')) grad f(w~; D').
+        w~ = w - alpha grad f(w; D);   w <- w - beta (I - alpha H(w; D'')) grad f(w~; D'),
 
-    After training, fine-tune the global model for one such step to get a client's own model.
+    where D, D' and D'' are three batches of the client, H is the Hessian of f, and beta the learning rate of the
+    module's optimizer. After training, fine-tune the global model by one inner step to get a client's own model.
 
     Args:
         alpha: the length of the inner step, above 0.
-        hessian: ``"first_order"``: H is left out (FO), a step costs two gradients; ``"free"``: H grad f is the
-            difference of two gradients at w + delta grad f and w - delta grad f (HF), a step costs four.
-        delta: the distance between these two points with ``"free"``, above 0.
+        hessian: how to compute H: ``"first_order"``: leave H out (the paper's FO), two gradients per step; ``"free"``:
+            with g = grad f(w~; D'), compute H g from the gradients at w + delta g and w - delta g (the paper's HF),
+            four gradients per step.
+        delta: the factor of g in these two points, above 0; used with ``"free"`` only.
 
     Raises:
-        ConfigurationError: an argument is out of range; in the first step, the module steps its optimizers itself.
+        ConfigurationError: an argument is out of range; in the first step: the module steps its optimizers itself.
 
     Example:
         >>> PerFedAvg(alpha=0.02)

@@ -1,14 +1,14 @@
-"""pFedMe's local training: each client trains a personalized model theta beside the shared one.
+"""pFedMe's local training: each client trains a personalized model theta beside the shared model w.
 
 T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1 (lines 5-9). The
-server's part is FedAvg with equal weights, and the paper's beta is ``FedAvg("uniform", server_lr=...)``:
-``configs/pfedme.yaml``.
+server is FedAvg with equal weights, and the paper's beta is its learning rate, ``FedAvg("uniform", server_lr=...)``;
+see ``configs/pfedme.yaml``.
 
 As in the authors' code (github.com/CharlieDinh/pFedMe), the first of a batch's K inner steps continues from the theta
-of the batch before. The authors' weight decay of theta (mu = 0.001) is left out. The defaults are those of their
-``main.py``: ``personal_learning_rate`` 0.09, ``learning_rate`` 0.005, ``lamda`` 15, ``K`` 5, with a ``beta`` of 1,
-batches of 20 samples and 20 batches a round for 800 rounds. The settings in their README have eta lamda from 0.075 to
-0.3.
+of the batch before. The authors' weight decay of theta (mu = 0.001) is left out. The defaults are the defaults of the
+authors' ``main.py``: ``personal_learning_rate`` 0.09, ``learning_rate`` (eta) 0.005, ``lamda`` 15, ``K`` 5, with a
+``beta`` of 1, batches of 20 samples and 20 batches a round for 800 rounds. In the settings of the authors' README the
+product of eta and lamda is 0.075 to 0.3.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class MoreauSGD(torch.optim.Optimizer):
-    """Optimizer that takes, for every batch, K inner steps on the Moreau envelope and one step on the shared weights w:
+    """Optimizer that takes, for every batch, K steps of the personalized weights theta and one step of the shared
+    weights w:
 
         theta <- theta - lr (grad f(theta) + lamda (theta - w)),  K times;   w <- w - outer_lr lamda (w - theta).
 
-    The parameters hold theta, and w starts as theta when a client starts. At the end of the client's turn the loop
-    calls :meth:`upload_parameters`: the server averages w, and the client keeps theta, so evaluate the clients with
-    ``ClientEvaluation(models="trained")``. Do not use ``accumulate_grad_batches``, which would add up gradients over
-    the inner steps, or ``FederatedLoop(optimizer_state="persist")``, with which w would continue from the client's last
-    round. BatchNorm's statistics are theta's, and are shared.
+    f is the loss. The parameters hold theta, and w starts as a copy of theta when a client starts. After a client's
+    training in a round the loop calls :meth:`upload_parameters`: the server averages w, and the client keeps theta, so
+    evaluate the clients with ``ClientEvaluation(models="trained")``. Do not use ``accumulate_grad_batches``, which
+    would add up gradients over the inner steps, or ``FederatedLoop(optimizer_state="persist")``, with which w would
+    continue from the client's last round. BatchNorm's statistics come from theta's forward passes, and are shared.
 
     A batch costs ``inner_steps`` forward and backward passes: compare with other methods at equal numbers of passes.
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the inner step, ``personal_learning_rate`` in the authors' code; below 2 / lamda, or theta diverges.
-        outer_lr: the paper's eta; each batch moves w by the share eta lamda of the way to theta. The authors' share of
-            0.075 needs some hundred rounds. With a share of 1, w is theta, and the method is FedAvg of clients that
-            take ``inner_steps`` SGD steps per batch, with a proximal pull to the batch's start, and fine-tuning.
-        lamda: how strongly theta is held near w.
-        inner_steps: K, forward and backward passes per batch.
+        lr: the learning rate of theta, ``personal_learning_rate`` in the authors' code; at 2 / lamda or above theta
+            would diverge.
+        outer_lr: the paper's eta; each batch moves w toward theta by the share outer_lr * lamda of their distance. With
+            the authors' share of 0.075, training needs some hundred rounds. With a share of 1, w equals theta, and the
+            method is FedAvg with fine-tuning, where clients take ``inner_steps`` SGD steps per batch with a proximal
+            term around the weights before the batch.
+        lamda: how strongly theta is pulled toward w.
+        inner_steps: the number K of steps, that is, of forward and backward passes, per batch.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -78,6 +81,11 @@ class MoreauSGD(torch.optim.Optimizer):
             self._check(group)
 
     def _check(self, group: dict[str, Any]) -> None:
+        """Check the options of one parameter group.
+
+        Raises:
+            ConfigurationError: an option is out of range.
+        """
         lamda = group["lamda"]
         check_number(self, "lamda", lamda, above=0)
         check_number(self, "lr", group["lr"], above=0, below=2 / lamda, hint=f"It is 2 / {lamda=}.")
@@ -85,10 +93,16 @@ class MoreauSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
-        """Take the steps of a batch.
+        """Take a batch's ``inner_steps`` steps of theta and its step of w.
 
         Args:
             closure: clears the gradients, computes the loss and its gradients, and returns the loss.
+
+        Returns:
+            The loss before the last of the inner steps.
+
+        Raises:
+            ConfigurationError: there is no closure.
         """
         if closure is None:
             raise ConfigurationError("MoreauSGD.step needs a closure, as Lightning's automatic optimization gives one.")
@@ -108,14 +122,15 @@ class MoreauSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def upload_parameters(self) -> None:
-        """Write w into the parameters."""
+        """Write the shared weights w, which the server averages, into the parameters."""
         for group in self.param_groups:
             for theta in group["params"]:
                 if theta in self.state:
                     theta.copy_(self.state[theta]["shared"])
 
     def _groups(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
-        """Yield each group, its parameters that have a gradient, and their shared weights w."""
+        """Yield for each parameter group: the group, its parameters that have a gradient, and the shared weights w of
+        these parameters."""
         for group in self.param_groups:
             thetas = [theta for theta in group["params"] if theta.grad is not None]
             for theta in thetas:

@@ -6,10 +6,11 @@ option II. The server's average is ``FedAvg(weighting="uniform")``, and the pape
 
 Departures:
 
-- K eta_l, by which option II divides, is the sum of the learning rates of the client's steps.
-- y_i in option II is the model that the client *sends*. Where uploads (attacks, noise, compression) change the model,
-  the variates reveal no more than the upload, and the server's variate stays the mean of the clients'.
-- With gradient clipping, corrected gradients are clipped; with weight decay, the variates include it.
+- The paper's K eta_l, by which option II divides, is the sum of the learning rates of the client's steps.
+- The paper's y_i in option II is the model that the client *sends*. If uploads (attacks, noise, compression) change the
+  model, the variates reveal no more than the sent model, and the server's variate is still the mean of the clients'
+  variates.
+- With gradient clipping, corrected gradients are clipped; with weight decay, the variates include the decay.
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ VARIATE, CHANGE = "control_variate", "control_variate_change"
 
 
 class SCAFFOLD(ClientAlgorithm):
-    """SCAFFOLD's control variates: c at the server, c_i at each client, all 0 at first. In a round that starts from x,
+    """SCAFFOLD's clients: control variates, c at the server and c_i at client i, all 0 at first, correct the gradients.
+
+    In a round that starts from the global model x, client i takes K steps of its model y_i, along its gradients g_i,
 
         y_i <- y_i - lr (g_i(y_i) - c_i + c),  K times from y_i = x;   c_i+ = c_i - c + (x - y_i) / (K lr);
-        c <- c + 1/n sum_{i in cohort} (c_i+ - c_i).
+        c <- c + 1/n sum_{i in cohort} (c_i+ - c_i),
 
-    Only parameters have variates; buffers (BatchNorm's statistics) are averaged as in FedAvg. The server sends c beside
-    the model, and each client reports the change of c_i: traffic is twice FedAvg's.
+    where n is the number of all clients, and c_i+ replaces c_i. Only parameters have variates; buffers (BatchNorm's
+    statistics) are averaged as in FedAvg. The server sends c beside the model, and each client reports the change of
+    c_i: traffic is twice that of FedAvg.
 
     Raises:
-        ConfigurationError: before training, the optimizer does not take plain SGD steps: with momentum, (x - y_i) /
-            (K lr) is many times a gradient, and the variates would grow without bound.
+        ConfigurationError: before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
+            and no momentum; with momentum, (x - y_i) / (K lr) is many times a gradient, and the variates would grow
+            without bound.
 
     Example:
         >>> SCAFFOLD()
@@ -75,7 +80,7 @@ class SCAFFOLD(ClientAlgorithm):
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         assert context.sent is not None
         server, cut = context.received(VARIATE), context.num_parameters
-        if not context.lr_sum:  # a schedule that starts at 0: the client has not moved
+        if not context.lr_sum:  # all learning rates were 0, as at the start of a warm-up: the model has not changed
             return {CHANGE: torch.zeros_like(server)}
         change = (context.start[:cut] - context.sent[:cut]) / context.lr_sum - server
         context.state[VARIATE] = context.state[VARIATE] + change

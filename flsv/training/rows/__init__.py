@@ -1,1 +1,1 @@
-"""Rows of the kernel: many clients or coalitions trained as one batched computation."""
+"""Training of many models of one structure, clients' or coalitions', as rows of one batched model."""

@@ -14,27 +14,28 @@ from flsv.training.rows.kernel import RowTraining, clipping, models_of, states_o
 from flsv.training.rows.row_step import NotBatched, State, batched_steps, purely
 from flsv.utilities.seeding import derive_seed, restore_torch_rngs, torch_rngs
 
-#: How far a coalition's model may be from the client's own where both train alike, relative to the distance that the
-#: client's model has moved; and the same in bf16-mixed.
+#: Largest distance between a coalition's model and the client's own model if both start and train alike, relative to
+#: the distance that the client's model has moved; the second number applies in bf16-mixed.
 TOLERANCE, ROUNDED = 0.01, 0.1
-#: One turn in so many trains a row of the client's own model, to compare.
+#: In one of this many trainings of a client, one more row starts from the client's own model, for comparison.
 COMPARED = 4
 
 
 class CoalitionRows:
-    """Models of a client's coalitions, trained together while the Trainer trains the client's own model.
+    """The models of all coalitions that a client is in, trained together, as rows of one batched model, while the
+    Trainer trains the client's own model.
 
-    The training is compared with the client's own in turns where all coalitions start from the client's own model, as
-    in the first round, and in one of four other turns, drawn at random, in which one more row starts from that model.
+    The result is compared with the client's own model if all coalitions start from that model, as in the first round;
+    in one of four other rounds, drawn at random, one more row starts from that model and is compared.
 
     Args:
         context: the client's training.
-        rows: ``[m, P]``, the models of the client's coalitions.
+        rows: ``[m, P]``, the models of the m coalitions at the start.
         algorithm: the client algorithm, which must be entrywise; None: there is none.
 
     Raises:
-        NotBatched: in the first step of a visit that is compared, a module that does not allow it; at the end,
-            a model that differs from the client's own though both started from the same and took the same batches.
+        NotBatched: in the first step: the module cannot be trained as rows; at the end of a comparison: a row differs
+            from the client's own model, although both started from the same model and took the same batches.
     """
 
     def __init__(self, context: ClientContext, rows: Tensor, algorithm: ClientAlgorithm | None = None) -> None:
@@ -48,14 +49,14 @@ class CoalitionRows:
         self._pending: list[tuple[Any, Any]] = []
 
     def begin_batch(self, batch: Any) -> None:
-        """Remember a batch and the random state before the client's own step on it, which the rows will draw from."""
+        """Store a batch and the random state before the client's own step, so that the rows draw the same numbers."""
         if len(self._rows):
             self._pending.append((batch, torch_rngs(self._rows.device)))
 
     def step(self) -> None:
-        """Take the rows' step on the batches since the last one.
+        """Take an optimizer step of all rows on the batches since the last step.
 
-        Called after the client's own gradients are computed and before its own step."""
+        This is called after the client's own gradients are computed and before the client's own optimizer step."""
         if not len(self._rows):
             return
         module: Any = self._context.module
@@ -81,6 +82,7 @@ class CoalitionRows:
         self._kernel.take(total if window == 1 else {name: each / window for name, each in total.items()})
 
     def _begin(self, trainer: Any) -> None:
+        """Stack the models to train, and make their optimizer; called once the client's gradients are known."""
         context, module, rows = self._context, self._context.module, self._rows
         if self._alike:
             rows = rows[:1]
@@ -95,7 +97,11 @@ class CoalitionRows:
         self._kernel.begin(self._states)
 
     def trained(self) -> Tensor:
-        """Return the trained rows ``[m, P]``."""
+        """Return the coalitions' trained models ``[m, P]``.
+
+        Raises:
+            NotBatched: a row is compared with the client's own model, and differs.
+        """
         if not self._states:
             return self._rows
         rows = models_of(self._context.space, self._states, self._rows)
@@ -106,6 +112,7 @@ class CoalitionRows:
         return rows[1:] if self._compared else rows
 
     def _compare(self, row: Tensor) -> None:
+        """Raise NotBatched if a trained row ``[P]`` differs from the client's own model by more than rounding."""
         context: Any = self._context
         allowed = ROUNDED if context.module.trainer.precision == "bf16-mixed" else TOLERANCE
         apart, way = (row - context.trained).norm(), (context.trained - context.start).norm()
@@ -118,7 +125,12 @@ class CoalitionRows:
 
 
 def not_the_same(reason: str, remedy: str = "Value the run by flsv retrain") -> NotBatched:
-    """Make the error that coalitions' models, trained as rows, are not those of runs of the coalitions."""
+    """Return the error that coalitions' models trained as rows would differ from models that coalitions train alone.
+
+    Args:
+        reason: the reason, for the message.
+        remedy: what the user can do, for the message.
+    """
     error = NotBatched(f"ShadowShapley: {reason}. {remedy}.")
     error.reason = reason
     return error
@@ -126,7 +138,12 @@ def not_the_same(reason: str, remedy: str = "Value the run by flsv retrain") -> 
 
 @contextmanager
 def _drawing(states: Any, device: torch.device) -> Iterator[None]:
-    """Draw the same random numbers within this context as the client's own model did on a batch."""
+    """Set the random state within this context to the state before the client's own step on a batch.
+
+    Args:
+        states: the random state, which :meth:`CoalitionRows.begin_batch` has stored.
+        device: the device whose generator is set too.
+    """
     now = torch_rngs(device)
     restore_torch_rngs(states, device)
     try:

@@ -1,11 +1,11 @@
 """RowTraining: trains many models of one structure at once, as rows of stacked tensors.
 
-One call computes every row's gradient (:mod:`flsv.training.rows.row_step`); the module's own optimizer then steps on
-the stacked parameters, which for an elementwise optimizer is the same as one optimizer per row. The results equal those
-of training one after the other up to rounding, since batched kernels sum in another order. With ``engine="vmap"`` each
-row is a client, on batches of its own. In ``flsv retrain`` and :class:`flsv.metrics.ShadowShapley` each row is a
-coalition, and all rows take the batches of a client that the coalitions have in common; ShadowShapley's rows step
-beside the client's own model.
+A row is one of these models. One call computes the gradients of all rows (:mod:`flsv.training.rows.row_step`); the
+module's own optimizer then steps on the stacked parameters, which for an elementwise optimizer is the same as one
+optimizer per row. The results equal those of training one model after the other up to rounding, since batched kernels
+sum in another order. With ``engine="vmap"`` each row is a client's model, on the client's own batches. In
+``flsv retrain`` and :class:`flsv.metrics.ShadowShapley` each row is a coalition's model, and all rows take the batches
+of a client that the coalitions have in common; ShadowShapley's rows step while the client's own model trains.
 """
 
 from __future__ import annotations
@@ -27,26 +27,29 @@ from flsv.training.group_options import SCHEDULED
 from flsv.training.rows.row_step import RowStep, State
 from flsv.utilities.errors import ConfigurationError
 
-#: Function of parameters, their values at the start, and gradients, which it changes in place.
+#: Function that changes gradients in place; its arguments are the parameters, the parameters' values at the start, and
+#: the gradients.
 Change = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
 
-#: Optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
+#: Classes of torch's optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 
 
 class RowTraining:
-    """Training of models of one structure side by side.
+    """Training of m models of one structure side by side, each as one row of stacked tensors ``[m, ...]``.
 
     Args:
-        module: the module whose ``training_step`` computes the loss. It is called under ``torch.func``, so it must read
-            no values off tensors and keep nothing but buffers.
-        optimizer: an optimizer of the module's parameters that :func:`is_elementwise`; its class and options are used,
-            its state is not changed.
-        clip: changes gradients ``[m, ...]`` by name in place before a step, see :func:`clipping`; None: nothing.
-        frozen: names of parameters that are not trained: they have no gradient, or are in no row.
-        shared: whether all rows take the same batches. They then draw the same random numbers; rows with batches of
-            their own must not draw any.
-        change: changes all rows' gradients before each step, see :class:`flsv.training.algorithms.ClientAlgorithm`.
+        module: the module whose ``training_step`` computes the loss. It is called under ``torch.func``, so it must not
+            read values off tensors, and may change nothing in the module but buffers.
+        optimizer: an elementwise optimizer (:func:`is_elementwise`) of the module's parameters; its class and options
+            are used, its state is not changed.
+        clip: a function that clips gradients ``[m, ...]``, by name and in place, before a step, see :func:`clipping`;
+            None: no clipping.
+        frozen: names of parameters that are not trained, because they have no gradient or are not stacked.
+        shared: whether all rows take the same batches. The rows then draw the same random numbers; rows with batches of
+            their own must not draw random numbers.
+        change: the method ``change`` of a :class:`flsv.training.algorithms.ClientAlgorithm`, which changes all rows'
+            gradients before each step; None: no change.
 
     Attributes:
         module: the module.
@@ -90,19 +93,19 @@ class RowTraining:
     def train(
         self, states: State, batches: GivenBatches | SharedBatches, after_step: Callable[[], None] = lambda: None
     ) -> tuple[State, Tensor]:
-        """Train every row on its batches, one after the other.
+        """Train each of the m rows on its batches.
 
         Args:
-            states: parameters and buffers by name, ``[m, ...]``, which are overwritten. Entries that are missing are
-                the module's own, which steps must not change.
-            batches: the batches of each row, in the order of the states.
-            after_step: called after every step, for example to step a schedule.
+            states: the rows' parameters and buffers by name, ``[m, ...]``; they may be overwritten. For a parameter or
+                buffer without an entry all rows use the module's own, which steps must not change.
+            batches: the batches of each row, in the order of the rows.
+            after_step: a function that is called after every step, for example to step a schedule.
 
         Returns:
-            The states after training, and the mean losses ``[m]``.
+            The rows' parameters and buffers after training, and each row's mean loss, ``[m]``.
         """
         first = next(iter(states.values()))
-        # The row with the most batches first, so that the rows still training are always a prefix.
+        # Rows with more batches come first, so that the rows that still train are always the first ones.
         order = sorted(range(len(first)), key=lambda i: -batches.lengths[i])
         lengths = [batches.lengths[i] for i in order]
         index = None if order == sorted(order) else torch.tensor(order, device=first.device)
@@ -125,7 +128,11 @@ class RowTraining:
         return _rows(stacked, back), losses[back]
 
     def begin(self, states: State) -> None:
-        """Begin with new rows, whose states are changed in place from now on."""
+        """Begin to train new rows.
+
+        Args:
+            states: the rows' parameters and buffers by name, ``[m, ...]``, which training changes in place.
+        """
         self.states = states
         self._starts = {name: states[name].clone() for name in self._trained} if self._change else {}
         self._stacked = StackedOptimizer(self.optimizer, self._groups, states)
@@ -136,15 +143,22 @@ class RowTraining:
         del self._stacked
 
     def gradients(self, batch: Any) -> State:
-        """Compute the gradients ``[m, ...]`` of all rows on a batch that they share, by name, and update buffers."""
+        """Compute the gradients of all m rows on one shared batch, and update the rows' buffers.
+
+        Args:
+            batch: the batch, which is the same for all rows.
+
+        Returns:
+            Gradients ``[m, ...]`` by parameter name.
+        """
         return self._step(self.states, batch)[0]
 
     def take(self, gradients: State, active: int | None = None) -> None:
-        """Take an optimizer step, with the options that schedulers have set in the module's optimizer.
+        """Take an optimizer step of the rows, with the options that schedulers have set in the module's optimizer.
 
         Args:
-            gradients: ``[m, ...]`` by name.
-            active: step the first ``active`` rows only; None: all.
+            gradients: gradients of the stepping rows by parameter name; they are changed and clipped in place.
+            active: the number of rows that step, which are the first ones; None: all rows.
         """
         self._stacked.follow(self.optimizer)
         if self._change is not None:
@@ -155,7 +169,16 @@ class RowTraining:
         self._stacked.step(active, gradients)
 
     def _derive(self, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor) -> State:
-        """Compute the gradients of the rows that still train, grouped by batches of equal size; add up their losses."""
+        """Compute the gradients of the rows that still train, with one call for all batches of one size.
+
+        Args:
+            now: parameters and buffers of these rows by name; buffers are updated in place.
+            given: for each size of batches, the positions of the rows and their stacked batch.
+            losses: the rows' losses so far, to which this step's losses are added in place.
+
+        Returns:
+            The gradients of these rows by parameter name.
+        """
         gradients: State = {}
         for places, batch in given:
             if len(places) == len(losses):
@@ -175,9 +198,12 @@ class RowTraining:
 
 
 def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State:
-    """Split models ``[m, P]`` into states to train: the module's parameters and buffers ``[m, ...]`` by name.
+    """Return m models, given as vectors, as stacked parameters and buffers ``[m, ...]`` by name.
 
-    Counters, which vectors do not hold, are copies of the module's.
+    Args:
+        space: the map between the module and its vectors ``[P]``.
+        module: the module; its buffers that vectors do not hold, such as counters, are copied to every row.
+        models: ``[m, P]``, the models.
     """
     held = dict([*module.named_parameters(), *module.named_buffers()])
     states = {name: tensor.to(held[name].dtype, copy=True) for name, tensor in space.unflatten(models).items()}
@@ -186,21 +212,28 @@ def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State
 
 
 def models_of(space: ParameterSpace, states: State, like: Tensor) -> Tensor:
-    """Concatenate states ``[m, ...]`` into models ``[m, P]`` in the dtype of ``like``, the inverse of ``states_of``."""
+    """Return m models, given as stacked parameters and buffers, as vectors ``[m, P]``: the inverse of ``states_of``.
+
+    Args:
+        space: the map between the module and its vectors ``[P]``.
+        states: parameters and buffers ``[m, ...]`` by name.
+        like: a tensor of the vectors' dtype and device.
+    """
     return torch.cat([states[name].flatten(1).to(like) for name in space.names], 1)
 
 
 def _rows(states: State, index: Tensor) -> State:
+    """Return copies of the rows with the given indices."""
     return {name: tensor.index_select(0, index) for name, tensor in states.items()}
 
 
 class StackedOptimizer:
-    """One optimizer for stacked models, of which the first ``active`` still train.
+    """Optimizer of m stacked models, of which the first ones may go on training after the others have ended.
 
     Args:
-        like: an optimizer of the class and options to use.
-        groups: names of the parameters with gradients, by the optimizer's groups.
-        stacked: the models, which are changed in place.
+        like: an optimizer whose class and options are used.
+        groups: for each parameter group of ``like``, the names of the parameters to train.
+        stacked: the models' parameters and buffers ``[m, ...]`` by name; parameters are changed in place.
     """
 
     def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
@@ -216,7 +249,13 @@ class StackedOptimizer:
 
     @torch.no_grad()
     def step(self, active: int | None, gradients: State) -> None:
-        """Take a step of the first ``active`` models (None: all); the others have ended and do not change."""
+        """Take an optimizer step.
+
+        Args:
+            active: the number of models that step, which are the first ones; None: as many as in the last step. The
+                other models have ended and never step again.
+            gradients: gradients ``[active, ...]`` by parameter name.
+        """
         if active is not None and active != self._active:
             self._narrow(active)
         for name, view in self._views.items():
@@ -224,14 +263,16 @@ class StackedOptimizer:
         self._optimizer.step()
 
     def follow(self, like: Optimizer) -> None:
-        """Copy the options that schedulers have written into another optimizer's groups."""
+        """Copy the options that schedulers change, such as the learning rate, from another optimizer's groups."""
         for group, theirs in zip(self._optimizer.param_groups, like.param_groups):
             group.update({name: value for name, value in theirs.items() if name in SCHEDULED})
 
     def _of(self, active: int) -> State:
+        """Return views of the trained parameters of the first ``active`` models, by name."""
         return {name: self._stacked[name][:active] for names in self._groups for name in names}
 
     def _narrow(self, active: int) -> None:
+        """Restrict the optimizer and its state to the first ``active`` models."""
         views, states = self._of(active), self._optimizer.state
         for group, names in zip(self._optimizer.param_groups, self._groups):
             group["params"] = [views[name] for name in names]
@@ -244,13 +285,18 @@ class StackedOptimizer:
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer's steps are known to work entry by entry."""
+    """Return whether an optimizer is one of torch's that are known to step entry by entry (:data:`ELEMENTWISE`)."""
     return type(optimizer).__name__ in ELEMENTWISE and type(optimizer).__module__.startswith("torch.optim")
 
 
 def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
-    """Return a function that clips the gradients ``[m, ...]`` of many models, by name and in place, as a trainer clips
-    those of one; None where the trainer does not clip."""
+    """Return a function that clips the gradients of m stacked models as a trainer clips the gradients of one model.
+
+    The function takes gradients ``[m, ...]`` by parameter name and clips them in place.
+
+    Returns:
+        The function; None: the trainer does not clip.
+    """
     limit: Any = trainer.gradient_clip_val
     if limit is None:
         return None
@@ -258,7 +304,12 @@ def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
 
 
 def clip(gradients: State, limit: float) -> None:
-    """Clip the norm of every model's gradients to ``limit``, as ``torch.nn.utils.clip_grad_norm_`` does for one."""
+    """Clip the norm of every model's gradients, in place, as ``torch.nn.utils.clip_grad_norm_`` does for one model.
+
+    Args:
+        gradients: gradients ``[m, ...]`` of m stacked models by parameter name.
+        limit: the largest norm of one model's gradients.
+    """
     squares = torch.stack([g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()])
     factors = (limit / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
     for gradient in gradients.values():
@@ -271,13 +322,13 @@ def _clip_values(gradients: State, limit: float) -> None:
 
 
 class GivenBatches:
-    """Batches of each client, stacked where they have the same size.
+    """The batches of several clients, each with batches of its own; batches of the same size are stacked.
 
     Args:
-        given: every client's batches.
+        given: for each client, the list of its batches.
 
     Attributes:
-        lengths: every client's number of batches.
+        lengths: each client's number of batches.
 
     Example:
         >>> many = GivenBatches([[torch.zeros(4, 2)], [torch.ones(4, 2), torch.ones(1, 2)], [torch.ones(3, 2)]])
@@ -289,10 +340,15 @@ class GivenBatches:
         self._given, self.lengths = given, [len(batches) for batches in given]
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
-        """Yield the ``step``-th batches of some clients, grouped by size: a mean over padding would be another loss.
+        """Yield one batch of each of some clients, stacked by size: a mean over padding would be another loss.
+
+        Args:
+            clients: the clients, as indices into the list of batches.
+            step: the index of the batch.
 
         Yields:
-            Positions within ``clients``, and the stacked batches of these clients.
+            For each size of batches, the positions within ``clients`` of the clients whose batches have this size, and
+            the stacked batches of these clients.
 
         Raises:
             ConfigurationError: batches hold other objects than tensors.
@@ -306,12 +362,15 @@ class GivenBatches:
 
 
 class SharedBatches:
-    """Batches that all rows share.
+    """Batches that all rows of a batched model share.
 
     Args:
-        batches: the batches, as the module gets them.
+        batches: the batches, in the form in which ``training_step`` gets them.
         count: the number of batches.
         rows: the number of rows.
+
+    Attributes:
+        lengths: each row's number of batches, ``count`` for all.
     """
 
     def __init__(self, batches: Iterator[Any], count: int, rows: int) -> None:
@@ -322,6 +381,7 @@ class SharedBatches:
 
 
 def _shape(leaf: Any) -> Any:
+    """Return the shape of one tensor of a batch, or raise ConfigurationError if it is not a tensor."""
     if not isinstance(leaf, Tensor):
         raise ConfigurationError(
             f'engine="vmap" stacks the clients\' batches, which have to hold tensors only, and one holds a '

@@ -1,6 +1,6 @@
-"""Checks whether a fit's models can be trained as rows of one batched model, from its settings, hooks and optimizer.
+"""Checks, from a fit's settings, hooks and optimizer, whether models can be trained as rows of one batched model.
 
-:mod:`flsv.training.rows.row_trial` tries the steps themselves.
+:mod:`flsv.training.rows.row_trial` then tries the training steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import nn
 from flsv._lightning.patches import callbacks_of
 from flsv.training.rows.kernel import ELEMENTWISE, is_elementwise
 
-#: Hooks around a batch or a step, of modules and callbacks.
+#: Names of the hooks around a batch or an optimizer step that both modules and callbacks have.
 HOOKS_OF_A_BATCH = (
     "on_train_batch_start",
     "on_train_batch_end",
@@ -35,7 +35,7 @@ HOOKS_OF_A_BATCH = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
-#: Hooks around a batch or a step, of modules.
+#: Names of all hooks around a batch or an optimizer step that modules have.
 HOOKS_OF_A_MODULE = (
     *HOOKS_OF_A_BATCH,
     "backward",
@@ -43,8 +43,8 @@ HOOKS_OF_A_MODULE = (
     "optimizer_zero_grad",
     "configure_gradient_clipping",
 )
-#: Callbacks of Lightning that watch a run for its own sake, or end it. Their hooks change neither the module, nor its
-#: optimizer, nor a batch: rows of a batched model train beside them, and a coalition's own fit goes without them.
+#: Lightning's callbacks that only watch a run or end it. Their hooks change neither the module, nor its optimizer, nor
+#: a batch: they are allowed while rows of a batched model train, and left out when a coalition is trained alone.
 OF_THE_RUN = (
     Checkpoint,
     DeviceStatsMonitor,
@@ -55,7 +55,7 @@ OF_THE_RUN = (
     ThroughputMonitor,
     Timer,
 )
-#: Precisions in which rows step as single models do.
+#: Precisions in which rows of a batched model take the same steps as single models.
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
@@ -70,14 +70,17 @@ def moves_batches(trainer: L.Trainer) -> bool:
 def not_batched(
     trainer: L.Trainer, algorithm: Any, optimizer_state: str, schedules: bool = False, accumulates: bool = False
 ) -> str | None:
-    """Say why clients of a fit cannot be trained at once, and what to do; None: no reason is known before a trial.
+    """Explain why models of a fit cannot be trained as rows of one batched model, and what to do.
 
     Args:
         trainer: the trainer, with its optimizers set up.
         algorithm: the loop's ``client_algorithm``.
         optimizer_state: the loop's ``optimizer_state``.
-        schedules: whether the caller steps schedulers that step per batch.
-        accumulates: whether the caller accumulates gradients.
+        schedules: whether the caller can handle schedulers that step after every batch.
+        accumulates: whether the caller can accumulate gradients over batches.
+
+    Returns:
+        The reason and the remedy, for an error message; None: no reason is known before a trial.
     """
     if algorithm is not None:
         return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
@@ -97,6 +100,7 @@ def not_batched(
 
 
 def _not_by_optimizer(trainer: L.Trainer) -> str | None:
+    """Explain why the fit's optimizers do not allow rows of one batched model; None: they allow it."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     if not module.automatic_optimization:
         return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
@@ -112,6 +116,7 @@ def _not_by_optimizer(trainer: L.Trainer) -> str | None:
 
 
 def _not_by_hooks(trainer: L.Trainer) -> str | None:
+    """Explain why hooks or embeddings do not allow rows of one batched model; None: they allow it."""
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     embeddings = (
         (n, layer) for n, layer in module.named_modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
@@ -128,7 +133,8 @@ def _not_by_hooks(trainer: L.Trainer) -> str | None:
 
 
 def not_by_rounds(trainer: L.Trainer) -> str | None:
-    """Say why coalitions cannot follow the federation's schedules between rounds; None: they can."""
+    """Explain why coalitions' models cannot use the learning rates that the federation's schedulers set between rounds;
+    None: they can."""
     plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
     if plateau:
         return f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
@@ -136,8 +142,17 @@ def not_by_rounds(trainer: L.Trainer) -> str | None:
 
 
 def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[L.Callback, list[str]]]:
-    """Yield a trainer's callbacks that define some of these hooks, and which, but for those that are known to change
-    nothing: flsv's own and :data:`OF_THE_RUN`."""
+    """Yield the callbacks of a trainer that define hooks which may change the training.
+
+    Hooks of flsv's own callbacks and of the callbacks in :data:`OF_THE_RUN` are known to change nothing.
+
+    Args:
+        trainer: the trainer.
+        hooks: names of the hooks to look for.
+
+    Yields:
+        A callback, and the names of the hooks that it defines.
+    """
     for callback in callbacks_of(trainer):
         found = [hook for hook in hooks if not _harmless(callback, hook)]
         if found:
@@ -145,10 +160,11 @@ def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _harmless(callback: L.Callback, hook: str) -> bool:
+    """Return whether a callback's hook is not defined or known to change nothing."""
     if not is_overridden(hook, callback, L.Callback):
         return True
     owner = next((kind for kind in type(callback).__mro__ if hook in vars(kind)), None)
-    if owner is None or hook in vars(callback):  # an instance's own, as a LambdaCallback's
+    if owner is None or hook in vars(callback):  # the hook is an attribute of the instance, as in LambdaCallback
         return False
     known = issubclass(owner, OF_THE_RUN) and owner.__module__.startswith("lightning.")
     return known or owner.__module__.startswith("flsv.")

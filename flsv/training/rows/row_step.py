@@ -1,15 +1,16 @@
-"""RowStep: loss and gradients of many models at once, as rows of stacked tensors.
+"""RowStep: losses and gradients of many models at once, as rows of stacked tensors.
 
-A step is ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``. Where only linear layers are
-trained, as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` computes the losses only, and autograd
-differentiates their sum by the stacked parameters, since no model's loss depends on another's. That saves the cost of a
-transformed backward pass per operation, which dominates for small models. Linear layers then multiply as ``W x^T``: for
-few outputs this batched product takes little more than half the time of ``x W^T``. For batched convolutions autograd's
-own backward pass is slower, and batched recurrent layers have none.
+A step is ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``. If only linear layers are trained,
+as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` computes the losses only, and autograd
+differentiates the sum of the losses by the stacked parameters, since no model's loss depends on another model. This
+saves the cost of a transformed backward pass per operation, which dominates for small models. Linear layers with
+weights W and inputs x then multiply as ``W x^T``: for few outputs this batched product takes little more than half the
+time of ``x W^T``. For batched convolutions autograd's own backward pass is slower, and batched recurrent layers do not
+have one.
 
 Every step is traced anew, so that it sees the module's present attributes and the epoch. Within such steps a module
-must neither keep values nor read a single client's values from the trainer:
-:class:`flsv.training.rows.step_watch.Watch` and :func:`pure_step` detect that.
+must neither store values in its attributes nor read a single client's values from the trainer:
+:class:`flsv.training.rows.step_watch.Watch` and :func:`pure_step` detect both.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ class BatchIndex:
 
 
 def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
-    """Return the arguments of ``training_step``: with ``batch_idx`` only where it takes one, as Lightning does."""
+    """Return the arguments of ``training_step``: the batch, and ``batch_idx`` if the module's method takes it."""
     hook: Any = module.training_step
     takes = is_param_in_hook_signature(hook, "batch_idx", min_args=2)
     return (batch, batch_idx) if takes else (batch,)
 
 
 def training_loss(outputs: Any) -> Tensor:
-    """Return the loss, a scalar, in what ``training_step`` returned.
+    """Return the loss, a scalar, from the value that ``training_step`` returned.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the value holds no loss, or the loss is not one number.
     """
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -70,14 +71,14 @@ def training_loss(outputs: Any) -> Tensor:
 
 
 class RowStep:
-    """Losses and gradients of stacked models.
+    """Function that computes the losses and gradients of m stacked models.
 
     Args:
         module: the module whose ``training_step`` computes the loss of one model.
         trained: names of the parameters to differentiate by.
-        shared: whether all models get the same batch ``[B, ...]``, which is not stacked: what depends on the batch
-            alone is computed once, and random numbers, as of dropout, are the same for all. Otherwise a step that draws
-            random numbers is an error.
+        shared: whether all models get the same batch ``[B, ...]``, which is then not stacked. Computations that depend
+            on the batch alone are then done once, and random numbers (dropout) are the same for all models. Otherwise a
+            step that draws random numbers is an error.
 
     Example:
         >>> class Line(nn.Linear):
@@ -98,7 +99,8 @@ class RowStep:
 
     @cached_property
     def _linear(self) -> bool:
-        """Return whether only linear layers are trained, in a precision in which our products round as a layer's do."""
+        """Return whether only linear layers are trained, without autocast, which would round our products otherwise
+        than a layer's."""
         linear = {name for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
         devices = {parameter.device.type for parameter in self._module.parameters()}
         rounded = any(map(torch.is_autocast_enabled, devices))
@@ -106,20 +108,21 @@ class RowStep:
 
     @cached_property
     def _of_many(self) -> Any:
+        """Return the batched function of stacked parameters, stacked other entries and the batch."""
         of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
         dims, randomness = (0, 0, None if self._shared else 0), "same" if self._shared else "error"
         return vmap(of_one, dims, randomness=randomness)
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
-        """Compute the gradients and losses of one batch per model.
+        """Compute the gradients and losses of m models on one batch each.
 
         Args:
-            states: parameters and buffers by name, ``[m, ...]``; missing entries are the module's own. Buffers are
-                updated in place.
-            batch: a structure of tensors ``[m, B, ...]``; ``[B, ...]`` where the batch is shared.
+            states: parameters and buffers by name, ``[m, ...]``; for a parameter or buffer without an entry all models
+                use the module's own. Buffers are updated in place.
+            batch: a nested structure of tensors ``[m, B, ...]``; ``[B, ...]`` if all models share the batch.
 
         Returns:
-            Gradients by name ``[m, ...]``, and losses ``[m]``.
+            Gradients ``[m, ...]`` by parameter name, and losses ``[m]``.
         """
         gradients, losses, after = self._derive(states, batch)
         for name, tensor in after.items():
@@ -127,7 +130,7 @@ class RowStep:
         return gradients, losses
 
     def _derive(self, states: State, batch: Any) -> tuple[State, Tensor, State]:
-        """Compute gradients, losses, and the updated buffers."""
+        """Return gradients by name, losses ``[m]``, and the updated buffers by name; ``states`` is not changed."""
         rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
         trained = [states[name] for name in self._trained]
         if self._linear:
@@ -142,6 +145,13 @@ class RowStep:
         return gradients, losses.detach(), {name: tensor.detach() for name, tensor in after.items()}
 
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
+        """Return the loss of one model on one batch, and its updated buffers.
+
+        Args:
+            trained: the model's trained parameters, in the order of the names given to the constructor.
+            rest: its other stacked parameters and buffers by name.
+            batch: the batch.
+        """
         # Tensors that are changed in place within a torch.func transformation must be made within it.
         given = dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()}
         held = {place: tensor for name, tensor in given.items() for place in self._places[name]}
@@ -154,7 +164,7 @@ class RowStep:
 
 
 class _Stepped(nn.Module):
-    """A module whose ``forward`` is the ``training_step`` of another."""
+    """A module whose ``forward`` is the ``training_step`` of another module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -165,8 +175,8 @@ class _Stepped(nn.Module):
 
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Return all places where layers of a :class:`_Stepped` module hold a parameter or buffer, by its name; a layer
-    that is registered under several names counts once."""
+    """Return, for each parameter and buffer by name, all names under which layers of a :class:`_Stepped` module hold
+    it; a layer that is registered under several names counts once."""
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     places = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
@@ -177,7 +187,7 @@ def _places(module: nn.Module) -> dict[str, list[str]]:
 
 
 class _WeightFirst(TorchFunctionMode):
-    """Mode in which linear layers with these weights compute ``(W x^T)^T + b``."""
+    """Mode in which linear layers with given weights W compute ``(W x^T)^T + b`` for inputs x and biases b."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()
@@ -193,10 +203,12 @@ class _WeightFirst(TorchFunctionMode):
 
 @contextmanager
 def batched_steps(trainer: L.Trainer) -> Iterator[None]:
-    """Run steps of many models within a fit of one: in its precision, and without access to its trainer.
+    """Allow training steps of many stacked models within this context, in the trainer's precision.
+
+    Steps do not log, torchmetrics do not count, and the trainer's attributes that belong to one client are refused.
 
     Raises:
-        NotBatched: torch.func cannot do such a step.
+        NotBatched: torch.func cannot compute a step, or a step reads a refused attribute.
     """
     module = trainer.lightning_module
     with refusing(module), pure_step(module), _uncounted(module), trainer.precision_plugin.train_step_context():
@@ -205,9 +217,14 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) -> Iterator[None]:
-    """Turn any error within this context into NotBatched, and raise it also where the module's attributes change.
+    """Raise NotBatched for any error within this context, and if the module's attributes change or random numbers are
+    drawn.
 
-    See :class:`flsv.training.rows.step_watch.Watch` for the arguments."""
+    Args:
+        module: the module.
+        draws: the global generators that steps may draw from.
+        counts: whether the module's torchmetrics may count.
+    """
     watch = Watch(module, draws, counts)
     with refusing(module, (Exception,)):
         yield
@@ -217,7 +234,12 @@ def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) 
 
 @contextmanager
 def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn errors of torch.func, and errors of these types, into NotBatched within this context."""
+    """Turn errors of torch.func and ConfigurationErrors within this context into NotBatched.
+
+    Args:
+        module: the module, for the message.
+        errors: further types of errors that are turned into NotBatched.
+    """
     try:
         yield
     except Exception as error:
@@ -229,17 +251,22 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
         shared = (
             ": a step changes what all models share; write x = x + y for x += y" if "broadcast shape" in text else ""
         )
-        first = text.splitlines()[0].split(". ")[0]  # the rest of torch's own is advice to its developers
+        first = text.splitlines()[0].split(". ")[0]  # the rest of torch's message is advice for its developers
         raise refusal(module, first.rstrip(".") + shared) from error
 
 
 class NotBatched(ConfigurationError):
-    """The error that a module's steps cannot be batched; ``reason`` says why."""
+    """Error: a module's training steps cannot be batched.
+
+    Attributes:
+        reason: the reason, a part of the message.
+    """
 
     reason = ""
 
 
 def refusal(module: nn.Module, reason: str) -> NotBatched:
+    """Return the error that a module's training steps cannot be batched, for this reason."""
     error = NotBatched(
         f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
         f'not allow it: {reason}. Use engine="sequential", or change that.'
@@ -256,7 +283,7 @@ _OF_ONE_CLIENT = frozenset(
 
 
 class _ManyClients:
-    """A trainer without the attributes that belong to one client."""
+    """Stand-in for a trainer that refuses access to the attributes that belong to one client."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._trainer = trainer
@@ -271,7 +298,7 @@ class _ManyClients:
 
 @contextmanager
 def _uncounted(module: nn.Module) -> Iterator[None]:
-    """Keep a module's torchmetrics from counting within this context; they return 0. Their states have no rows."""
+    """Keep a module's torchmetrics from counting within this context: their states cannot be stacked. They return 0."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):
@@ -292,7 +319,8 @@ def _always(answer: Any, *_: Any, **__: Any) -> Any:
 
 @contextmanager
 def pure_step(module: L.LightningModule) -> Iterator[None]:
-    """Drop what ``training_step`` logs within this context, and refuse access to trainer attributes of one client."""
+    """Drop the values that ``training_step`` logs within this context, and refuse access to the attributes of the
+    trainer that belong to one client."""
     own: dict[str, Any] = vars(module)
     trainer = module.trainer
     with unlogged(module):

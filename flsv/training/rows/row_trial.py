@@ -1,8 +1,8 @@
-"""Trial, before the first round, whether models of a module can be trained as rows of one batched model.
+"""Trial, before the first round, of the training of models as rows of one batched model.
 
-A copy of the module trains on a few batches of a client, one after the other as the Trainer would, and as one of two
-rows. The fit's module, optimizers, metrics and trainer are only read, and the random state is restored, so that the
-trial does not change the training.
+A copy of the module trains on a few batches of a client twice: as the Trainer would train it, and as one of two rows.
+The fit's module, optimizers, metrics and trainer are only read, and the random state is restored, so that the trial
+does not change the training.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ from flsv.training.rows.row_step import (
 from flsv.training.rows.step_watch import Watch
 from flsv.utilities.seeding import isolated_rngs
 
-#: Number of batches in a trial; and, for shared batches, how far a row may be from the client's model, relative to the
-#: distance moved: an optimizer that divides by a gradient's size amplifies the rounding of small gradients.
+#: Number of batches in a trial; and, for shared batches, the largest distance between a row and the ordinarily trained
+#: model, relative to the distance that the model has moved: an optimizer that divides by a gradient's size amplifies
+#: the rounding of small gradients.
 BATCHES, SHARE = 3, 1e-3
 
 
 def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Collection[str]) -> str | None:
-    """Try whether models of a trainer's module can be trained as rows that share their batches, round after round.
+    """Try to train models of a trainer's module as rows of one batched model that share their batches.
 
     Args:
         trainer: the trainer, with its optimizers set up and its data assigned to clients.
-        space: the map between the module and vectors.
+        space: the map between the module and its vectors ``[P]``.
         seed: the run's seed.
         draws: the global generators that a step may draw from, see :func:`try_rows`.
 
     Returns:
-        Why they cannot; None if they can.
+        The reason why this is not possible, for an error message; None: it is possible.
     """
     name = type(trainer.lightning_module).__name__
     try:
@@ -67,7 +68,7 @@ def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Co
 
 
 def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
-    """Return names of parameters and buffers that the validation of a batch changes."""
+    """Return the names of up to three parameters or buffers that validation changes, as text; empty: none."""
     module, limit = trainer.lightning_module, trainer.limit_val_batches
     if not is_overridden("validation_step", module, L.LightningModule) or not limit:
         return ""
@@ -91,11 +92,12 @@ def try_rows(
     unstacked: Collection[str] = (),
     draws: Collection[str] = (),
 ) -> set[str]:
-    """Train a copy of a trainer's module on a client's first batches, as usual and as rows, and compare the models.
+    """Train a copy of a trainer's module on a client's first batches, as usual and as two rows of one batched model,
+    and compare the results.
 
     Args:
         trainer: the trainer, with its optimizers set up and its data assigned to clients.
-        space: the map between the module and vectors.
+        space: the map between the module and its vectors ``[P]``.
         seed: the run's seed.
         shared: whether all rows take the same batches, see :class:`flsv.training.rows.kernel.RowTraining`.
         unstacked: names of parameters and buffers that are the same at all clients and are not stacked.
@@ -105,7 +107,7 @@ def try_rows(
         Names of the parameters that have no gradient.
 
     Raises:
-        NotBatched: the module cannot be copied or trained as rows, or the models differ; with the reason.
+        NotBatched: the module cannot be copied or trained as rows, or the results differ; its ``reason`` says which.
     """
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"):
@@ -131,7 +133,7 @@ def try_rows(
         both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in unstacked}
         training = RowTraining(copied, optimizer, clipping(trainer), unused, shared)
         batches = SharedBatches(iter(given), len(given), 2) if shared else GivenBatches([given, given])
-        # The batches have passed one by one: an error now comes from training rows.
+        # The same batches have been trained on as usual: an error from here on comes from training rows.
         with isolated_rngs(seed, "steps"), purely(copied, draws, shared), batched_steps(own):
             rows, means = training.train(both, batches)
     _compare(trainer, "the loss", means[0], torch.stack(losses).mean().to(means), tolerance(trainer))
@@ -154,7 +156,13 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
-    """Return the first training batches of the first client that has samples, as a module gets them."""
+    """Return the first training batches of the first client that has samples, as ``training_step`` gets them.
+
+    Args:
+        trainer: the fit's trainer, with its data module.
+        own: the trainer of the module's copy, which transfers the batches.
+        seed: the run's seed.
+    """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
     client = int((data.num_samples > 0).nonzero()[0])
     # A generator, which Iterable.__iter__ need not be.
@@ -163,7 +171,18 @@ def _first_batches(trainer: L.Trainer, own: L.Trainer, seed: int) -> list[Any]:
 
 
 def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set[str]]:
-    """Train a trainer's module on batches; return the losses, and the names of parameters without a gradient."""
+    """Train a trainer's module on batches, one step per batch, as the Trainer would.
+
+    Args:
+        trainer: the trainer of the module's copy.
+        given: the batches.
+
+    Returns:
+        The loss of each batch, and the names of the parameters that have no gradient.
+
+    Raises:
+        NotBatched: a step fails, or which parameters have no gradient differs between batches.
+    """
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []
     without: list[set[str]] = []
@@ -187,15 +206,15 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
 def _compare(
     trainer: L.Trainer, name: str, batched: Tensor, ordinary: Tensor, allowed: float, way: float = 0.0
 ) -> None:
-    """Raise NotBatched where a batched and an ordinary result differ by more than rounding.
+    """Raise NotBatched if a result of training rows differs from the result of ordinary training by more than rounding.
 
     Args:
         trainer: the fit's trainer.
-        name: the entry that is compared.
+        name: the name of the result, for the message.
         batched: the result of training rows.
-        ordinary: the result of training one after the other.
-        allowed: relative and absolute tolerance.
-        way: the distance that the model has moved, a share of which may differ where the precision rounds.
+        ordinary: the result of ordinary training.
+        allowed: the relative and the absolute tolerance.
+        way: the distance that the model has moved; in precisions that round, a share of it is tolerated, too.
     """
     if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
         return

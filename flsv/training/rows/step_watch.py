@@ -1,8 +1,8 @@
-"""Watch: detects steps of a module that draw random numbers, or change the module beside parameters and buffers.
+"""Watch: detects training steps that draw random numbers, or change attributes other than parameters and buffers.
 
-Rows of one batched model have parameters and buffers of their own and share everything else. So a counter, a list of
-outputs, a generator or a past batch that a step leaves in the module would pass from row to row, and from the rows to
-the client whose module it is.
+Rows of one batched model have parameters and buffers of their own and share everything else in the module. A counter, a
+list of outputs, a generator or a past batch that a step stores in the module would thus pass from row to row, and from
+the rows to the client whose own model the module holds.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from torchmetrics import Metric, MetricCollection
 
 #: Names of the global random generators.
 GENERATORS = ("torch", "NumPy", "random")
-#: Attributes that Lightning and torch keep on a module.
+#: Attributes of a module that Lightning and torch set themselves.
 _LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
 _LIGHTNINGS |= {"_metric_attributes"}
-#: Types whose objects are compared by identity only, and how deep objects, lists and dictionaries are compared.
+#: Types whose objects are compared by identity only, and the depth to which nested objects, lists and dictionaries are
+#: compared.
 _WHOLE, _DEPTH = (nn.Module, Dataset, DataLoader, L.Trainer, L.LightningDataModule), 4
 
 
 class Watch:
-    """Snapshot of a module's attributes and the global generators, to detect what later steps change.
+    """Snapshot of a module's attributes and of the global random generators, to detect changes by later steps.
 
     Args:
         module: the module whose steps are watched.
-        draws: global generators that steps may draw from, of :data:`GENERATORS`.
-        counts: whether the module's torchmetrics may count.
+        draws: names of the global generators, of :data:`GENERATORS`, that steps may draw from.
+        counts: whether the module's torchmetrics may change.
     """
 
     def __init__(self, module: nn.Module, draws: Collection[str] = (), counts: bool = False) -> None:
@@ -43,7 +44,7 @@ class Watch:
         self._before, self._drawn = dict(self._kept()), _random_states()
 
     def changed(self) -> str:
-        """Describe what the steps have changed; empty: nothing."""
+        """Describe the changes since the snapshot, for an error message; empty: there are none."""
         drawn = [name for name, state in _random_states().items() if state != self._drawn[name]]
         if drawn := [name for name in drawn if name not in self._draws]:
             return f"it draws random numbers by {drawn[0]}, as dropout or an augmentation does"
@@ -53,7 +54,8 @@ class Watch:
         return f"it changes what the module keeps beside parameters and buffers: {text}" if names else ""
 
     def _kept(self) -> Iterator[tuple[str, Any]]:
-        """Yield the names of a module's and its layers' attributes, each with a mark that differs once it changes."""
+        """Yield the name of each attribute of the module and its layers, with a mark that differs once the attribute
+        has changed."""
         for prefix, layer in self._module.named_modules():
             if self._counts and isinstance(layer, (Metric, MetricCollection)):
                 continue
@@ -65,7 +67,12 @@ class Watch:
 
 
 def _mark(value: Any, depth: int) -> Any:
-    """Return a mark that differs once a value, or something that it holds, has changed."""
+    """Return a mark of a value, which differs once the value, or an object in it, has changed.
+
+    Args:
+        value: the value of an attribute.
+        depth: the depth to which objects, lists and dictionaries in the value are compared.
+    """
     kind = type(value).__name__, id(value)
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         return repr(value)
@@ -83,10 +90,11 @@ def _mark(value: Any, depth: int) -> Any:
 
 
 def _checksum(array: Any) -> int | None:
+    """Return a checksum of a NumPy array; None: it holds objects."""
     return None if array.dtype == object else zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 
-#: Types, and functions of their values that return another result once the value has changed.
+#: Types, each with a function of a value of this type that returns another result once the value has changed.
 _CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (Tensor, lambda tensor: None if tensor.is_inference() else tensor._version),
     (torch.Generator, lambda generator: generator.get_state().numpy().tobytes()),
@@ -99,6 +107,7 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 
 def _random_states() -> dict[str, Any]:
+    """Return the states of the global random generators by the names in :data:`GENERATORS`."""
     legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     cuda = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else None
     torches = torch.get_rng_state().numpy().tobytes(), cuda
