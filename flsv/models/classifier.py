@@ -295,7 +295,13 @@ def _check_options(name: str, module: Any, network_args: Any, optimizer: Any, sc
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:
-    """Return the value of ``name`` that the model or the data module has; refuse two different ones."""
+    """Return the value of an attribute that the model or the data module has; refuse two different values.
+
+    Args:
+        name: name of the attribute, ``"num_classes"`` or ``"input_shape"``.
+        mine: the model's value; None if it has none.
+        datamodule: the data module, which may have the attribute.
+    """
     theirs = getattr(datamodule, name, None)
     if theirs is not None:
         theirs = tuple(int(size) for size in theirs) if name == "input_shape" else int(theirs)
