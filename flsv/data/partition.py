@@ -46,8 +46,7 @@ class Partitioner(ValidatedArguments, ABC):
     num_clients: int
 
     needs_classes: bool = True
-    """True if :meth:`partition` uses the labels. If False, data without classes are accepted; their labels are all
-    0."""
+    """True if :meth:`partition` uses the labels. If False, data without classes (all labels are 0) are accepted."""
 
     keeps_groups: bool = False
     """True if every natural group goes to one client as a whole; clients are then named after their groups."""

@@ -138,8 +138,7 @@ def check_output(network: nn.Module, name: str, num_classes: int, input_shape: S
 
 
 def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Build a stack of linear layers with ReLU between them, and with dropout before each layer if ``dropout`` is above
-    0.
+    """Build a stack of linear layers with ReLU between them, and dropout before each layer if ``dropout`` > 0.
 
     Args:
         widths: number of inputs of the first layer, then the number of outputs of each layer.
