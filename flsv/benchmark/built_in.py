@@ -1,7 +1,7 @@
-"""Data of the benchmark's federations, scikit-learn's digits and diabetes, which need no download; and corruptions.
+"""Data of the benchmark's federations (scikit-learn's digits and diabetes, which need no download) and corruptions.
 
-Public image sets have classes of equal size; federations of clinics have a common class and rare ones, or a number to
-predict. So classes may be merged and thinned out, also in the server's validation set.
+Public image data sets have classes of equal size, but federations of clinics often have one common class and some rare
+ones, or a number to predict. So classes can be merged and made smaller, also in the server's validation set.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ REGRESSIONS = ("diabetes",)
 class BuiltInData(L.LightningDataModule):
     """Data module of one of scikit-learn's built-in data sets, with a fixed split into training and validation data.
 
-    Samples are ``(features float32 [D], target)``: a class (int64), or a number (float32). Features, and targets that
-    are numbers, are standardized to mean 0 and deviation 1 of the training rows.
+    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Features, and
+    targets that are numbers, are standardized to mean 0 and standard deviation 1 over the training rows.
 
     Args:
         name: ``"digits"`` (1,797 images of 8 x 8 pixels, ten classes) or ``"diabetes"`` (442 patients, ten features, a
             regression).
-        merge: number of first classes that become one, class 0.
-        keep: share in (0, 1] of the samples of each class, after merging; None: all of them.
-        val_fraction: share of the rows that the server validates on, stratified by class.
+        merge: number of classes, counted from the first, that are merged into class 0.
+        keep: share in (0, 1] of each class's samples that are kept, after merging; None: all samples.
+        val_fraction: share of the rows for the server's validation set, stratified by class.
 
     Raises:
-        ConfigurationError: an argument out of range, or one that does not suit the data set.
+        ConfigurationError: an argument is out of range, or does not suit the data set.
 
     Example:
         >>> data = BuiltInData("digits", merge=8, keep=[1.0, 0.5, 0.25], val_fraction=0.5)
@@ -76,11 +76,11 @@ class BuiltInData(L.LightningDataModule):
         self.train_set, self.val_set = (TensorDataset(features[rows], wanted[rows]) for rows in (train, val))
 
     def train_dataloader(self) -> DataLoader:
-        """Return shuffled training batches of 32."""
+        """Return a loader of shuffled training batches of 32 samples."""
         return DataLoader(self.train_set, batch_size=32, shuffle=True)
 
     def val_dataloader(self) -> DataLoader:
-        """Return the validation samples in one batch."""
+        """Return a loader of all validation samples in one batch."""
         return DataLoader(self.val_set, batch_size=len(self.val_set))
 
 
@@ -90,7 +90,12 @@ def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
 
 
 def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
-    """Return the sorted rows to keep: the first of each class, as many as its share of them."""
+    """Return the sorted indices of the rows to keep: the first rows of each class.
+
+    Args:
+        targets: class of each row.
+        keep: share of the rows of each class to keep, at least two rows; None: all rows.
+    """
     if keep is None:
         return np.arange(len(targets))
     classes = int(targets.max()) + 1
@@ -101,19 +106,20 @@ def _kept_rows(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
 
 
 class Duplicates(Corruption):
-    """Corruption by clients that repeat a few of their samples until they have as many as they claim.
+    """Corruption by which clients replace most of their samples by copies of the others, so that their number stays the
+    same.
 
-    The first ``ceil(unique * n)`` samples of a random order stay, the others become copies of them in turn. A client
-    counts all of them.
+    Of a client's n samples, the first ``ceil(unique * n)`` in a random order stay, and all others become copies of
+    these, each copied about equally often. The client reports all n samples.
 
     Args:
-        unique: share of a client's samples that are its own, above 0 and at most 1; at least one sample is.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
-        fraction: likewise.
+        unique: share of a client's samples that are not copies, above 0 and at most 1; at least one sample stays.
+        clients: numbers of the clients whose data are changed, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients whose data are changed, in place of ``clients``.
         seed: seed of the choice of clients and samples.
 
     Raises:
-        ConfigurationError: a share out of range.
+        ConfigurationError: a share is out of range.
 
     Example:
         >>> x, y = torch.arange(10.0)[:, None], torch.arange(10)
@@ -143,11 +149,11 @@ class Duplicates(Corruption):
 
 
 class LostInputs(Corruption):
-    """Corruption that sets a part of the inputs to 0: the last columns of a table, the end of a picture.
+    """Corruption that sets a part of the inputs to 0: the last columns of a table, or the last pixels of an image.
 
     Args:
-        share: share of the inputs that is lost, above 0 and below 1.
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        share: share of a sample's inputs that are set to 0, above 0 and below 1.
+        clients: numbers of the clients whose data are changed, see :class:`flsv.data.ClientChoice`.
 
     Example:
         >>> LostInputs(0.5)(torch.ones(1, 2, 2), torch.zeros(1), num_classes=2, generator=torch.Generator())[0]
@@ -168,10 +174,10 @@ class LostInputs(Corruption):
 
 
 class TurnedInputs(Corruption):
-    """Corruption that reverses the order of the inputs, as of a sensor that was mounted upside down.
+    """Corruption that reverses the order of the inputs, like a sensor that was mounted upside down.
 
     Args:
-        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        clients: numbers of the clients whose data are changed, see :class:`flsv.data.ClientChoice`.
 
     Example:
         >>> TurnedInputs()(torch.arange(3.0)[None], torch.zeros(1), num_classes=2, generator=torch.Generator())[0]

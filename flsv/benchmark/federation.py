@@ -1,9 +1,9 @@
-"""Federations of the benchmark: each is a YAML file in this package, so small that all its coalitions, or those along
-some orders of its clients, can be trained.
+"""Federations of the benchmark, each given by a YAML file in this package.
 
-A file holds the sections ``data`` and ``model`` of a configuration of ``flsv fit``, and the number of rounds, the
-performance by which models are scored, the bad clients by kind, and whether the federation is held out from tuning.
-Files of your own work in the same way, wherever they are.
+They are so small that all coalitions of clients, or a random part of them, can be trained. A file has the sections
+``data`` and ``model`` of a configuration of ``flsv fit``, the number of rounds, the performance by which models are
+scored, the bad clients by kind, and the set (such as ``held_out``) to which the federation belongs. Your own files in
+any folder work in the same way.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from flsv.utilities.errors import ConfigurationError
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 SETS = ("tuning", "held_out", "fresh")
-#: Share of their samples that clients hold out where a metric has them evaluate models.
+#: Share of their samples that clients hold out if they evaluate models for a metric.
 CLIENT_VAL_FRACTION = 0.2
 
 
-#: Fields of a federation that change no value.
+#: Fields of a federation on which no metric's values depend.
 ELSEWHERE = ("name", "title", "set", "bad", "circles", "needs", "root")
 
 
@@ -50,25 +50,28 @@ class Federation:
     """Federation of the benchmark.
 
     Args:
-        name: the file's name without its ending.
-        title: description in words.
-        set: ``"tuning"``; ``"held_out"``: nothing in flsv was chosen by looking at it; or ``"fresh"``: made after the
-            last choice, of the kinds in which metrics fail, and looked at once. A file without ``set`` is held out.
+        name: name of the file without its ending.
+        title: description of the federation in words.
+        set: ``"tuning"``: used for design choices in flsv; ``"held_out"``: not used for any choice; ``"fresh"``:
+            created after the last choice, with data on which metrics often fail, and evaluated only once. A file
+            without ``set`` is held out.
         rounds: number of rounds.
-        data: the section ``data`` of a configuration of ``flsv fit``.
-        model: the section ``model``.
+        data: section ``data`` of a configuration of ``flsv fit``.
+        model: section ``model`` of a configuration of ``flsv fit``.
         performance: score of a model on the server's validation set, see :mod:`flsv.games.performance`.
-        mode: likewise.
-        bad: kind of badness to the clients of that kind.
-        attacks: as of :class:`flsv.FederatedLoop`.
-        local_epochs: likewise.
-        circles: 0: the truth uses all 2^n coalitions. With more than about ten clients: the number of circles of
-            clients per training seed along which coalitions are trained, see :mod:`flsv.benchmark.truth`.
-        needs: files below ``root`` that it needs.
+        mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better; None: as the
+            performance defines.
+        bad: ``{kind: clients}``, the numbers of the bad clients by kind of badness.
+        attacks: class paths and arguments of attacks on the clients' uploads, see :mod:`flsv.attacks`.
+        local_epochs: number of local epochs of a client per round.
+        circles: 0: the ground truth uses all 2^n coalitions of the n clients. For more than about ten clients: the
+            number of random circular orders of clients per training seed, from which coalitions are taken, see
+            :mod:`flsv.benchmark.truth`.
+        needs: paths, relative to ``root``, of the files that the federation needs.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> digits = federation("digits_sizes")
@@ -92,10 +95,10 @@ class Federation:
     root: str | None = None
 
     def check(self) -> None:
-        """Read the data and make the module, the attacks and the performance, before training.
+        """Check before training that data, module, attacks and performance can be created.
 
         Raises:
-            ConfigurationError: one of them cannot be made; the message says why and what to do.
+            ConfigurationError: one of these cannot be created; the message says why and what to do.
         """
         clients = len(self.num_samples)
         for kind, bad in self.bad.items():
@@ -111,37 +114,38 @@ class Federation:
 
     @property
     def available(self) -> bool:
-        """True if all files of its data exist."""
+        """True if all files that the federation needs exist."""
         return not self.missing
 
     @property
     def missing(self) -> list[str]:
-        """Files of its data that do not exist."""
+        """Files that the federation needs and that do not exist."""
         root = self._root
         return [path for path in self.needs if root is None or not (Path(root) / path).exists()]
 
     @cached_property
     def classifies(self) -> bool:
-        """True if its samples have classes."""
+        """True if the federation's samples have classes."""
         return self.datamodule().no_classes is None
 
     def datamodule(self) -> FederatedDataModule:
-        """Return the partitioned data; the same object every time, until :meth:`release`."""
+        """Return the federation's partitioned data; the same object at every call until :meth:`release`."""
         return self._datamodule
 
     def release(self) -> None:
-        """Release the data; the next use reads them again."""
+        """Free the memory of the data; the next use reads them again."""
         for name in ("_datamodule", "with_client_validation"):
             self.__dict__.pop(name, None)
 
     @cached_property
     def num_samples(self) -> torch.Tensor:
-        """Every client's number of training samples, int64 ``[n]``; kept when the data are released."""
+        """Number of training samples of each client, int64 ``[n]``; available also after :meth:`release`."""
         return self.datamodule().num_samples
 
     @cached_property
     def identity(self) -> Identity:
-        """Settings, versions and data on which its values depend; kept when the data are released."""
+        """Settings, versions and hashes of data on which values in this federation depend; available also after
+        :meth:`release`."""
         said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ELSEWHERE}
         told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
         return Identity({**versions(), **told}, sample_hashes(self.datamodule()))
@@ -165,23 +169,25 @@ class Federation:
 
     @cached_property
     def with_client_validation(self) -> Federation:
-        """Federation in which every client holds out a fifth of its samples for validation, which corruptions of
-        training data do not change. Itself where clients have validation sets anyway."""
+        """This federation with a validation set of a fifth of the samples at each client, which corruptions do not
+        change.
+
+        It is this federation itself if the clients have validation sets already."""
         splits = self.data.get("splits", {})
         if splits.get("client_val"):
             return self
         return replace(self, data={**self.data, "splits": {**splits, "client_val": CLIENT_VAL_FRACTION}})
 
     def module(self) -> L.LightningModule:
-        """Make a new module; its network is built when training starts."""
+        """Return a new LightningModule of the section ``model``; its network is built when training starts."""
         return self._built(L.LightningModule, dict(self.model))
 
     def attackers(self) -> list[Attack | Collusion]:
-        """Make new objects of the attacks."""
+        """Return new objects of the federation's attacks."""
         return self._built(list[Attack | Collusion], copy.deepcopy(list(self.attacks)))
 
     def trainer(self, *callbacks: L.Callback) -> L.Trainer:
-        """Make a new trainer of ``rounds`` rounds on the CPU, which writes no files."""
+        """Return a new trainer for all rounds, with these callbacks; it runs on the CPU and writes no files."""
         return L.Trainer(
             max_epochs=self.rounds,
             accelerator="cpu",
@@ -193,7 +199,7 @@ class Federation:
         )
 
     def badness(self) -> dict[str, torch.Tensor]:
-        """Return for each kind of badness its clients, bool ``[n]``."""
+        """Return ``{kind: clients}``, which clients have each kind of badness, bool ``[n]``."""
         found = {}
         for kind, clients in self.bad.items():
             found[kind] = torch.zeros(len(self.num_samples), dtype=torch.bool)
@@ -205,7 +211,7 @@ class Federation:
         return self.root or os.environ.get("FLSV_DATA_ROOT")
 
     def _built(self, kind: Any, section: Any) -> Any:
-        """Build the object that a section of the file describes."""
+        """Return the object of type ``kind`` that a section of the file describes."""
         parser = ArgumentParser(exit_on_error=False)
         if kind is FederatedDataModule:
             parser.add_class_arguments(kind, "part")
@@ -220,7 +226,11 @@ class Federation:
 
 
 def federation(name: str, root: str | None = None) -> Federation:
-    """Read a federation of the package by its name, or one of your own by its file.
+    """Read a federation of the package by its name, or your own federation by the path of its YAML file.
+
+    Args:
+        name: name of the federation, or path of a file.
+        root: folder of the data; None: ``$FLSV_DATA_ROOT``.
 
     Raises:
         ConfigurationError: there is no federation of this name, or the file has unknown or wrong entries.
@@ -240,18 +250,18 @@ def federation(name: str, root: str | None = None) -> Federation:
 
 
 def names(which: str | None = None) -> list[str]:
-    """List the names of the package's federations, or of those of a set."""
+    """Return the names of the package's federations; with ``which``, only of the federations in this set."""
     found = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
     return found if which is None else [name for name in found if federation(name).set == which]
 
 
 def available_federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
-    """Read federations by names, sets and files, and leave out those whose data do not exist.
+    """Read federations by names, sets and files, and leave out federations whose data do not exist.
 
     Args:
-        given: names and files as of :func:`federation`, or names of sets.
+        given: names or files of federations, see :func:`federation`, or names of sets.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``.
-        say: called with a message for each federation that is left out.
+        say: function that is called with a message for each federation that is left out.
 
     Raises:
         ConfigurationError: no federation is left.
@@ -271,7 +281,7 @@ def available_federations(given: Sequence[str], root: str | None, say: Callable[
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Lightning and warnings of the many fits of a benchmark, within the context."""
+    """Silence Lightning's log and all warnings within the context."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""Metrics of the benchmark, with their arguments and needs, and baselines to compare them with.
+"""Metrics of the benchmark with their arguments and needs, and baselines with which they are compared.
 
-They are listed in ``metrics.yaml``; one of your own needs no entry: ``flsv bench --metric my_package.MyMetric``.
-Baselines are numbers of samples, the training loss, and values of the data alone.
+The metrics are listed in ``metrics.yaml``; your own metric needs no entry: ``flsv bench --metric my_package.MyMetric``.
+Baselines are numbers of samples, training losses, and values that are computed from the data alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flsv.metrics.base import latest
 from flsv.metrics.needs import NEEDS, needs_of
 from flsv.utilities.errors import ConfigurationError
 
-#: Principal components in which samples are compared.
+#: Number of principal components in which samples are compared.
 COMPONENTS = 32
 
 
@@ -41,8 +41,8 @@ class SampleCount(ContributionMetric):
     """Number of training samples of each client. ``compute`` returns ``[num_clients]``, NaN for clients never seen.
 
     Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        kwargs: see ``torchmetrics.Metric``.
+        num_clients: number of clients; None inside a ``FederatedLoop``, which sets it from the data.
+        kwargs: keyword arguments of ``torchmetrics.Metric``.
 
     Example:
         >>> metric = SampleCount(num_clients=3)
@@ -61,12 +61,12 @@ class SampleCount(ContributionMetric):
         self.add_state("counted", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
     def update(self, client_ids: Tensor, num_samples: Tensor) -> None:
-        """Add one round; shapes ``[k]``, ``[k]``."""
+        """Add a round: the numbers ``[k]`` of its k clients, and one value ``[k]`` of each."""
         self.counted = self.counted.clone()
         self.counted[client_ids] = num_samples.to(self.counted)
 
     def compute(self) -> Tensor:
-        """Return the clients' numbers of samples, ``[num_clients]``."""
+        """Return the number of samples of each client, ``[num_clients]``; NaN for clients never seen."""
         return self.counted
 
 
@@ -90,33 +90,34 @@ class TrainingLoss(SampleCount):
 
     # For mypy: torchmetrics' update takes anything.
     def update(self, client_ids: Tensor, losses: Tensor) -> None:  # type: ignore[override]
-        """Add one round; shapes ``[k]``, ``[k]``."""
+        """Add a round: the numbers ``[k]`` of its k clients, and one value ``[k]`` of each."""
         self.total = self.total.index_add(0, client_ids, losses.to(self.total))
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(losses).to(self.seen))
 
     def compute(self) -> Tensor:
-        """Compute minus the mean losses, ``[num_clients]``, NaN for clients never seen."""
+        """Compute minus the mean training loss of each client, ``[num_clients]``; NaN for clients never seen."""
         return -self.total / self.seen  # 0 / 0 is NaN
 
 
 def divergence(data: FederatedDataModule) -> Tensor:
-    """Compute the aggregation weights of Guo et al., ``[n]``: numbers of samples, lowered by the labels' divergence."""
+    """Compute the aggregation weights of Guo et al., ``[n]``: numbers of samples, reduced by the divergence of the
+    labels."""
     return divergence_weights(data.num_samples, label_divergence(data.class_counts))
 
 
 def knn(data: FederatedDataModule) -> Tensor:
     """Compute KNN Shapley values (10 neighbors) of the pooled samples and sum them by client, ``[n]``.
 
-    Samples are compared in principal components of the validation set.
+    Samples are compared in the principal components of the validation set.
     """
     x, y, owner, x2, y2 = _pooled(data)
     return _sums(knn_shapley(x, y, x2, y2), owner, data.num_clients)
 
 
 def lava_values(data: FederatedDataModule) -> Tensor:
-    """Compute LAVA's calibrated gradients of the pooled samples and sum them by client, times -1, ``[n]``.
+    """Compute LAVA's calibrated gradients of the pooled samples and return minus their sums by client, ``[n]``.
 
-    Samples are compared with the validation set in its principal components, with Gaussian classes.
+    Samples are compared with the validation set in its principal components; classes are approximated by Gaussians.
     """
     x, y, owner, x2, y2 = _pooled(data)
     return -_sums(lava(x, y, x2, y2, inner="gaussian"), owner, data.num_clients)
@@ -127,7 +128,11 @@ def _sums(values: Tensor, owner: Tensor, clients: int) -> Tensor:
 
 
 def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Pool all clients' samples: return samples, classes, owners, validation samples and their classes."""
+    """Pool the samples of all clients and project them on the principal components of the validation set.
+
+    Returns:
+        Samples, their classes and the numbers of their clients; validation samples and their classes.
+    """
     parts, owners = [], []
     for client in range(data.num_clients):
         batches = list(data.client_loader(client, shuffle=False))
@@ -148,26 +153,29 @@ def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     return (x - mean) @ basis / scale, y, torch.cat(owners), (x2 - mean) @ basis / scale, y2
 
 
-#: From this many clients on, the games of a round are sampled.
+#: From this number of clients on, coalitions of a round are sampled.
 MANY = 11
 
 
 class WrongArguments(ConfigurationError):
-    """Error of a metric that cannot be created in any federation."""
+    """Error of a metric that cannot be created in any federation, because its arguments are wrong."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Entry of a metric in the benchmark.
+    """Metric of the benchmark, with its arguments and needs.
 
     Args:
-        title: description in words.
-        made_by: a class, or a function from a data module that is set up to values ``[n]``; or the path of either.
-        arguments: arguments of the class. ``performance``, ``mode``, ``rounds`` and ``loss`` (the name of a loss that
-            the module logs; None for classifiers) are the federation's if they are missing and the class takes them.
-        needs: names in :data:`flsv.metrics.needs.NEEDS`, of a function; of a class those that it needs here beyond its
-            own, see :func:`flsv.metrics.needs.needs_of`.
-        client_algorithm: class path of the metric's client algorithm, which must not change the trained models.
+        title: description of the metric in words.
+        made_by: class of the metric, or function that returns values ``[n]`` for a data module after ``setup``; or the
+            import path of either.
+        arguments: arguments of the class. If the class has the arguments ``performance``, ``mode``, ``rounds`` or
+            ``loss`` (the name of a loss that the module logs; None for classifiers) and they are missing here, they are
+            set by the federation.
+        needs: what the metric needs, by names in :data:`flsv.metrics.needs.NEEDS`; for a class only needs that
+            :func:`flsv.metrics.needs.needs_of` does not find.
+        client_algorithm: class path of the client algorithm that the metric requires; it must not change the trained
+            models.
         per_client: budget of the estimator, in evaluations per client and round, with :data:`MANY` clients or more;
             None: the metric's default.
     """
@@ -185,7 +193,7 @@ class Entry:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Needs of the metric, by their names in :data:`flsv.metrics.needs.NEEDS`."""
+        """All needs of the metric, by their names in :data:`flsv.metrics.needs.NEEDS`."""
         made_by = self._made_by
         own: tuple[str, ...] = ()
         if isinstance(made_by, type):
@@ -196,23 +204,23 @@ class Entry:
 
     @property
     def own(self) -> bool:
-        """True if the metric is not flsv's, so that its code may still change."""
+        """True if the metric is not part of flsv, so that its code may change."""
         return isinstance(self.made_by, str) and not self.made_by.startswith("flsv.")
 
     def identity(self) -> str:
-        """Hash the metric's class and arguments, and its code if it is not flsv's."""
+        """Return a hash of the metric's class, arguments and code."""
         said = (self.made_by, dict(self.arguments), self.client_algorithm, self.per_client)
         return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[:12]
 
     def options(self) -> dict[str, Any]:
-        """Make the arguments of :class:`flsv.FederatedLoop` that the metric requires."""
+        """Return the arguments of :class:`flsv.FederatedLoop` that the metric requires."""
         return {} if self.client_algorithm is None else {"client_algorithm": _located(self.client_algorithm)()}
 
     def build(self, federation: Federation) -> Metric | Callable[[FederatedDataModule], Tensor]:
-        """Make a new metric for a federation, or return the function of its data.
+        """Return a new metric for a federation, or, for a metric that is a function of the data, this function.
 
         Raises:
-            WrongArguments: the class does not take these arguments, or is no metric.
+            WrongArguments: the class does not accept these arguments, or is not a metric.
             ConfigurationError: the metric cannot be used in this federation.
         """
         if "classes" in self.needed and not federation.classifies:
@@ -242,7 +250,7 @@ class Entry:
 
 
 def identity_of(federations: Mapping[str, Federation], entries: Mapping[str, Entry]) -> Callable[[str, str], str]:
-    """Return a function from the names of a federation and a metric to the identity of their values."""
+    """Return a function that returns a hash of all settings of a federation and a metric, given their names."""
     where = {}
     for name, each in federations.items():
         where[name] = each.identity.key
@@ -263,13 +271,13 @@ def _located(path: str) -> Any:
 
 
 def entry(name: str) -> tuple[str, Entry]:
-    """Find a metric by its name or its class path, perhaps with arguments: ``my_package.MyMetric(momentum=0.5)``.
+    """Return a metric by its name or class path, optionally with arguments: ``my_package.MyMetric(momentum=0.5)``.
 
     Returns:
-        Its name in tables, and the entry.
+        The metric's name in tables, and its entry.
 
     Raises:
-        ConfigurationError: there is no such metric, or its arguments are no plain values.
+        ConfigurationError: there is no such metric, or its arguments are not plain values.
 
     Example:
         >>> entry("cgsv")[1].title
@@ -294,7 +302,7 @@ def entry(name: str) -> tuple[str, Entry]:
     return short, Entry(short, path, arguments, like.needs, like.client_algorithm)
 
 
-#: Compared with a metric of your own: numbers of samples, training losses, and a metric each without and with
+#: Metrics with which your own metric is compared: numbers of samples, training losses, one metric without and one with
 #: validation data.
 BASELINES = ("size", "training_loss", "cgsv", "fedsv_samples")
 METRICS = {

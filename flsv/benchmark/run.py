@@ -1,4 +1,4 @@
-"""Runs of metrics in the benchmark's federations, all metrics of a federation in one fit where possible."""
+"""Runs of metrics in the benchmark's federations; if possible, all metrics of a federation run in one fit."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from flsv.utilities.seeding import isolated_rngs
 
 
 def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
-    """Run one fit of a federation with these metrics in it, or without any.
+    """Run the metrics in a federation, or one fit without metrics, and return their values.
 
-    A metric that the federation refuses is left out. If a fit with all metrics fails, each gets a fit of its own, so
-    that an error affects one metric only. Metrics for which clients train more, or hold out samples, have own fits.
+    All metrics share one fit, except that metrics for which clients train more or hold out samples have separate fits.
+    A metric that the federation refuses is left out. If a fit with several metrics fails, each metric gets a separate
+    fit, so that an error affects only one metric.
 
     Args:
         federation: the federation to fit.
-        entries: metrics by name.
+        entries: ``{name: entry}`` of the metrics.
         seed: seed of the run.
 
     Returns:
         The metrics' values, costs, refusals and errors.
 
     Raises:
-        ConfigurationError: the fit fails without any metric, too, or a metric does not take its arguments.
+        ConfigurationError: the fit also fails without metrics, or a metric does not accept its arguments.
     """
     if not entries:
         return _fit(federation, {}, seed)
@@ -75,19 +76,20 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
 
 
 def _coalitions(metric: Metric) -> str:
-    """Return the option ``coalitions`` of a metric for which clients train coalitions; empty for others."""
+    """Return the option ``coalitions`` of a metric for which clients train coalitions; an empty text for other
+    metrics."""
     return str(metric.coalitions) if isinstance(metric, ShadowShapley) else ""
 
 
 def _asks_clients(metric: Metric) -> bool:
-    """Return whether clients evaluate models for the metric, on samples that they hold out."""
+    """Return whether clients evaluate models for the metric on their own validation samples."""
     return isinstance(metric, ContributionMetric) and metric.evaluates
 
 
 def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
-    gc.collect()  # the trainer, module and data of the run before refer to each other, and are large
+    gc.collect()  # the trainer, module and data of the previous run refer to each other, and are large
     metrics: dict[str, Any] = {name: each.build(federation) for name, each in entries.items()}
-    # Names in tables may have brackets; those of a loop's metrics may not.
+    # Metrics' names in tables may have brackets; names of metrics in a loop may not.
     keys = {name: f"metric_{place}" for place, name in enumerate(metrics)}
     given = next((each.options() for each in entries.values()), {})
     loop = FederatedLoop(
@@ -117,7 +119,7 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
 
 
 class _Clock:
-    """Clock of a loop's metrics, evaluations included, in processor time, which other programs do not affect."""
+    """Clock of the processor time that a loop's metrics take, including evaluations."""
 
     def __init__(self, loop: FederatedLoop) -> None:
         self.seconds, self._update = 0.0, loop.board.update
@@ -137,17 +139,17 @@ def bench(
     folder: Path | None = None,
     say: Any = print,
 ) -> BenchResults:
-    """Run all metrics in all federations.
+    """Run all metrics in all federations, each with several seeds.
 
     Args:
-        federations: by name, each with its truth.
-        entries: metrics by name.
-        seeds: runs of each federation.
-        folder: folder of stored values, which are not run again.
-        say: called with a message after every fit.
+        federations: ``{name: (federation, its ground truth)}``.
+        entries: ``{name: entry}`` of the metrics.
+        seeds: number of runs of each federation; the seeds are 0, 1, ...
+        folder: folder in which values are stored, so that they are not computed again; None: nothing is stored.
+        say: function that is called with a message after every fit.
 
     Returns:
-        All values, also those stored before.
+        All values, including those stored before.
 
     Raises:
         Exception: a fit fails even without metrics; the values of earlier fits are stored.

@@ -1,4 +1,4 @@
-"""Scores of clients' values against the truth, and storage of values in a file."""
+"""Scores that compare clients' values with the ground truth, and storage of values in a file."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ def nanmean(values: Iterable[float]) -> float:
 
 
 def spearman(values: Tensor, truth: Tensor) -> float:
-    """Compute the rank correlation, ties at their mean rank; 0 where all values are equal, since they rank nobody.
+    """Compute Spearman's rank correlation of a metric's values with the true values; ties get their mean rank.
+
+    It is 0 if all values are equal, because then they do not rank the clients.
 
     Args:
-        values: ``[n]``, a metric's values. Clients without a value (NaN) share the last rank.
+        values: ``[n]``, the metric's values; clients without a value (NaN) share the last rank.
         truth: ``[n]``, the true values.
 
     Example:
@@ -47,7 +49,11 @@ def spearman(values: Tensor, truth: Tensor) -> float:
 
 
 def pearson(values: Tensor, truth: Tensor) -> float:
-    """Compute the correlation; 0 where all values are equal. Clients without a value get the least of the others.
+    """Compute Pearson's correlation of a metric's values with the true values; 0 if all values are equal.
+
+    Args:
+        values: ``[n]``, the metric's values; clients without a value (NaN) get the smallest value of the others.
+        truth: ``[n]``, the true values.
 
     Example:
         >>> round(pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0])), 3)
@@ -63,9 +69,15 @@ def pearson(values: Tensor, truth: Tensor) -> float:
 
 
 def share_error(values: Tensor, truth: Tensor) -> float:
-    """Compute the part of a payment that goes to the wrong clients, 0 to 1: half the sum of the differences of shares.
+    """Compute the share of a payment by a metric's values that goes to the wrong clients, between 0 and 1.
 
-    Shares are the values above 0, scaled to sum to 1; equal shares if no value is above 0.
+    It is half the sum of the absolute differences between the shares by the metric and by the truth. A client's share
+    is its value divided by the sum of the values above 0; negative values count as 0, and all shares are equal if no
+    value is above 0.
+
+    Args:
+        values: ``[n]``, the metric's values.
+        truth: ``[n]``, the true values.
 
     Example:
         >>> share_error(torch.tensor([1.0, 1.0, -3.0]), torch.tensor([3.0, 1.0, 0.0]))
@@ -75,7 +87,10 @@ def share_error(values: Tensor, truth: Tensor) -> float:
 
 
 def shares(values: Tensor) -> Tensor:
-    """Compute shares, float64 ``[n]``: the values above 0, scaled to sum to 1; equal if none is. NaN counts as 0.
+    """Convert clients' values to shares of a payment, float64 ``[n]``, which sum to 1.
+
+    Shares are proportional to the values above 0; negative values and NaN count as 0, and all shares are equal if no
+    value is above 0.
 
     Example:
         >>> shares(torch.tensor([3.0, 1.0, -1.0]))
@@ -87,7 +102,13 @@ def shares(values: Tensor) -> Tensor:
 
 
 def auroc(values: Tensor, bad: Tensor) -> float:
-    """Compute the probability that a bad client (bool ``[n]``) has a lower value than a good one; NaN without either.
+    """Compute the probability that a bad client has a lower value than a good client.
+
+    It is NaN if there are no bad clients, or no good ones.
+
+    Args:
+        values: ``[n]``, the metric's values.
+        bad: bool ``[n]``, True for bad clients.
 
     Example:
         >>> auroc(torch.tensor([0.5, 0.4, 0.1]), torch.tensor([False, False, True]))
@@ -95,7 +116,7 @@ def auroc(values: Tensor, bad: Tensor) -> float:
     """
     if bad.all() or not bad.any():
         return float("nan")
-    # Ranks in [0, 1], which torchmetrics takes for probabilities; it passes other numbers through a sigmoid.
+    # Ranks in [0, 1], which torchmetrics accepts as probabilities; it applies a sigmoid to other numbers.
     score = 1 - _ranks(values) / len(values)
     return float(binary_auroc(score, bad.int()))
 
@@ -105,34 +126,35 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _filled(values: Tensor) -> Tensor:
-    """Convert to float64 and replace NaN by the least of the other values."""
+    """Convert values to float64 and replace NaN and infinite values by the smallest of the other values."""
     values = values.detach().cpu().double()
     known = values[values.isfinite()]
     return values.where(values.isfinite(), known.min() if len(known) else torch.zeros((), dtype=torch.float64))
 
 
-#: Columns of values.csv, and how their cells are read.
+#: Columns of values.csv, and the function that reads the cells of each.
 COLUMNS: dict[str, Cell] = {
     **{"federation": str, "seed": parse_int, "metric": str, "client": parse_int, "value": number_or_nan},
     **{"low": number_or_nan, "high": number_or_nan, "identity": str},
 }
 Interval = tuple[Tensor, Tensor]
 Key = tuple[str, int, str]
-"""Name of the federation, seed, name of the metric."""
+"""Key of a run's values: name of the federation, seed, name of the metric."""
 
 
 @dataclass(eq=False)
 class Values:
-    """Result of a run.
+    """Results of metrics in one run of a federation.
 
     Args:
-        values: metric to values ``[n]``.
-        refused: metric to the reason why it has no values in this federation.
-        seconds: metric to processor seconds of its updates, evaluations included; only where it had a fit of its own.
-        evaluations: metric to the number of coalitions that it evaluated.
-        fit: processor seconds of the whole fit.
-        intervals: metric to the ends ``[n]`` of its own 90 % intervals, where it has any.
-        failed: metric to the traceback of an error that is not the configuration's.
+        values: ``{metric: values}``, the clients' values ``[n]``.
+        refused: ``{metric: reason}``, why a metric has no values in this federation.
+        seconds: ``{metric: seconds}``, processor time of a metric's updates, including evaluations; only for metrics
+            that had a separate fit.
+        evaluations: ``{metric: number}``, how many coalitions a metric evaluated.
+        fit: processor time of the whole fit in seconds.
+        intervals: ``{metric: (low, high)}``, the ends ``[n]`` of the 90 % intervals that a metric reports, if it does.
+        failed: ``{metric: traceback}`` of errors other than a ``ConfigurationError``.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -144,12 +166,12 @@ class Values:
     failed: dict[str, str] = field(default_factory=dict)
 
     def record_error(self, metric: str, error: Exception) -> None:
-        """Record that a metric has no value because of an error."""
+        """Record the error because of which a metric has no values."""
         errors = self.refused if isinstance(error, ConfigurationError) else self.failed
         errors[metric] = error_text(error)
 
     def add(self, other: Values) -> None:
-        """Add the result of another fit."""
+        """Add the results ``other`` of another fit."""
         for name, found in vars(other).items():
             if name != "fit":
                 getattr(self, name).update(found)
@@ -157,22 +179,22 @@ class Values:
 
 
 def error_text(error: Exception) -> str:
-    """Format an error for the user: the text of a ``ConfigurationError``, the traceback of any other."""
+    """Return the text of a ``ConfigurationError``, or the traceback of another error."""
     return str(error) if isinstance(error, ConfigurationError) else "".join(traceback.format_exception(error))
 
 
 class BenchResults:
     """Values of clients by federation, seed and metric, stored in ``values.csv`` of a folder.
 
-    Stored values are not run again. Errors and refusals are not stored.
+    Stored values are not computed again. Errors and refusals are not stored in the file.
 
     Args:
-        folder: folder of the file; None: nothing is stored.
-        identity: maps the names of a federation and a metric to the identity of their values, see
-            :func:`flsv.benchmark.registry.identity_of`. Rows of other identities are ignored.
+        folder: folder of ``values.csv``; None: nothing is stored.
+        identity: function that returns a hash of all settings on which values depend, given the names of a federation
+            and a metric, see :func:`flsv.benchmark.registry.identity_of`. Stored rows with another hash are ignored.
 
     Attributes:
-        failed: the tracebacks of this call's errors.
+        failed: tracebacks of the errors since this object was created.
         refused: the reasons why metrics have no value.
     """
 
@@ -196,12 +218,12 @@ class BenchResults:
                 self.intervals[key] = low, high
 
     def runs(self, federation: str, metric: str) -> dict[int, Tensor]:
-        """Return a metric's values in a federation by seed, the seeds ascending."""
+        """Return ``{seed: values}``, a metric's values in a federation, sorted by seed."""
         found = {seed: each for (name, seed, of), each in self.values.items() if (name, of) == (federation, metric)}
         return dict(sorted(found.items()))
 
     def add(self, federation: str, seed: int, run: Values) -> None:
-        """Add and store the result of one run."""
+        """Add and store the results ``run`` of metrics in one run of a federation."""
         rows: list[list[Any]] = []
         self.failed |= {(federation, seed, name): why for name, why in run.failed.items()}
         self.refused |= {(federation, seed, name): why for name, why in run.refused.items()}

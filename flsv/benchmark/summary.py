@@ -1,4 +1,4 @@
-"""Summary of the benchmark: a table of scores for every metric."""
+"""Summary of the benchmark: tables of the metrics' scores and costs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flsv.utilities.csv_files import Cell, number_or_nan
 from flsv.utilities.result_file import ResultFile
 
 Known = Mapping[str, tuple[Federation, Truth]]
-#: Columns of costs.csv, and how their cells are read.
+#: Columns of costs.csv, and the function that reads the cells of each.
 COST_COLUMNS: dict[str, Cell] = {
     "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
 }  # fmt: skip
@@ -44,12 +44,12 @@ BY_SET = [
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a metric in a fit of its own.
+    """Cost of a metric, measured in a fit with this metric alone.
 
     Args:
-        seconds: processor seconds per round, evaluations included.
-        evaluations: models evaluated per round.
-        training: processor seconds per round of the rest of the fit.
+        seconds: processor time of the metric per round in seconds, including evaluations.
+        evaluations: number of models evaluated per round.
+        training: processor time of the rest of the fit per round in seconds.
     """
 
     seconds: float
@@ -58,10 +58,14 @@ class Cost:
 
 
 def as_shares(values: Tensor, interval: Interval) -> Interval | None:
-    """Convert the ends ``[n]`` of an interval of values to those of shares, or return None if no value is above 0.
+    """Convert intervals of clients' values to intervals of their shares; return None if no value is above 0.
 
-    They are divided by the sum of the values above 0, as in :func:`flsv.benchmark.scores.shares`; the sum's own error
-    is not included.
+    The ends are divided by the sum of the values above 0, as in :func:`flsv.benchmark.scores.shares`; the error of this
+    sum is not included.
+
+    Args:
+        values: the clients' values, ``[n]``.
+        interval: the lower and the upper ends of the values' intervals, ``[n]`` each.
 
     Example:
         >>> import torch
@@ -73,8 +77,15 @@ def as_shares(values: Tensor, interval: Interval) -> Interval | None:
 
 
 def covered(results: BenchResults, federations: Known, metric: str) -> float:
-    """Compute the part of the cases (clients in runs) in which a metric's 90 % interval holds a client's true share;
-    NaN for a metric without intervals."""
+    """Compute how often a metric's 90 % interval contains a client's true share, over all clients and runs.
+
+    It is NaN for a metric without intervals.
+
+    Args:
+        results: values and intervals of all runs.
+        federations: ``{name: (federation, its ground truth)}``.
+        metric: name of the metric.
+    """
     held: list[bool] = []
     for name, (_, truth) in federations.items():
         for seed, values in results.runs(name, metric).items():
@@ -86,26 +97,28 @@ def covered(results: BenchResults, federations: Known, metric: str) -> float:
 
 
 def _held(interval: Interval, value: Tensor) -> list[bool]:
-    """Return for each client with an interval whether it holds the client's value."""
+    """Return for each client with an interval whether the interval contains the client's value."""
     low, high = interval
     known = (low == low) & (high == high)
-    # An end may equal the value, where nothing has varied: rounding must not put it outside.
+    # An end equals the value if nothing has varied: rounding must not exclude the value.
     slack = 1e-6 * value.abs()
     return ((low - slack <= value) & (value <= high + slack))[known].tolist()
 
 
 def summarize(results: BenchResults, federations: Known, metrics: Iterable[str]) -> DataFrame:
-    """Summarize the metrics' scores: a row for each metric, the best first; NaN where nothing was measured.
+    """Summarize the metrics' scores: a table with one row per metric, the best first; NaN for missing scores.
 
-    Columns: a set's name and ``all``, the mean rank correlation with the truth over the federations of the set and over
-    all; ``interval``, half the width of the 90 % interval of the latter, over the seeds of the runs; ``worst`` and
-    ``where``, the least of a federation; ``pearson``; ``error`` of shares, see :func:`flsv.benchmark.share_error`;
-    ``auroc <kind>``, the chance that a client that is bad in this way is below another; ``seeds``, mean rank
-    correlation of the values of two seeds; ``federations`` with a value.
+    The columns are: one per set of federations, named after it, with the mean rank correlation with the truth over the
+    federations of the set; ``all``, the mean over all federations; ``interval``, half the width of the 90 % interval of
+    ``all``, over the seeds of the runs; ``worst``, the lowest rank correlation in a federation, and ``where``, the name
+    of this federation; ``pearson``, the mean correlation with the truth; ``error``, see
+    :func:`flsv.benchmark.share_error`; ``auroc <kind>``, the probability that a client with this kind of badness has a
+    lower value than a good client; ``seeds``, the mean rank correlation between the values of two seeds; and
+    ``federations``, the number of federations in which the metric has values.
 
     Args:
         results: values of all runs.
-        federations: by name, each with its truth.
+        federations: ``{name: (federation, its ground truth)}``.
         metrics: names of the metrics.
     """
     scores = scores_of(results, federations)
@@ -126,14 +139,22 @@ def summarize(results: BenchResults, federations: Known, metrics: Iterable[str])
 
 
 def by_set(results: BenchResults, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]) -> DataFrame:
-    """Summarize the metrics' scores by set of federations: a row for each set and metric, the best first.
+    """Summarize the metrics' scores by set of federations: a table with one row per set and metric, the best first.
 
-    Columns: ``rank_correlation`` with the truth, half its 90 % ``interval`` over the runs' seeds, and what part it is
-    ``of_ceiling``; its ``lead`` over the metric of the next row, mean over the federations that both have a value in,
-    and half the lead's 90 % interval over these (``lead_interval``); the ``worst`` of a federation, and ``where``; the
-    part of a payment that is ``misallocated``; the part of the cases in which the metric's own 90 % ``interval_covers``
-    the truth; the number of ``federations``; ``ms_a_round`` of the processor; and ``auroc <kind>``, see
-    :func:`summarize`. Arguments as of :func:`summarize`, and :func:`costs`.
+    The columns are: ``rank_correlation`` with the truth; ``interval``, half the width of its 90 % interval over the
+    runs' seeds; ``of_ceiling``, the rank correlation divided by the mean of :attr:`flsv.benchmark.Truth.ceiling`;
+    ``lead``, the mean difference to the rank correlation of the metric in the next row, over the federations in which
+    both have values; ``lead_interval``, half the width of the lead's 90 % interval over these federations; ``worst``
+    and ``where``, see :func:`summarize`; ``misallocated``, the share of a payment that goes to the wrong clients;
+    ``interval_covers``, how often the metric's 90 % interval contains the true share; ``federations``, the number of
+    federations with values; ``ms_a_round``, the processor time per round in milliseconds; and ``auroc <kind>``, see
+    :func:`summarize`.
+
+    Args:
+        results: values of all runs.
+        federations: ``{name: (federation, its ground truth)}``.
+        metrics: names of the metrics.
+        costs: ``{metric: cost}``, the result of :func:`costs`.
     """
     names, parts = [*metrics], []
     for which in SETS:
@@ -160,7 +181,16 @@ def two_digits(value: float) -> str:
 
 
 def scores_of(results: BenchResults, federations: Known) -> DataFrame:
-    """Score each run of a metric against the truth: a row per run, with ``auroc <kind>`` for each kind of badness."""
+    """Compare each run of a metric with the truth: a table with one row per run and one column per score.
+
+    Args:
+        results: values of all runs.
+        federations: ``{name: (federation, its ground truth)}``.
+
+    Returns:
+        A table with the columns ``federation``, ``seed``, ``metric``, ``spearman``, ``pearson``, ``error`` and, for
+        each kind of bad clients, ``auroc <kind>``.
+    """
     kinds = sorted({kind for each, _ in federations.values() for kind in each.bad})
     rows = []
     for (name, seed, metric), values in results.values.items():
@@ -176,17 +206,27 @@ def scores_of(results: BenchResults, federations: Known) -> DataFrame:
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
-    """Average the rank correlations with the truth over the seeds: a row per metric, a column per federation."""
+    """Average the rank correlations with the truth over the seeds: a table with a row per metric and a column per
+    federation."""
     return scores.pivot_table("spearman", "metric", "federation")
 
 
 def costs(
     federation: Federation, entries: Mapping[str, Entry], path: Path | None = None, say: Callable[[str], None] = print
 ) -> dict[str, Cost]:
-    """Measure the cost of every metric in a fit of its own; costs stored in the CSV file ``path`` are read from there.
+    """Measure the cost of every metric in a fit with this metric alone.
 
-    The time of a function of the data is divided by the rounds. The cost of a metric with a client algorithm is the
-    additional time of the whole fit.
+    For a metric that is computed once from the data, the time is divided by the number of rounds. The cost of a metric
+    with a client algorithm is the additional time of the whole fit.
+
+    Args:
+        federation: the federation in which costs are measured.
+        entries: ``{name: entry}`` of the metrics.
+        path: CSV file in which costs are stored; stored costs are not measured again. None: nothing is stored.
+        say: function that is called with a message for each metric.
+
+    Returns:
+        ``{metric: cost}``; metrics that fail are left out.
     """
     own = {name: f"{each.identity()} {federation.identity.key}" for name, each in entries.items()}
     kept = None if path is None else ResultFile(path, COST_COLUMNS)
@@ -199,7 +239,7 @@ def costs(
         if name in found.refused or name in found.failed:
             continue
         seconds, rounds = found.seconds.get(name, NAN), federation.rounds
-        if each.client_algorithm is not None:  # the clients' part of its cost is in the training
+        if each.client_algorithm is not None:  # the metric's cost at the clients is part of the training
             seconds = max(seconds, found.fit - run_metrics(federation, {}, seed=0).fit)
         training = max(found.fit - found.seconds.get(name, 0.0), 0.0) if found.fit else 0.0
         known[name] = Cost(seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds)
@@ -214,8 +254,15 @@ def _between_seeds(results: BenchResults, federation: str, metric: str) -> float
 
 
 def _interval(runs: DataFrame, level: float = 0.9) -> float:
-    """Compute half the width of the interval of the mean over federations, by Student's t from the spread over seeds
-    within each. A federation with a single seed gets the mean spread of the others; NaN if all have one seed."""
+    """Compute half the width of the interval of a metric's mean rank correlation over federations.
+
+    It follows from Student's t and the variance over seeds within each federation. A federation with a single seed gets
+    the mean variance of the others; the result is NaN if all federations have one seed.
+
+    Args:
+        runs: the metric's rows of :func:`scores_of`.
+        level: coverage of the interval.
+    """
     scores = runs.groupby("federation")["spearman"]
     counts, spreads = scores.count(), scores.var()
     if spreads.isna().all():

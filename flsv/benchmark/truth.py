@@ -1,18 +1,20 @@
-"""Ground truth of the benchmark: values of clients from coalitions that were trained with several seeds.
+"""Ground truth of the benchmark: Shapley values of clients from coalitions that were trained with several seeds.
 
-All coalitions of a federation are trained, or, with many clients, those along orders. The Shapley value is the mean
-over all orders of the utility that a client adds to those before it. In orders drawn independently chance decides which
-clients come early, where they add most. So the clients are put on a circle, in random order, and all 2 n orders are
-used that begin anywhere on it and go either way: each client has each place twice. Their prefixes are the arcs of the
-circle, n (n - 1) coalitions beside the empty and the full one, since an order and its reverse use the same. Each of
-these orders is as random as one drawn independently, so the mean is unbiased; a circle is one sample.
+With few clients, all coalitions of a federation are trained. With many clients, coalitions are sampled as follows. The
+Shapley value of a client is the mean, over all orders of the n clients, of the utility that the client adds to the
+clients before it. A client adds most if it comes early, and in independent random orders chance decides which clients
+come early. So the clients are put on a circle in random order, and all 2 n orders are used that begin anywhere on the
+circle and go in either direction: each client then has each position twice. The coalitions to train are the arcs of the
+circle: n (n - 1) coalitions, the empty and the full coalition. Each of the orders has the distribution of a random
+order, so the mean is unbiased; a circle counts as one sample.
 
-With as many trained coalitions the variance is a small part of that of orders and reverses drawn independently
-(Castro et al. 2009): below a fifth on the shipped tables of six clients, ``tests/benchmark/test_true_values.py``.
+For the same number of trained coalitions, the variance is much smaller than with independent random orders and their
+reverses (Castro et al. 2009): less than a fifth on the package's tables of six clients, see
+``tests/benchmark/test_true_values.py``.
 
-The utilities are stored in a small CSV file per federation, with a row per coalition and seed, see
-:class:`flsv.games.stored_utility.StoredUtility`. The package contains those of its own federations; :func:`make_truth`
-makes them, continues where it was stopped, and makes those of your own federations.
+The utilities are stored in one CSV file per federation, with a row per coalition and seed, see
+:class:`flsv.games.stored_utility.StoredUtility`. The package contains the files of its own federations.
+:func:`make_truth` creates such files, also for your own federations, and continues after an interruption.
 """
 
 from __future__ import annotations
@@ -48,22 +50,22 @@ from flsv.utilities.result_file import ResultFile
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
 FOLDER = Path(__file__).parent / "truths"
-#: Seeds with which no metric is run: no metric sees a run that is part of the truth.
+#: Training seeds of the ground truth; no metric is run with these seeds.
 SEEDS = (100, 101, 102, 103, 104)
-#: Number of coalitions trained side by side, and the most clients for which all coalitions are trained.
+#: Number of coalitions trained at the same time, and largest number of clients for which all coalitions are trained.
 CHUNK, MOST_CLIENTS = 192, min(10, MAX_EXACT_PLAYERS)
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """True Shapley values of a federation's clients, by training seed.
+    """Shapley values of a federation's n clients from trained coalitions, by training seed.
 
     Args:
-        seeds: the s seeds of the trainings.
-        values: float64 ``[s, n]``, every seed's own Shapley values.
+        seeds: the s seeds with which coalitions were trained.
+        values: float64 ``[s, n]``, the Shapley values for each seed.
         trained: number of coalitions trained with each seed.
-        utilities: float64 ``[s, 2^n]`` of all coalitions, bit i of a coalition's number is client i; None where only
-            some were trained.
+        utilities: float64 ``[s, 2^n]``, utilities of all coalitions, where bit i of a coalition's number stands for
+            client i; None if only some coalitions were trained.
 
     Example:
         >>> from flsv.benchmark import federation, truth_table
@@ -82,18 +84,19 @@ class Truth:
 
     @property
     def num_clients(self) -> int:
-        """Number of clients n."""
+        """Number n of clients."""
         return self.values.shape[1]
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the values over the seeds, float64 ``[n]``."""
+        """Mean of the Shapley values over the seeds, float64 ``[n]``."""
         return self.values.mean(0)
 
     def interval(self, level: float = 0.9) -> Tensor:
-        """Compute half the width of the mean's interval, float64 ``[n]``, by Student's t over the seeds.
+        """Compute half the width of the interval of :attr:`mean`, float64 ``[n]``, by Student's t over the seeds.
 
-        It is NaN of one seed. Seeds draw their own orders, so that the interval includes the sampling error.
+        It is NaN for a single seed. Each seed draws its own orders of clients, so the interval includes the sampling
+        error.
         """
         count = len(self.seeds)
         variance = self.values.var(0, correction=min(1, count - 1)) / count
@@ -101,23 +104,30 @@ class Truth:
 
     @property
     def ceiling(self) -> float:
-        """Mean rank correlation of one seed's values with the mean of the others', which a metric of one run can hardly
-        exceed. NaN of one seed. Where coalitions are sampled, sampling error makes it too low."""
+        """Mean rank correlation of one seed's values with the mean values of the other seeds.
+
+        A metric of a single run can hardly exceed it. It is NaN for a single seed. If coalitions are sampled, the
+        sampling error makes it too low."""
         values = self.values
         others = [torch.cat([values[:s], values[s + 1 :]]).mean(0) for s in range(len(values))]
         return nanmean(spearman(mine, rest) for mine, rest in zip(values, others)) if len(values) > 1 else NAN
 
 
 def exact_truth(seeds: Sequence[int], utilities: Tensor) -> Truth:
-    """Compute the truth from the utilities ``[s, 2^n]`` of all coalitions."""
+    """Compute the ground truth from the utilities ``[s, 2^n]`` of all coalitions for s training seeds."""
     values = shapley_of_table(utilities.T.contiguous()).T
     return Truth(tuple(seeds), values, utilities.shape[1], utilities)
 
 
 def sampled_truth(utilities: Mapping[int, Mapping[Members, float]], num_clients: int, circles: int) -> Truth:
-    """Compute the truth from the utilities of the coalitions on random circles, by seed and members.
+    """Compute the ground truth from the utilities of the coalitions on random circles of clients.
 
-    Each seed has circles of its own, with about circles x n (n - 1) coalitions.
+    Each seed has its own circles, with about ``circles`` times n (n - 1) coalitions of the n clients.
+
+    Args:
+        utilities: ``{seed: {members: utility}}``, the utility of each trained coalition.
+        num_clients: number n of clients.
+        circles: number of circles per seed.
     """
     found = []
     for seed, of_seed in utilities.items():
@@ -130,12 +140,14 @@ def sampled_truth(utilities: Mapping[int, Mapping[Members, float]], num_clients:
 
 
 def circular_orders(num_clients: int, seed: int, circle: int) -> Tensor:
-    """Draw a circle of clients and return the orders that begin anywhere on it and go either way, int ``[2 n, n]``.
+    """Draw a random circle of n clients and return all orders along it, int64 ``[2 n, n]``.
+
+    The orders begin at each client and go in both directions.
 
     Args:
-        num_clients: n.
-        seed: seed of the draw; other seeds have other circles.
-        circle: number of the circle among those of a seed.
+        num_clients: number n of clients.
+        seed: training seed; each seed has its own circles.
+        circle: number of the circle among the circles of the seed.
 
     Example:
         >>> orders = circular_orders(4, seed=100, circle=0)
@@ -148,7 +160,8 @@ def circular_orders(num_clients: int, seed: int, circle: int) -> Tensor:
 
 
 def arcs(num_clients: int, seed: int, circles: int) -> Tensor:
-    """List the distinct coalitions of a number of circles, bool ``[K, n]``, the empty and the full one first.
+    """Return the K distinct coalitions along a seed's circles, bool ``[K, n]``; the empty and the full coalition come
+    first.
 
     Example:
         >>> arcs(20, seed=100, circles=2).shape
@@ -161,14 +174,14 @@ def arcs(num_clients: int, seed: int, circles: int) -> Tensor:
 
 
 def values_by_circles(game: MemoizedGame, num_clients: int, seed: int, circles: int) -> Tensor:
-    """Compute each circle's estimate of the Shapley values, float64 ``[circles, n]``.
+    """Compute an estimate of the Shapley values from each circle, float64 ``[circles, n]``.
 
-    Every estimate is unbiased, and its sum over the clients is the utility of all less that of none.
+    Every estimate is unbiased; its sum over the clients is the utility of all clients minus that of no client.
 
     Args:
-        game: the utility of coalitions, of which only the arcs are evaluated.
-        num_clients: n.
-        seed: seed of the draw.
+        game: utility of coalitions; only the coalitions along the circles are evaluated.
+        num_clients: number n of clients.
+        seed: training seed, which determines the circles.
         circles: number of circles.
     """
     each = [marginals_along(game, circular_orders(num_clients, seed, circle)) for circle in range(circles)]
@@ -176,10 +189,10 @@ def values_by_circles(game: MemoizedGame, num_clients: int, seed: int, circles: 
 
 
 def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
-    """Read a federation's truth from the tables of the package or of a folder with ``<name>.csv``.
+    """Return the ground truth of a federation from its table of utilities, the file ``<name>.csv`` in ``folder``.
 
     Raises:
-        ConfigurationError: there is no table, it has other settings, or coalitions are missing in it.
+        ConfigurationError: there is no table, the table was made with other settings, or coalitions are missing in it.
     """
     path = folder / f"{federation.name}.csv"
     make = "flsv.benchmark.make_truth(federation, folder)"
@@ -205,19 +218,20 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
 
 
 def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> int:
-    """Train the coalitions that a federation's table lacks, and add each to it as soon as it is trained.
+    """Train the coalitions that a federation's table lacks, and add them to the table as soon as they are trained.
 
     Args:
         federation: the federation.
-        folder: folder of the table.
-        seeds: seeds of the trainings.
+        folder: folder of the table ``<name>.csv``.
+        seeds: training seeds.
 
     Returns:
         The number of trained coalitions.
 
     Raises:
-        ConfigurationError: more than ten clients without circles; a table of other settings or data; a module whose
-            coalition of all, trained side by side with others, differs from the run itself.
+        ConfigurationError: the federation has more than ten clients but no ``circles``; the table was made with other
+            settings or data; or the coalition of all clients, trained together with other coalitions, ends with another
+            model than in a separate run.
     """
     clients = len(federation.num_samples)
     if not federation.circles and clients > MOST_CLIENTS:
@@ -239,8 +253,11 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
 
 
 def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
-    """Return the settings on which a coalition's utility depends, and for tables outside of the package the identity of
-    data and versions. The data's location and the number of coalitions are not included."""
+    """Return hashes of the settings on which a coalition's utility depends, by name.
+
+    For tables outside of the package, data and versions are included. The location of the data and the number of
+    coalitions are not.
+    """
     said = {name: getattr(federation, name) for name in ("rounds", "data", "model", "performance", "mode", "attacks")}
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
     own = {} if folder == FOLDER else {"data and versions": federation.identity.key}
@@ -248,7 +265,7 @@ def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
 
 
 def _stored_utilities(path: Path, said: Mapping[str, str]) -> dict[int, dict[Members, float]]:
-    """Read the utilities of a table, by seed and members."""
+    """Return ``{seed: {members: utility}}``, the utilities in the table ``path`` made with the settings ``said``."""
     found: dict[int, dict[Members, float]] = {}
     for row in ResultFile(path, COLUMNS, said).rows:
         found.setdefault(row["seed"], {})[row["coalition"]] = row["utility"]
@@ -256,25 +273,25 @@ def _stored_utilities(path: Path, said: Mapping[str, str]) -> dict[int, dict[Mem
 
 
 def _wanted(federation: Federation, clients: int, seed: int) -> Tensor:
-    """List the coalitions from which a seed's truth is computed, bool ``[K, n]``."""
+    """Return the K coalitions from which the ground truth for a seed is computed, bool ``[K, n]``."""
     return arcs(clients, seed, federation.circles) if federation.circles else all_coalitions(clients)
 
 
 def train_coalitions(federation: Federation, masks: Tensor, seed: int, compare: bool = False) -> Tensor:
-    """Train a federation of each coalition's members, by FedAvg with their samples as weights.
+    """Train each coalition of clients by FedAvg, with numbers of samples as weights, and return their performances.
 
     Args:
         federation: the federation of the clients.
-        masks: bool ``[K, n]``, a coalition's members in each row; an empty coalition is the untrained model.
+        masks: bool ``[K, n]``, the members of each of the K coalitions; the empty coalition has the untrained model.
         seed: seed of the initial weights, which all coalitions share, and of the clients' batches.
-        compare: also train the coalition of all by itself, and compare both models.
+        compare: whether to train the coalition of all clients also in a separate run, and to compare both models.
 
     Returns:
-        Float64 ``[K]``, the federation's own performance (more is better).
+        Float64 ``[K]``, the performance of each coalition's model, as the federation defines it; more is better.
 
     Raises:
-        ConfigurationError: a module that cannot be trained as rows of a batched one; a coalition of all that ends with
-            another model when it is trained by itself.
+        ConfigurationError: several copies of the module cannot be trained as one batched model, or the coalition of all
+            clients ends with another model than in a separate run.
     """
 
     def trainer(cohort: FixedCohort) -> L.Trainer:

@@ -1,4 +1,4 @@
-"""Data for a federation: sources, partitioners, corruptions, and the data module that brings them together."""
+"""Data for a federation: sources, partitioners, corruptions, and the data module that combines them."""
 
 from flsv.data.corruption import ClientChoice, ClosedSetLabelNoise, Corruption, GaussianNoise, OpenSetLabelNoise
 from flsv.data.datamodule import FederatedDataModule

@@ -1,4 +1,4 @@
-"""Hashes of samples, so that a run is resumed with the data it began with, and checks for NaN and infinite inputs."""
+"""Hashes of samples, which ensure that a run is resumed with unchanged data, and checks for NaN and infinite inputs."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from flsv.data.splits import FederatedSplits
 from flsv.utilities.errors import ConfigurationError, in_words
 from flsv.utilities.seeding import isolated_rngs
 
-#: Total bytes of a holder's files up to which their contents are hashed.
+#: The contents of files are hashed only if a participant's files have fewer bytes than this in total.
 FILE_BYTES = 2**26
-#: Number of holders of which one sample is read where samples do not lie in tensors.
+#: Number of participants of whom one sample is read if the samples are not tensors.
 LOOKED_AT = 8
-_ROWS = 1024  # processed at a time
+_ROWS = 1024  # samples that are processed at a time
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str, str]:
-    """Hash each holder's samples.
+    """Hash the samples of each participant.
 
-    All bytes are hashed of tensors, and of attributes of a data set that are tensors or arrays of its length; of a
-    folder of images all files' names and sizes, and the bytes if they are fewer than :data:`FILE_BYTES`. Unless data
-    are tensors, the first sample of :data:`LOOKED_AT` holders is read, too, and hashed if a second reading is equal.
+    Of a ``TensorDataset``, all bytes of the samples are hashed. Of any other data set, the attributes are hashed that
+    are tensors or arrays of the data set's length. Of a folder of images, the names and sizes of all files are hashed,
+    and their bytes if these are fewer than :data:`FILE_BYTES`. Unless the data are tensors, the first sample of
+    :data:`LOOKED_AT` participants is also read, and hashed if reading it twice gives the same sample.
 
     Args:
-        dataset: map-style.
-        holders: name to the indices of its samples, int64 ``[n]``.
+        dataset: map-style data set with the samples of all participants.
+        holders: ``{participant: indices}``, the indices of each participant's samples, int64 ``[n]``.
 
     Example:
         >>> data = TensorDataset(torch.arange(6.0).reshape(3, 2))
@@ -97,7 +98,7 @@ def _add_rows(digest: Any, tensor: Tensor, rows: Tensor) -> None:
 
 
 def _read(dataset: Any, index: int) -> bytes:
-    """Hash a sample; return no bytes if two readings differ, or if it cannot be read here.
+    """Return the hash of a sample; no bytes if reading it twice gives different samples, or if reading fails here.
 
     A shallow copy is read, because files that a data set opens at the first reading must be opened by its workers.
     """
@@ -119,7 +120,8 @@ def _read(dataset: Any, index: int) -> bytes:
 
 
 def loader_hash(loaders: Any) -> str:
-    """Hash the samples that a loader, or several, read; the empty string where no samples can be found."""
+    """Return the hash of the samples that a loader, or a list of loaders, reads; an empty string if the samples cannot
+    be found."""
     parts: list[str] = []
     for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
         if isinstance(loader, TensorBatches):
@@ -130,7 +132,8 @@ def loader_hash(loaders: Any) -> str:
 
 
 def loader_rows(loaders: Any) -> int | None:
-    """Count the samples that a loader, or several, read; None where one of them does not know its length."""
+    """Count the samples that a loader, or a list of loaders, reads; return None if a loader does not know its
+    length."""
     rows = 0
     for loader in each_loader(loaders):
         held: Any = loader.indices if isinstance(loader, TensorBatches) else getattr(loader, "dataset", None)
@@ -141,10 +144,12 @@ def loader_rows(loaders: Any) -> int | None:
 
 
 def not_finite(dataset: Dataset) -> Tensor:
-    """Find the samples with an input that is not finite, int64 ``[k]``; empty for data that are not held as tensors.
+    """Return the indices of the samples with an input that is not finite, int64 ``[n]``; none unless the data are
+    tensors.
 
     Args:
-        dataset: the last of several tensors are the labels, or what is to be predicted.
+        dataset: map-style data set; if its samples consist of several tensors, the last one is the target and is not
+            checked.
 
     Example:
         >>> not_finite(TensorDataset(torch.tensor([0.0, torch.nan, 1.0]), torch.zeros(3)))
@@ -155,7 +160,7 @@ def not_finite(dataset: Dataset) -> Tensor:
     inputs = [tensor for tensor in held[: max(1, len(held) - 1)] if tensor.is_floating_point() or tensor.is_complex()]
     if not inputs or not len(inputs[0]):
         return torch.empty(0, dtype=torch.long)
-    # A few rows at a time: isfinite needs several times the memory of what it looks at.
+    # A few rows at a time: isfinite needs several times the memory of its argument.
     finite = torch.ones(len(inputs[0]), dtype=torch.bool)
     for x in inputs:
         finite &= torch.cat([torch.isfinite(some).reshape(len(some), -1).all(1).cpu() for some in x.split(_ROWS)])
@@ -163,18 +168,20 @@ def not_finite(dataset: Dataset) -> Tensor:
 
 
 def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]) -> None:
-    """Refuse validation and test samples that are not finite; warn of training samples.
+    """Refuse validation and test samples whose inputs are not finite; warn of such training samples.
 
-    Training goes on with such a sample in it, as it would in a real federation: its client is named and left out of the
-    rounds that it spoils, and ``drop_flagged`` leaves out the sample. An evaluation on one only looks like one.
+    Training goes on with such a sample, as it would in a real federation: its client is named and left out of the
+    rounds whose update becomes non-finite, and ``drop_flagged`` leaves out the sample. An evaluation on such a sample
+    would give a meaningless score.
 
     Args:
         train: the training data that ``splits`` refer to.
-        splits: the samples of the server and of each client.
-        held_out: validation and test data by name.
+        splits: indices of the samples of the server and of each client.
+        held_out: ``{name: data set}`` of the source's own validation and test data.
 
     Raises:
-        ConfigurationError: an evaluation sample that is not finite.
+        ConfigurationError: a validation or test sample has a non-finite input; the message names the set and the
+            sample.
     """
     broken = not_finite(train)
     sets = {"the server's validation set": splits.server_val}

@@ -2,13 +2,15 @@
 
 Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, appendix B.3.
 
-Data noise, of malicious clients: D_m = D_h + N(0, I). Guo et al. have a scenario with 0, 5, 10, 15 and 20 % of Gaussian
-noise by client and do not say of what. In the code of GTG-Shapley (Liu et al. 2022), whose scenarios these are, it is
-the standard deviation of noise on every pixel; ``pixel_rate`` is there for the other reading. FedBary adds standard
+Data noise: malicious clients' data D_m are the honest data D_h plus Gaussian noise, D_m = D_h + N(0, I). Guo et al.
+have a scenario in which the clients have 0, 5, 10, 15 and 20 % of Gaussian noise, but do not define this percentage. In
+the code of GTG-Shapley (Liu et al. 2022), from which the scenario comes, the percentage is the standard deviation of
+noise on every pixel. It could also be the share of noisy pixels, which is ``pixel_rate``. FedBary adds standard
 Gaussian noise to 5, 15 or 30 % of the samples (``sample_rate``).
 
-Closed-set label noise: the label of each training sample of a malicious client is flipped from L to (L + 1) mod C. A
-share of the samples instead of all is FedBary's "noisy labels" (0, 5, 10, 15 and 20 % by client).
+Closed-set label noise: the label of each training sample of a malicious client is flipped from L to (L + 1) mod C,
+where C is the number of classes. FedBary's "noisy labels" flip only a share of each client's samples (0, 5, 10, 15 and
+20 %).
 
 Open-set label noise, "irrelevant data", after Nagalapatti and Narayanam (S-FedAvg, AAAI 2021) and Wang et al. (CVPR
 2018): labels of known categories are assigned to data of unknown categories, to half of the training images. As in the
@@ -32,19 +34,20 @@ from flsv.utilities.seeding import generator_for
 
 
 class ClientChoice(ValidatedArguments):
-    """Named clients, a random share of them, or all.
+    """Choice of clients: some by number, a random share, or all clients.
 
-    The choice is a function of its arguments and the number of clients only, so that a corruption and an attack with
-    the same ``fraction`` and ``seed`` concern the same clients, and a larger fraction adds clients to a smaller one's.
+    The choice depends only on its arguments and the number of clients. So a corruption and an attack with the same
+    ``fraction`` and ``seed`` concern the same clients, and a larger fraction chooses the clients of a smaller fraction
+    and more.
 
     Args:
-        clients: client numbers; None for all, or for those that ``fraction`` draws.
-        fraction: share of the clients, in [0, 1], rounded to a whole number of them; None without a draw.
-        seed: seed of the draw; None: ``seed_everything``'s, as wherever data are dealt out.
+        clients: numbers of the clients; None: the clients that ``fraction`` draws, or all clients.
+        fraction: share of the clients to draw, in [0, 1], rounded to a whole number of clients; None: no draw.
+        seed: seed of the draw; None: the seed of ``seed_everything``.
 
     Raises:
-        ConfigurationError: both ``clients`` and ``fraction``, one out of range; from :meth:`chosen`, clients that do
-            not exist, or a fraction above 0 that rounds to no client.
+        ConfigurationError: both ``clients`` and ``fraction`` are given, or one is out of range. From :meth:`chosen`: a
+            client does not exist, or a fraction above 0 is rounded to no client.
 
     Example:
         >>> ClientChoice(fraction=0.3, seed=1).chosen(10)
@@ -90,19 +93,19 @@ class ClientChoice(ValidatedArguments):
 
 
 class Corruption(ClientChoice, ABC):
-    """Base class of changes to the training data of some clients, made once, when data are dealt out.
+    """Base class of changes to the training data of some clients, made once, when the data are partitioned.
 
-    Subclasses override :meth:`corrupt`, which sees one client's training samples and nothing else. The clients' own
-    validation and test samples, the server's validation set and everybody else's data stay as they are. So does the
-    data set itself: the changed samples are kept beside it.
+    Subclasses override :meth:`corrupt`, which receives one client's training samples and nothing else. All validation
+    and test samples and the other clients' data stay unchanged. So does the source's data set: the changed samples are
+    stored in a copy.
 
     Args:
-        clients: whom it concerns, see :class:`~flsv.data.ClientChoice`.
-        fraction: likewise.
-        seed: seed of the choice of clients and of all noise; None: ``seed_everything``'s.
+        clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`.
+        fraction: share of the clients whose data are changed, in place of ``clients``.
+        seed: seed of the choice of clients and of all noise; None: the seed of ``seed_everything``.
 
     Raises:
-        ConfigurationError: arguments out of range.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> class Darker(Corruption):
@@ -112,22 +115,22 @@ class Corruption(ClientChoice, ABC):
         tensor([0.5000, 0.5000])
     """
 
-    #: Classes whose images are irrelevant to the task, see :class:`~flsv.data.OpenSetLabelNoise`.
+    #: Classes that are not part of the task, see :class:`~flsv.data.OpenSetLabelNoise`.
     unknown_classes: Sequence[int] = ()
 
-    #: Whether :meth:`corrupt` uses or changes the labels. If not, data without classes are accepted, whose labels are
+    #: Whether :meth:`corrupt` uses or changes the labels. If False, data without classes are accepted; their labels are
     #: all 0.
     needs_classes: bool = True
 
     @abstractmethod
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return one client's training samples as it will use them: as many, in the same order.
+        """Return one client's training samples after the corruption: as many samples, in the same order.
 
         Args:
             x: inputs ``[n, ...]`` on the CPU, a copy that may be changed in place.
-            y: classes, int64 ``[n]``, likewise.
-            num_classes: classes lie in ``0 .. num_classes - 1``.
-            generator: CPU generator at the start of this corruption's stream for this client.
+            y: classes, int64 ``[n]``, a copy that may be changed in place.
+            num_classes: number of classes, which lie in ``0 .. num_classes - 1``.
+            generator: CPU generator, seeded for this corruption and this client.
         """
 
     def __call__(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -137,7 +140,7 @@ class Corruption(ClientChoice, ABC):
 
 
 def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """Draw a share ``rate`` of the indices below ``count``, to the nearest whole number, int64 ``[n]``.
+    """Draw a share ``rate`` of the indices 0 .. ``count`` - 1, rounded to a whole number of indices, int64 ``[n]``.
 
     Example:
         >>> len(draw_share(10, 0.25, torch.Generator().manual_seed(0)))
@@ -147,22 +150,23 @@ def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
 
 
 class GaussianNoise(Corruption):
-    """Gaussian noise ``N(mean, std^2)`` on the inputs, drawn once: a sample is the same in every round.
+    """Gaussian noise ``N(mean, std^2)`` on the inputs, drawn once: a sample has the same noise in every round.
 
     The unit is that of the inputs as the network sees them. The named data sets are normalized by their mean and
     deviation, so ``std=1`` is as strong as the images themselves. Nothing is clipped.
 
     Args:
-        std: standard deviation, at least 0.
+        std: standard deviation of the noise, at least 0.
         mean: mean of the noise.
-        sample_rate: share of each client's samples that get noise, to the nearest whole number of samples.
-        pixel_rate: probability with which a pixel of such a sample gets noise, in all its channels.
-        clients: whom it concerns, see :class:`~flsv.data.ClientChoice`.
-        fraction: likewise.
+        sample_rate: share of each client's samples that get noise, rounded to a whole number of samples.
+        pixel_rate: probability with which a pixel of a noisy sample gets noise, in all its channels.
+        clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`.
+        fraction: share of the clients whose data are changed, in place of ``clients``.
         seed: seed of the choice of clients and of the noise.
 
     Raises:
-        ConfigurationError: arguments out of range; at the call, inputs that are not floating-point numbers.
+        ConfigurationError: at construction: an argument is out of range. At the call: the inputs are not floating-point
+            numbers.
 
     Example:
         >>> x, y = torch.zeros(1000, 1, 8, 8), torch.zeros(1000, dtype=torch.long)
@@ -195,7 +199,8 @@ class GaussianNoise(Corruption):
         noisy = draw_share(len(x), self.sample_rate, generator)
         noise = torch.randn(len(noisy), *x.shape[1:], generator=generator) * self.std + self.mean
         if self.pixel_rate < 1:
-            # The channels of an image [C, H, W] share their pixels; of anything else, every entry is for itself.
+            # The channels of an image [C, H, W] share their pixels; the entries of any other input are drawn
+            # separately.
             shape = (len(noisy), 1, *x.shape[2:]) if x.ndim == 4 else noise.shape
             noise *= torch.rand(shape, generator=generator) < self.pixel_rate
         x[noisy] += noise.to(x.dtype)
@@ -203,20 +208,22 @@ class GaussianNoise(Corruption):
 
 
 class ClosedSetLabelNoise(Corruption):
-    """Labels flipped to other classes of the task: ``y -> (y + 1) mod C``, or a class at random.
+    """Labels flipped to other classes of the task: from ``y`` to ``(y + 1) mod C`` with ``C`` classes, or to a random
+    class.
 
     A flip never keeps the label. :meth:`flsv.data.FederatedDataModule.corrupted_samples` returns which samples were
     flipped.
 
     Args:
-        rate: share of each client's samples that are flipped, to the nearest whole number of samples.
-        to: ``"next"`` as in ShapleyFL, or ``"random"``: every other class equally likely.
-        clients: whom it concerns, see :class:`~flsv.data.ClientChoice`.
-        fraction: likewise.
+        rate: share of each client's samples whose label is flipped, rounded to a whole number of samples.
+        to: ``"next"``: the next class, as in ShapleyFL; ``"random"``: any other class with equal probability.
+        clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`.
+        fraction: share of the clients whose data are changed, in place of ``clients``.
         seed: seed of the choice of clients and of the flips.
 
     Raises:
-        ConfigurationError: a rate outside [0, 1], or another ``to``; at the call, fewer than 2 classes.
+        ConfigurationError: at construction: ``rate`` lies outside [0, 1], or ``to`` is unknown. At the call: there are
+            fewer than 2 classes.
 
     Example:
         >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 2, 2])
@@ -248,21 +255,24 @@ class ClosedSetLabelNoise(Corruption):
 
 
 class OpenSetLabelNoise(Corruption):
-    """Label noise by classes unknown to the task: the chosen clients train on their images under known labels.
+    """Label noise with classes unknown to the task: the chosen clients train on images of these classes under known
+    labels.
 
-    Unknown classes are not part of the task, so other participants have none of their samples: no other client, no
-    validation or test set. ``num_classes`` stays what it is; the unknown classes' outputs are never trained.
+    Unknown classes are not part of the task, so their samples are removed from all other clients and from all
+    validation and test sets. ``num_classes`` stays unchanged; the outputs for unknown classes are never trained.
 
     Args:
-        unknown_classes: the classes in question; at least one other must be left.
-        to: the label that an image of an unknown class gets: ``"next"``, the next known class (cyclically; as in the
-            authors' code, which makes every even class the odd one after it), or ``"random"``, any known class.
-        clients: whom it concerns, see :class:`~flsv.data.ClientChoice`; by default all clients, as in the paper's code.
-        fraction: likewise.
+        unknown_classes: the classes that are not part of the task; at least one known class must be left.
+        to: the label of an image of an unknown class. ``"next"``: the next known class, cyclically, as in the authors'
+            code, where images of an even class get the next odd class. ``"random"``: any known class.
+        clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`; by default all
+            clients, as in the paper's code.
+        fraction: share of the clients whose data are changed, in place of ``clients``.
         seed: seed of the choice of clients and of random labels.
 
     Raises:
-        ConfigurationError: no unknown class; at the call, no known one, or classes that do not exist.
+        ConfigurationError: at construction: ``unknown_classes`` is empty. At the call: no known class is left, or an
+            unknown class does not exist.
 
     Example:
         >>> x, y = torch.zeros(5, 2), torch.tensor([0, 1, 2, 3, 2])

@@ -37,50 +37,54 @@ class FederatedDataModule(FederationView):
 
     Attributes are read-only after construction, except ``batch_size``.
 
-    Every sample is in one place only: the server's validation set, or one client's training, validation or test set.
-    The seeds and the data alone decide in which.
+    Every sample is in exactly one set: the server's validation set, or one client's training, validation or test set.
+    The sets depend only on the seeds and the data.
 
     Args:
         source: the data to partition, one of
 
-            - a name or a path, as of :func:`~flsv.data.load_image_data`: ``digits``, ``mnist``, ``fashion_mnist``,
+            - a name or a path, as for :func:`~flsv.data.load_image_data`: ``digits``, ``mnist``, ``fashion_mnist``,
               ``cifar10``, ``cifar100``, a MedMNIST-style ``.npz`` file, a folder of images, a CSV file; or a folder
               with one subfolder (``<client>/<class>/*.png``, or one CSV file in it) or one CSV file per client, which
               is named after it; ``val`` and ``test`` next to them go to the server;
-            - a ``LightningDataModule``, used as it is: its training loader tells the data set and how to read it (batch
-              size, ``collate_fn``, workers), its validation loader is the server's, its test loader is passed on;
+            - a ``LightningDataModule``, used as it is: its training loader gives the data set and the loaders' options
+              (batch size, ``collate_fn``, workers), its validation loader is the server's, and its test loader is used
+              for tests;
             - a map-style data set, or ``(train, test)``;
             - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.base.array_set`;
             - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
 
-        partitioner: assigns samples to clients; by default ``GroupPartitioner()`` where the data are given by client or
+        partitioner: assigns samples to clients; by default ``GroupPartitioner()`` if the data are given by client or
             ``groups`` are given, else ``IIDPartitioner(num_clients=5)``.
-        batch_size: samples per training batch; None for the wrapped loader's, else 32.
+        batch_size: samples per training batch; None: the batch size of the wrapped data module, else 32.
         clients: the clients' data by name, in place of ``source``: data sets, ``(X, y)`` arrays, DataFrames, Hugging
-            Face data sets, or paths of CSV files or of folders of images. Classes that have names are numbered alike at
-            all of them, whichever a client has.
-        val: the server's validation data, in any of these forms; then no client sample is set aside for it.
-        test: test data that no client has, likewise.
-        labels: class of each training sample, 0 .. M-1; or a name: of the column to predict, where the data have
-            columns, else of an attribute of the training data or of a field of its samples; False for data without
-            classes. By default the integers that end the samples or are called their label, if any. Only components
-            that use class labels need them (partitioners by label, label noise, metrics per class); without labels,
-            all samples are of one class.
+            Face data sets, or paths of CSV files or of folders of images. Classes that have names get the same numbers
+            at all clients, even if a client lacks some of the classes.
+        val: the server's validation data, in one of the forms of a client's data; then no training sample is set aside
+            for validation by the server.
+        test: test data that no client has, in one of the forms of a client's data.
+        labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
+            else the name of an attribute of the training data or of a field of its samples; False for data without
+            classes. By default, the last element of each sample or its field called ``label``, ``target`` or similar,
+            if this is an integer. Only components that use classes need labels (partitioners by label, label noise,
+            metrics per class); without labels, all samples belong to one class.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
-            its samples (``"meta.site"``: of a field within one) or of a column that has them; by default the attribute
-            ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`, whose clients are named after their groups.
+            its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups;
+            by default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose
+            clients are named after their groups.
         columns: how the columns of a table other than ``labels`` and ``groups`` become inputs: ``Columns(...)``, or its
             options as a dictionary. Means, deviations and categories are fitted on the clients' training rows only.
-        splits: shares that the server and the clients hold out, see :class:`~flsv.data.Splits`.
+        splits: shares of the samples for validation and test sets of the server and the clients, see
+            :class:`~flsv.data.Splits`.
         corruptions: changes to some clients' training data, applied in this order, such as
             ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``Loader(preload=True)``. Validation
             and test samples and the data set itself stay unchanged.
         files: location of named data sets and files, see :class:`~flsv.data.Files`.
-        loader: options of batches, see :class:`~flsv.data.Loader`.
+        loader: options of the loaders, see :class:`~flsv.data.Loader`.
 
     Raises:
-        ConfigurationError: arguments out of range at construction; from ``setup``, data that are missing, have no
-            classes where these are needed, or are too few for the settings.
+        ConfigurationError: at construction: an argument is out of range. From ``setup``: data are missing, have no
+            classes although a component needs them, or are too few for the settings.
 
     Example:
         >>> from flsv.data import DirichletPartitioner
@@ -129,12 +133,12 @@ class FederatedDataModule(FederationView):
         source = str(source) if isinstance(source, Path) else source
         labels, groups = _name(labels), _name(groups)
         self._reading = _reading(source, files, labels, groups, columns)
-        # Not as attributes val and test: those of a wrapped module have to be found by __getattr__.
+        # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = source_name(source) if clients is None else f"{len(clients)} clients' data"
         _check_clients(clients, source, groups)
-        # A folder shows only when it is read whether it has data by client.
+        # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
         self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
         self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed))
@@ -145,8 +149,8 @@ class FederatedDataModule(FederationView):
         self._batch_size = batch_size
         self.groups = groups
         self.labels = labels
-        #: Set by the loop: the batches of the coming round, in place of all clients' pooled training data. Not a list
-        #: or a dictionary of batches: Lightning would take that for a collection of loaders.
+        #: Set by the loop: returns the batches of the coming round, in place of all clients' pooled training data. Not
+        #: a list or a dictionary of batches: Lightning would take that for a collection of loaders.
         self.round_loader: Callable[[], Iterable[Any]] | None = None
         self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
@@ -183,7 +187,7 @@ class FederatedDataModule(FederationView):
     # Lightning's life cycle
 
     def prepare_data(self) -> None:
-        """Download what is missing, if asked to; a wrapped data module prepares its own."""
+        """Download missing data sets if ``Files.download`` is set; a wrapped data module prepares its own data."""
         if self._module is not None:
             self._module.trainer = self.trainer
             self._module.prepare_data()
@@ -191,7 +195,7 @@ class FederatedDataModule(FederationView):
             load_image_data(self.source, self.files.root, download=True)
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the data and deal them out. Further calls, for any stage, change nothing."""
+        """Load the data and partition them. Further calls, for any stage, change nothing."""
         if self._module is not None:
             if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
                 raise ConfigurationError(
@@ -199,7 +203,7 @@ class FederatedDataModule(FederationView):
                     "samples are dealt out. Leave it at 0; change samples in the data set."
                 )
             self._module.trainer = self.trainer
-            # Training data are always needed: who has what is known in every stage.
+            # Training data are always needed: the clients' samples are known in every stage.
             for each in dict.fromkeys(("fit", str(getattr(stage, "value", stage or "fit")))):
                 if each not in self._stages:
                     self._module.setup(each)
@@ -226,20 +230,23 @@ class FederatedDataModule(FederationView):
                 self._dropped = held - int(self.num_samples.sum())
 
     def deal_from(self, first_client: int) -> None:
-        """Set up as one participant's part of a federation, in which its first client is number ``first_client``."""
+        """Set up the data of one participant, whose first client has the number ``first_client`` in the whole
+        federation."""
         self._stale |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
         self.setup("fit")
 
     def teardown(self, stage: str) -> None:
-        """Tear the wrapped data module down, if it overrides ``teardown``; then the next ``setup`` reads it again."""
+        """Call a wrapped data module's ``teardown`` if it overrides it; the next ``setup`` then reads the data
+        again."""
         if self._module is not None and is_overridden("teardown", self._module):
             self._module.teardown(stage)
             self._stages.clear()
             self._stale = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped data module's state; everything else follows from the seed."""
+        """Return the wrapped data module's state, else an empty dictionary; everything else is determined by the
+        seed."""
         return {} if self._module is None else self._module.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -247,7 +254,8 @@ class FederatedDataModule(FederationView):
             self._module.load_state_dict(state_dict)
 
     def train_dataloader(self) -> Iterable[Any]:
-        """Return the coming round's batches in a federation, else all clients' training samples pooled and shuffled."""
+        """Return the batches of the coming round in a federation, else of all clients' training samples, pooled and
+        shuffled."""
         if self.round_loader is not None:
             return self.round_loader()
         pooled = torch.cat([client["train"] for client in self._data.splits.clients])
@@ -259,7 +267,7 @@ class FederatedDataModule(FederationView):
         return [] if self._data.val is None else self._data.val
 
     def test_dataloader(self) -> Any:
-        """Return batches of the test set, of which no client has a sample."""
+        """Return a loader of the test set, of which no client has a sample."""
         if self._module is not None and is_overridden("test_dataloader", self._module):
             return self._module.test_dataloader()
         test = self._data.test
@@ -268,7 +276,7 @@ class FederatedDataModule(FederationView):
         return self._data.eval_loader(test)
 
     def predict_dataloader(self) -> Any:
-        """Return the wrapped data module's prediction loader, else that of the test set."""
+        """Return the wrapped data module's prediction loader, else the loader of the test set."""
         if self._module is not None and is_overridden("predict_dataloader", self._module):
             return self._module.predict_dataloader()
         return self.test_dataloader()
@@ -277,7 +285,8 @@ class FederatedDataModule(FederationView):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per training batch: the argument, the one found by ``setup``, or a wrapped data module's."""
+        """Samples per training batch: the argument, the batch size found by ``setup``, or that of a wrapped data
+        module."""
         found = None if self._dealt is None else self._dealt.train_options["batch_size"]
         return self._batch_size or found or getattr(self._module, "batch_size", None)
 
@@ -289,7 +298,7 @@ class FederatedDataModule(FederationView):
 
     @property
     def hparams(self) -> Any:
-        """A wrapped data module's hyper-parameters."""
+        """Hyper-parameters of a wrapped data module, else of this one."""
         return super().hparams if self._module is None else self._module.hparams
 
 
@@ -297,12 +306,12 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 
 def _name(given: Any) -> Any:
-    """Return a column's name as text (a DataFrame may have numbers); anything else unchanged."""
+    """Return a column's name as text (a DataFrame may have numbers for names); return other arguments unchanged."""
     return str(given).strip() if isinstance(given, Integral | str) and not isinstance(given, bool) else given
 
 
 def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any) -> Reading:
-    """Check the arguments about reading against each other and put them together."""
+    """Check that the arguments about reading fit together, and return them as one object."""
     if columns is not None and isinstance(source, L.LightningDataModule):
         raise ConfigurationError("columns is about a table: give it as source. A data module reads its own.")
     if columns is not None and not isinstance(labels, str):

@@ -1,4 +1,4 @@
-"""A source's data, partitioned among clients: everything that the data module knows after ``setup``."""
+"""Data of a source, partitioned among clients: everything that the data module knows after ``setup``."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from flsv.valuation import FedBary, participants_of, sample_values
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Data sets, the samples of each client, and the options of batches.
+    """Data sets, indices of each client's samples, and options of the loaders.
 
     Args:
-        train: the training data that all indices of ``splits`` refer to, as the clients have them.
-        val: the server's validation loader or loaders, None without validation.
+        train: the training data after corruptions, to which all indices of ``splits`` refer.
+        val: the server's validation loader or loaders; None without validation data.
         test: test data, or None.
-        splits: the server's and the clients' samples.
-        classes: of the training samples, as the clients label them.
-        train_options: arguments of :func:`~flsv.data.make_loader` for training batches.
-        eval_options: the same for evaluation batches.
-        differs: which samples the corruptions changed, bool ``[N]``.
-        columns: what became of the columns, of a table.
+        splits: indices of the server's and the clients' samples.
+        classes: classes of the training samples by the clients' labels, which corruptions may have changed.
+        train_options: keyword arguments of :func:`~flsv.data.make_loader` for training batches.
+        eval_options: keyword arguments of :func:`~flsv.data.make_loader` for evaluation batches.
+        differs: which training samples the corruptions changed, bool ``[N]``.
+        columns: one card per column of a table, with the kind of input that the column became; empty for other data.
     """
 
     train: Dataset
@@ -53,18 +53,19 @@ class FederatedData:
 
     @cached_property
     def class_counts(self) -> Tensor:
-        """Training samples as the clients label them, int64 ``[num_clients, num_classes]``."""
+        """Number of training samples of each client and class (by the clients' labels), int64 ``[num_clients,
+        num_classes]``."""
         held = [client["train"] for client in self.splits.clients]
         return partition_counts(held, self.classes.labels, len(self.classes.names))
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """One name per client; its number where it has no other."""
+        """Names of the clients; the clients' numbers if the data have no names for them."""
         return self.splits.names or tuple(map(str, range(len(self.splits.clients))))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, found by reading one sample; empty where a batch has no tensor."""
+        """Shape of one input, found by reading one sample; empty if a batch has no tensor."""
         first, collate_fn = self.splits.clients[0]["train"][:1], self.eval_options.get("collate_fn")
         batch: Any = next(iter(make_loader(self.train, first, batch_size=1, collate_fn=collate_fn)))
         batch = list(batch.values()) if isinstance(batch, Mapping) else batch
@@ -73,7 +74,7 @@ class FederatedData:
         return shapes[0] if shapes else ()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors whose rows make up training batches; empty where samples are read one by one."""
+        """Return the tensors from whose rows training batches are gathered; none if samples are read one by one."""
         return tensors_of(self.train, None, self.train_options.get("collate_fn"))[0] or ()
 
     def to_device(self, device: torch.device) -> FederatedData:
@@ -88,7 +89,8 @@ class FederatedData:
         return replace(self, train=data if rows is None else Subset(data, rows.tolist()), val=val)
 
     def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
-        """Return the batches of some samples of a data set (None: of all), in order."""
+        """Return a loader that reads the samples ``indices`` of a data set (None: all samples) in order, in evaluation
+        batches."""
         return make_loader(dataset, indices, **self.eval_options)
 
 
@@ -103,21 +105,21 @@ def partition_data(
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> FederatedData:
-    """Find the classes, partition the samples among server and clients, and settle how batches are made.
+    """Find the classes, partition the samples among server and clients, and determine the loaders' options.
 
     Args:
-        source: the data.
-        partitioner: assigns the samples to clients.
-        options: shares that are set aside for validation and testing.
-        loader: options of reading, which take precedence over the source's own.
-        groups: see :func:`~flsv.data.groups.named_groups`; where the source has groups of its own, these count.
+        source: the data sets to partition.
+        partitioner: assigns the samples that are not the server's to clients.
+        options: shares of the samples that are set aside for validation and testing.
+        loader: options of the loaders, which take precedence over those of the source.
+        groups: see :func:`~flsv.data.groups.named_groups`; ignored if the source itself has groups.
         labels: see :class:`~flsv.data.FederatedDataModule`.
         corruptions: changes to some clients' training data.
-        batch_size: samples per training batch; None for the source's, else 32.
+        batch_size: samples per training batch; None: the source's batch size, or 32 if it has none.
 
     Raises:
-        ConfigurationError: data that are empty, too few for the settings, without classes where these are needed,
-            or not corruptible; validation or test samples that are not finite.
+        ConfigurationError: the data are empty, too few for the settings, without classes although a component needs
+            them, or cannot be corrupted; or a validation or test sample has an input that is not finite.
     """
     dealing: list[Any] = [partitioner, *corruptions]
     asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
@@ -149,7 +151,8 @@ def partition_data(
 def _as_read(
     source: SourceData, loader: Loader, batch_size: int | None
 ) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
-    """Return the source, in memory if ``loader.preload``, and the options of training and evaluation batches."""
+    """Return the source (read into memory if ``loader.preload``) and the options of its training and evaluation
+    loaders."""
     train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.changes()
     eval_options = source.eval_options | loader.changes() | {"drop_last": False}
     if loader.preload:
@@ -168,7 +171,8 @@ def _as_read(
 def _split(
     source: SourceData, classes: Classes, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
-    """Split the samples among server and clients."""
+    """Return the indices of the server's and each client's samples, checking first that the arguments fit the
+    source."""
     if source.clients and not partitioner.keeps_groups:
         named = listed(source.group_names, show=repr)
         raise ConfigurationError(f"The data are given by client ({named}): leave {partitioner!r} out (null).")
@@ -191,7 +195,12 @@ def _split(
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:
-    """Raise ConfigurationError where ``drop_last`` would leave a client without a training batch."""
+    """Raise ConfigurationError if ``drop_last`` would leave a client without a training batch.
+
+    Args:
+        splits: indices of the clients' samples.
+        options: options of the training loaders, with ``batch_size`` and ``drop_last``.
+    """
     size = options["batch_size"]
     samples = [len(held["train"]) for held in splits.clients]
     if options["drop_last"] and min(samples) < size:
@@ -206,11 +215,11 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
 def _corrupted(
     dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
 ) -> tuple[TensorDataset, Tensor, Tensor]:
-    """Apply the corruptions, in turn, to the training samples of their clients.
+    """Apply the corruptions, in the given order, to the training samples of the clients that each one concerns.
 
     Returns:
-        The data as the clients have them; the class of each sample, int64 ``[N]``; and whether a sample differs from
-        the data set's, bool ``[N]``.
+        The data set after the corruptions; the class of each sample in it, int64 ``[N]``; and which samples the
+        corruptions changed, bool ``[N]``.
     """
     tensors, rows = tensors_of(dataset, None, collate_fn)
     if tensors is None:
@@ -226,7 +235,7 @@ def _corrupted(
         samples = splits.clients[client]["train"]
         before, true = first[samples.to(first.device)].cpu(), classes.labels[samples]
         x, y = before.clone(), true.clone()
-        # The position tells two corruptions of one seed apart.
+        # The position gives two corruptions with the same seed different random numbers.
         for position in [place for place, clients in enumerate(concerned) if client in clients]:
             generator = generator_for(corruptions[position].seed, "corruption", position, client)
             x, y = corruptions[position](x, y, len(classes.names), generator)
@@ -262,22 +271,22 @@ def _without_unknown(
 
 
 def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
-    """Drop the samples of unknown classes from a data set, if there are any such classes."""
+    """Return a validation or test set without the samples whose class is in ``unknown``, int64 ``[n]``."""
     if dataset is None or not len(unknown):
         return dataset
     return Subset(dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist())
 
 
 def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
-    """Drop the training samples that the clients flag; validation and test samples all stay.
+    """Return the data without the training samples that clients flag; all validation and test samples stay.
 
     Args:
         module: the data module that holds ``dealt``.
-        dealt: the partitioned data.
-        detector: values the samples; its features must need no model.
+        dealt: the partitioned data with all samples.
+        detector: metric that values the samples, with features that need no model.
 
     Raises:
-        ConfigurationError: a client would be left without training samples.
+        ConfigurationError: all training samples of a client are flagged.
     """
     clients, server = participants_of(module)
     detector.value(clients, server, generator_for(module.seed, "flagged samples"))

@@ -23,12 +23,12 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for, seed_or_default
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-#: Names of classes and clients that a description of a run lists.
+#: Largest number of classes' or clients' names that a description of a run lists.
 _LISTED = 20
 
 
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
-    """Read-only part of :class:`~flsv.data.FederatedDataModule`; see there."""
+    """Base class of :class:`~flsv.data.FederatedDataModule` with the properties and methods that only read the data."""
 
     partitioner: Partitioner
     splits: Splits
@@ -44,22 +44,22 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Number of clients; before ``setup`` where the partitioner knows it."""
+        """Number of clients; known before ``setup`` if the partitioner has it as an argument."""
         if self._dealt is None and not self._undecided and self.partitioner.num_clients is not None:
             return self.partitioner.num_clients
         return len(self._data.splits.clients)
 
     @property
     def num_samples(self) -> Tensor:
-        """Training samples of each client, int64 ``[num_clients]``."""
+        """Number of training samples of each client, int64 ``[num_clients]``."""
         return self.class_counts.sum(1)
 
     @property
     def class_counts(self) -> Tensor:
-        """Training samples of each client and class, int64 ``[num_clients, num_classes]``; ``[num_clients, 1]`` of data
-        without classes.
+        """Number of training samples of each client and class, int64 ``[num_clients, num_classes]``; ``[num_clients,
+        1]`` for data without classes.
 
-        By the labels that the clients have, which ``corruptions`` may have changed.
+        The classes are those of the clients' labels, which ``corruptions`` may have changed.
         """
         return self._data.class_counts
 
@@ -67,29 +67,31 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def num_classes(self) -> int:
         """Number of classes.
 
-        1 for data without classes, unless a wrapped data module has a ``num_classes`` of its own, which then counts.
+        For data without classes it is 1, or the attribute ``num_classes`` of a wrapped data module if that has one.
         """
         theirs = getattr(self._module, "num_classes", None) if self.no_classes else None
         return theirs if isinstance(theirs, int) else len(self.class_names)
 
     @property
     def known_class_counts(self) -> Tensor | None:
-        """:attr:`class_counts` if there are classes and metrics may know the counts; else None."""
+        """:attr:`class_counts` if the data have classes; else None."""
         return self.class_counts if self.no_classes is None else None
 
     @property
     def no_classes(self) -> str | None:
-        """Why the training samples have no classes, in words; None where they have some."""
+        """Reason why the training samples have no classes, in words; None if they have classes."""
         return self._data.classes.missing
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; their numbers where the source has no names. ``("samples",)`` without classes."""
+        """Names of the classes; the classes' numbers if the source has no names; ``("samples",)`` for data without
+        classes."""
         return self._data.classes.names
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """Names of the clients: keys, folders or groups; their numbers where the data have no names for them."""
+        """Names of the clients: their keys, folders or groups; the clients' numbers if the data have no names for
+        them."""
         return self._data.client_names
 
     @property
@@ -99,16 +101,17 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def column_cards(self) -> tuple[ColumnCard, ...]:
-        """One card per column of a table, which says what it became; empty for other data."""
+        """One card per column of a table, with the kind of input that the column became; empty for other data."""
         return self._data.columns
 
     @property
     def server_val_indices(self) -> Tensor:
-        """Server's validation samples as indices into the training data; empty if the source has its own."""
+        """Indices of the server's validation samples in the training data; empty if the source has its own validation
+        data."""
         return self._data.splits.server_val
 
     def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """Return a client's samples as sorted indices into the source's training data, int64 ``[n]``."""
+        """Return the sorted indices of a client's samples in the source's training data, int64 ``[n]``."""
         clients = self._data.splits.clients
         if not 0 <= client < len(clients) or split not in clients[client]:
             raise ConfigurationError(
@@ -117,25 +120,28 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return clients[client][split]
 
     def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """Return a client's labels after corruptions, int64 ``[n]`` like :meth:`client_indices`; 0 without classes."""
+        """Return a client's labels after corruptions, int64 ``[n]`` in the order of :meth:`client_indices`; all 0
+        without classes."""
         return self._data.classes.labels[self.client_indices(client, split)]
 
     def corrupted_samples(self, client: int) -> Tensor:
-        """Mark the training samples of a client that corruptions changed, bool ``[n]`` like :meth:`client_indices`.
+        """Return which of a client's training samples corruptions changed, bool ``[n]`` in the order of
+        :meth:`client_indices`.
 
         This is ground truth for tests and figures; the server never receives it.
         """
         return self._data.differs[self.client_indices(client)]
 
     def content_hashes(self) -> dict[str, str]:
-        """Hash the samples of the server's validation set (key ``"server"``) and of each client (key: its number), of
-        all its splits together; see :func:`flsv.data.contents.content_hashes`."""
+        """Hash the server's validation samples (key ``"server"``) and each client's training, validation and test
+        samples together (key: the client's number); see :func:`flsv.data.contents.content_hashes`."""
         held = {str(i): torch.cat(list(parts.values())) for i, parts in enumerate(self._data.splits.clients)}
         return {"server": loader_hash(self.val_dataloader()), **content_hashes(self._data.train, held)}
 
     @property
     def malicious(self) -> list[int]:
-        """Numbers of the clients with a corrupted sample, ascending; ground truth, as :meth:`corrupted_samples`."""
+        """Numbers of the clients with a corrupted sample, ascending; ground truth for tests, which the server never
+        receives."""
         return [client for client in range(self.num_clients) if self.corrupted_samples(client).any()]
 
     def client_loader(
@@ -145,13 +151,15 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         generator: torch.Generator | None = None,
         shuffle: bool = True,
     ) -> TensorBatches | DataLoader:
-        """Return a client's batches.
+        """Return a loader of a client's batches.
 
         Args:
             client: the client's number.
-            split: ``train`` is shuffled (but for ``overfit_batches``); ``val`` and ``test`` come in order.
-            generator: drives the shuffle, and nothing else does; by default one of this module's seed and the client.
-            shuffle: False gives the training samples as the client has them: in order.
+            split: the client's set to read; ``train`` is shuffled (unless the trainer has ``overfit_batches``), ``val``
+                and ``test`` are read in order.
+            generator: generator that alone determines the order of the shuffled samples; by default it is seeded by
+                this module's seed and the client.
+            shuffle: False: read the training samples in order, too.
         """
         indices = self.client_indices(client, split)
         if split == "train" and shuffle:
@@ -159,7 +167,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.eval_loader(self._data.train, indices)
 
     def _shuffled(self, indices: Tensor, generator: torch.Generator) -> TensorBatches | DataLoader:
-        """Return shuffled training batches; in order if ``overfit_batches`` wants the same first ones every time."""
+        """Return a loader of shuffled training batches; they are in order if the trainer has ``overfit_batches``."""
         # For mypy: Lightning sets overfit_batches outside of the constructor.
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
         order = None if overfits else generator
@@ -167,7 +175,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return make_loader(self._data.train, indices, generator=order, **options)
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
-        """Return the partitioned data, on the trainer's CUDA device if ``Loader.on_device`` allows and it has room."""
+        """Return the partitioned data, moved to the trainer's CUDA device if ``Loader.on_device`` is set and they fit
+        there."""
         dealt, device = self._dealt, trainer.strategy.root_device
         if dealt is None or device.type != "cuda" or not self.loader.on_device:
             return dealt
@@ -179,7 +188,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return dealt.to_device(device) if fits else dealt
 
     def describe(self) -> dict[str, str | int | float]:
-        """Return the data's settings and results as a flat dictionary, to be logged as hyper-parameters."""
+        """Return the settings of the data and the sizes found by ``setup`` as a flat dictionary of hyper-parameters to
+        log."""
         options, reading = self.splits, self._reading
         facts: dict[str, str | int | float] = {"source": self._source_name, "partitioner": repr(self.partitioner)}
         facts |= {f"splits.{name}": getattr(options, name) for name in ("server_val", "client_val", "client_test")}
@@ -205,13 +215,14 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def test_set(self) -> Any:
-        """Test data (a table's have ``row_names``); None without test data or where a data module has its own."""
+        """Test data (for a table with the attribute ``row_names``); None without test data or if a wrapped data module
+        has its own."""
         return self._data.test
 
     def validation(self) -> dict[str, Any] | None:
-        """Describe the server's validation data: ``of`` (which data) and ``rows`` (how many); None where it has none.
+        """Describe the server's validation data: their origin (key ``of``) and the number of samples (key ``rows``).
 
-        ``rows`` is None where a loader does not know its length.
+        The result is None if the server has no validation data; ``rows`` is None if a loader does not know its length.
 
         Example:
             >>> from flsv.data import FederatedDataModule
@@ -230,7 +241,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def seed(self) -> int:
-        """Seed of all splits except the partition, which has its own."""
+        """Seed of all splits except the partition, whose seed is the partitioner's."""
         return seed_or_default(self.splits.seed)
 
     @property

@@ -1,5 +1,5 @@
-"""Entries of a data set for every sample, by name: columns and natural groups (a hospital, a writer); and names of
-clients, made of the keys, folders or groups that their samples come from, else of their numbers."""
+"""Natural groups of samples (a hospital, a writer), other entries of a data set with one value per sample, and names of
+clients, which are made from the keys, folders or groups of their samples, else from the clients' numbers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Find every sample's natural group, int64 ``[N]`` numbered in sorted order (or None), and the groups' names.
+    """Return every sample's natural group, int64 ``[N]`` numbered in sorted order (or None), and the groups' names.
 
     Args:
-        dataset: the training data. Its attribute ``group_kind`` is the noun for its ``groups``, such as ``"school"``.
+        dataset: the training data; an attribute ``group_kind`` is the noun for one of its groups, such as ``"school"``.
         groups: one entry (number or string) per sample, or the name of an attribute of ``dataset`` or of a field of its
-            samples; None looks for an attribute ``groups``.
+            samples that has these entries; None: the attribute ``groups``, if there is one.
 
     Raises:
-        ConfigurationError: nothing of that name, a length that is not the data set's, or entries that are missing.
+        ConfigurationError: nothing has the name ``groups``, the number of entries is not the number of samples, or an
+            entry is None or NaN.
 
     Example:
         >>> data = torch.utils.data.TensorDataset(torch.zeros(3, 2))
@@ -56,18 +57,18 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, t
     return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(found.tolist(), kind)
 
 
-#: The number of groups that the name of a client of several groups lists at most.
+#: At most this many groups are listed in the name of a client that holds several groups.
 _MOST = 3
 _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
 def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
-    """Name a client in a sentence: by its number, and its name if it has one.
+    """Return the words for a client in a sentence: its number, and its name if it has one.
 
     Args:
-        client: its number.
-        names: names of the clients; empty where they have none.
-        noun: the word before the number, such as ``"Client"`` at the beginning.
+        client: number of the client.
+        names: names of all clients; empty if they have none.
+        noun: the word before the number, such as ``"Client"`` at the beginning of a sentence.
 
     Example:
         >>> client_called(1), client_called(1, ("0", "1")), client_called(1, ("Boston", "Lyon"))
@@ -80,8 +81,19 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
 def check_spelling(
     names: Iterable[str], where: str, refuse: bool = True, places: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse classes whose names differ only in spelling (equal numbers, or words up to case and white space); with
-    ``refuse=False``, as for categories and clients, and for abbreviations (``m``, ``male``), only warn.
+    """Refuse names that differ only in spelling: equal numbers, or words that are equal up to case and white space.
+
+    Names of classes are refused. For names of categories and clients (``refuse=False``), and for abbreviations (``m``
+    and ``male``) in all cases, there is only a warning.
+
+    Args:
+        names: the names to compare.
+        where: the origin of the names, with which the message begins.
+        refuse: whether to raise an error rather than to warn.
+        places: ``{name: origin}``, where each name occurs, for the message; None: the message does not say.
+
+    Raises:
+        ConfigurationError: with ``refuse``, two names differ only in spelling.
 
     Example:
         >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
@@ -108,7 +120,11 @@ way everywhere.
 
 
 def _join_abbreviations(spellings: dict[Any, list[str]]) -> None:
-    """Join the spellings of one or three letters to those of the only word that begins with them; A and AB stay two."""
+    """Join abbreviations of one or three letters with the only word that begins with them; A and AB stay apart.
+
+    Args:
+        spellings: ``{normalized name: its spellings}``, changed in place.
+    """
     words = [each for each in spellings if isinstance(each, str) and each.isalpha()]
     for short in [each for each in words if len(each) in (1, 3)]:
         longer = [each for each in words if each != short and each.startswith(short)]
@@ -126,16 +142,17 @@ def _meaning(name: str) -> Any:
 
 
 def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
-    """Make client names of keys, folders or groups: on one line, and never a number alone.
+    """Make client names from keys, folders or groups: each name is on one line and is not just a number.
 
-    A school 7 is rarely client 7, so a number gets a word before it: ``"school 7"``.
+    School 7 is rarely client 7, so a number gets a word before it: ``"school 7"``.
 
     Args:
-        values: strings or numbers.
-        kind: that word; with ``"group"`` or ``"site"``, numbers 0 .. n-1 stay as they are: they are the clients'.
+        values: the keys, folders or groups, strings or numbers.
+        kind: the word before a number. With ``"group"`` or ``"site"``, the numbers 0 .. n-1 stay as they are, because
+            they equal the clients' numbers.
 
     Raises:
-        ConfigurationError: a name without a character, or two alike.
+        ConfigurationError: a name has no printable character, or two names are equal.
 
     Example:
         >>> plain_names(["Sankt  Anna", 7, "08"], "ward")
@@ -154,11 +171,11 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
 
 
 def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]) -> tuple[str, ...]:
-    """Name clients that hold whole groups after these groups, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
+    """Return names of clients after the groups that they hold, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
 
     Args:
-        parts: each client's samples, int64 ``[n]``.
-        groups: group of every sample, int64 ``[N]``.
+        parts: indices of each client's samples, int64 ``[n]``.
+        groups: number of every sample's group, int64 ``[N]``.
         names: names of the groups, by number.
 
     Example:
@@ -178,8 +195,13 @@ def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]
 
 
 def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
-    """Find an entry per sample of a data set by ``find``, else by ``find`` in the data sets that a ``Subset`` or a
-    ``ConcatDataset`` is made of; None if nothing is found."""
+    """Return one entry per sample of a data set, such as its labels; None if there are none.
+
+    Args:
+        dataset: the data set; if ``find`` finds nothing in it, the data sets inside a ``Subset`` or ``ConcatDataset``
+            are searched.
+        find: returns the entries of a data set, or None.
+    """
     if (found := find(dataset)) is not None:
         return found
     if isinstance(dataset, Subset):
@@ -192,7 +214,7 @@ def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
 
 
 def own_entries(dataset: Dataset, name: str) -> Any:
-    """Return a data set's own attribute if it has an entry per sample, else None."""
+    """Return the data set's attribute ``name`` if it has one entry per sample, else None."""
     value = getattr(dataset, name, None)
     # Tensors may live on another device, where numpy does not reach them.
     value = value.cpu() if isinstance(value, Tensor) else value
@@ -204,15 +226,16 @@ def own_entries(dataset: Dataset, name: str) -> Any:
 
 
 def column(dataset: Dataset, name: str, argument: str) -> Any:
-    """Read the values of all samples under a name: an attribute of the data set, or a field of each sample.
+    """Read one value per sample: from an attribute of the data set or, without one, from a field of each sample.
 
     Args:
-        dataset: map-style; its samples are read where it has no such attribute.
-        name: of the attribute, or of a key or an attribute of the samples; ``"meta.site"`` is ``site`` in ``meta``.
-        argument: the argument that gave the name, for the message.
+        dataset: map-style data set; its samples are read if it has no attribute ``name``.
+        name: name of the attribute, or of a key or an attribute of the samples; ``"meta.site"`` is the field ``site``
+            of the field ``meta``.
+        argument: the argument in which the user gave ``name``, for the message.
 
     Raises:
-        ConfigurationError: nothing of that name.
+        ConfigurationError: neither the data set nor its samples have the name.
     """
     found = entries(dataset, lambda part: own_entries(part, name))
     if found is None:
@@ -226,7 +249,8 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
 
 
 def _field(sample: Any, name: str) -> Any:
-    """Read a sample's field, or a field within a field (``outer.inner``); None if there is none."""
+    """Return the field ``name`` of a sample, or a field within a field (``outer.inner``); None if there is no such
+    field."""
     value = sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
     outer, dot, inner = name.partition(".")
     return _field(_field(sample, outer), inner) if value is None and dot else value

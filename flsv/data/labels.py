@@ -1,7 +1,7 @@
-"""Classes of the samples, found once, when data are partitioned, and without decoding images where possible.
+"""Classes of the samples, which are read once, when data are partitioned, and if possible without decoding images.
 
-Only some parts of a federation need classes: partitioners and corruptions that go by label, metrics per class. Where
-the data have none (texts, images with masks, regression targets, graphs, inputs alone) all samples are of one class, so
+Only some components need classes: partitioners and corruptions that use labels, and metrics per class. If the data have
+no classes (texts, images with masks, regression targets, graphs, inputs alone), all samples belong to one class, so
 that counts per client and class are counts per client.
 """
 
@@ -23,12 +23,12 @@ from flsv.utilities.errors import ConfigurationError, in_words
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 #: The name of the only class of data without classes.
 ONE_CLASS = ("samples",)
-#: From this many samples on, labels with fewer than two samples per value are no classes.
+#: For data with at least this many samples, labels with fewer than two samples per value are not classes.
 _MANY = 100
 
 
 class _NoClassError(Exception):
-    """Error of samples without classes; the message says why."""
+    """Error that says why samples have no classes."""
 
 
 def dataset_labels(dataset: Dataset) -> Tensor:
@@ -39,7 +39,7 @@ def dataset_labels(dataset: Dataset) -> Tensor:
     dictionary with ``label``, ``labels``, ``target``, ``targets`` or ``y``.
 
     Raises:
-        ConfigurationError: samples without one non-negative whole number each.
+        ConfigurationError: the label of a sample is not one non-negative whole number.
 
     Example:
         >>> dataset_labels(Subset(TensorDataset(torch.zeros(3, 2), torch.tensor([4, 5, 6])), [2, 0]))
@@ -52,11 +52,14 @@ def dataset_labels(dataset: Dataset) -> Tensor:
 
 
 def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
-    """Read the samples' labels ``[N]``, whose NumPy type is one of ``kinds``; reading stops at the first sample
-    without such a label.
+    """Return the samples' labels ``[N]``. Reading stops at the first sample without a label of the given kinds.
+
+    Args:
+        dataset: map-style data set.
+        kinds: accepted kinds of NumPy types, one letter each, such as ``"biu"`` for whole numbers.
 
     Raises:
-        _NoClassError: they are not one number each, or of another kind.
+        _NoClassError: a label is not a single number, or is of another kind.
     """
     found = _stored_labels(dataset)
     if found is None:
@@ -66,7 +69,7 @@ def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
 
 
 def _checked(labels: Any, kinds: str) -> np.ndarray:
-    """Check labels ``[N]`` or ``[N, 1]`` and return them as ``[N]``."""
+    """Return labels ``[N]`` or ``[N, 1]`` as ``[N]``; raise _NoClassError unless their NumPy kind is in ``kinds``."""
     try:
         found = np.asarray(labels)
     except (TypeError, ValueError) as error:  # lists of several lengths, tensors elsewhere
@@ -79,7 +82,7 @@ def _checked(labels: Any, kinds: str) -> np.ndarray:
 
 
 def _stored_labels(dataset: Dataset) -> Any:
-    """Return the labels that a data set has without reading its samples, or None."""
+    """Return the labels that a data set stores apart from its samples, or None if it stores none."""
 
     def ready(part: Dataset) -> Any:
         if type(part) is TensorDataset:
@@ -93,7 +96,8 @@ def _stored_labels(dataset: Dataset) -> Any:
 
 
 def _label_of(sample: Any) -> Any:
-    """Return a sample's label: its last element, or its field with a label's name; None if it has none."""
+    """Return a sample's label: its last element, or its field called ``label``, ``target`` or similar; None without a
+    label."""
     if isinstance(sample, list | tuple):
         return sample[-1] if len(sample) > 1 else None
     if isinstance(sample, Mapping):
@@ -103,7 +107,7 @@ def _label_of(sample: Any) -> Any:
 
 
 def batch_labels(batch: Any) -> Tensor | None:
-    """Return the classes int64 ``[B]`` of a batch's samples; None unless its labels are one integer per sample.
+    """Return the classes of a batch's samples, int64 ``[B]``; None unless the batch has one integer label per sample.
 
     Example:
         >>> batch_labels((torch.zeros(2, 3), torch.tensor([1, 0])))
@@ -117,14 +121,14 @@ def batch_labels(batch: Any) -> Tensor | None:
 
 
 def whole_numbers(found: np.ndarray) -> np.ndarray:
-    """Convert labels ``[N]`` of any type to int64.
+    """Return labels ``[N]`` of any type as int64.
 
     Raises:
-        _NoClassError: a label that is no whole number from 0 up, with its position.
+        _NoClassError: a label is not a whole number from 0 up; the message names its position.
     """
     if found.dtype.kind not in "biuf":
         raise _NoClassError(f"found {found.dtype}")
-    with np.errstate(invalid="ignore"):  # NaN and what is too large
+    with np.errstate(invalid="ignore"):  # NaN and numbers that are too large
         labels = found.astype(np.int64)
     wrong = np.nonzero((labels != found) | (labels < 0))[0]
     if len(wrong):
@@ -136,7 +140,7 @@ def whole_numbers(found: np.ndarray) -> np.ndarray:
 
 
 def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
-    """Read labels that the user gave, one class per sample or the name of a column, as int64 ``[N]``."""
+    """Return labels that the user gave, as one class per sample or as the name of a column, as int64 ``[N]``."""
     length = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     found = np.asarray(column(dataset, labels, "labels") if isinstance(labels, str) else labels)
     if found.size != length or found.ndim == 0:
@@ -150,17 +154,19 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
 
 
 def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]) -> int:
-    """Count the classes: the number of names, or the largest label plus one.
+    """Return the number of classes: the number of names, or the largest label plus one.
 
-    Without names, a class below the largest label without a training sample raises a warning: it may not exist.
+    Without names, there is a warning if a class below the largest label has no training sample: it may not exist.
 
     Args:
         labels: labels of the training data, int64 ``[N]``.
-        class_names: the source's names of the classes, perhaps none.
-        held_out: validation and test data by name; their labels count where they are stored apart from the samples.
+        class_names: the source's names of the classes; may be empty.
+        held_out: ``{name: data set}`` of validation and test data; their labels are used if they are stored apart from
+            the samples.
 
     Raises:
-        ConfigurationError: labels that are no whole numbers from 0 up, or one far above all others.
+        ConfigurationError: a label is not a whole number from 0 up, or the largest one is far above the number of
+            classes.
 
     Example:
         >>> count_classes(torch.tensor([0, 1, 2, 0]), (), {"test": TensorDataset(torch.zeros(1, 2), torch.tensor([1]))})
@@ -187,12 +193,14 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
 
 
 def _is_identifier(largest: int, distinct: int) -> bool:
-    """Return whether labels are too large, for so few distinct ones, to be numbers of classes."""
+    """Return whether labels are identifiers rather than classes: the largest is far above the number of distinct
+    labels."""
     return largest >= 1000 and largest >= 10 * distinct
 
 
 def class_names_of(dataset: Dataset) -> tuple[str, ...]:
-    """Return the data set's attribute ``classes``, found through ``Subset``; empty without one."""
+    """Return the names in the attribute ``classes`` of a data set, or of the data set inside a ``Subset``; empty
+    without one."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return tuple(map(str, getattr(dataset, "classes", ())))
@@ -203,9 +211,9 @@ class Classes:
     """Classes of the training samples.
 
     Args:
-        labels: class of every sample, int64 ``[N]``; all 0 where there are no classes.
-        names: one per class.
-        missing: why there are no classes; None where there are.
+        labels: class of every sample, int64 ``[N]``; all 0 if there are no classes.
+        names: names of the classes.
+        missing: the reason why there are no classes; None if there are classes.
     """
 
     labels: Tensor
@@ -220,19 +228,21 @@ def find_classes(
     labels: Any = None,
     asking: Sequence[Any] = (),
 ) -> Classes:
-    """Find the classes of the training samples; one class for all where they have none and no component needs them.
+    """Find the classes of the training samples. Samples without classes form one class unless a component needs
+    classes.
 
-    If no component needs classes, only integers are taken for them: a floating-point number may be any target.
+    If no component needs classes, only integer labels are taken for classes: a floating-point number may be any target.
 
     Args:
-        train: the training data, at least one sample.
-        class_names: the source's names of the classes, perhaps none.
-        held_out: validation and test data by name; their labels count where they are stored apart from the samples.
-        labels: see :class:`~flsv.data.FederatedDataModule`.
-        asking: the partitioners, corruptions and others that need classes.
+        train: the training data, with at least one sample.
+        class_names: the source's names of the classes; may be empty.
+        held_out: ``{name: data set}`` of validation and test data; their labels are used if they are stored apart from
+            the samples.
+        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`.
+        asking: the partitioners, corruptions and other components that need classes.
 
     Raises:
-        ConfigurationError: classes are needed and there are none; labels that were given and are no classes.
+        ConfigurationError: a component needs classes and there are none, or the user's ``labels`` are not classes.
 
     Example:
         >>> find_classes(TensorDataset(torch.zeros(3, 2), torch.tensor([1, 0, 1])), (), {}).names
@@ -261,14 +271,14 @@ def find_classes(
 
 
 def _integer_labels(train: Dataset, named: bool) -> Tensor:
-    """Return the training samples' labels if these are integers that may be classes, int64 ``[N]``.
+    """Return the training samples' labels, int64 ``[N]``, if they are integers that may be classes.
 
     Args:
         train: the training data.
-        named: whether the classes have names; then an integer that is none of them is a mistake.
+        named: whether the classes have names; then an integer below 0 is an error rather than a number to predict.
 
     Raises:
-        _NoClassError: other labels, or integers that are numbers rather than classes, with a warning.
+        _NoClassError: the labels are not integers, or are numbers rather than classes (then with a warning).
     """
     found = _read_labels(train, "biu")
     distinct, largest = len(np.unique(found)), int(found.max())

@@ -1,10 +1,11 @@
-"""Batches of samples: gathered from tensors where data are tensors, by torch's DataLoader otherwise.
+"""Loaders of batches: gathered from tensors if the data are tensors, by torch's DataLoader otherwise.
 
-Both kinds draw the same permutations from the same generator, so which one serves a data set changes its speed only.
+Both kinds of loaders draw the same permutations from the same generator, so the kind of loader changes only the speed.
 
-The state of generators that a data set, its transforms or a collate_fn hold depends on everything that was read before,
-which a resumed run has not read. So every pass over a loader begins by seeding them: in training by the client, the
-round and the local epoch, in evaluation always by the same seed. Each worker gets a stream of its own.
+A data set, its transforms or a collate_fn may hold random generators, whose state depends on all samples read before. A
+resumed run has not read these samples. So every pass over a loader begins by seeding these generators: in training from
+the client, the round and the local epoch, in evaluation always with the same seed. Each worker has its own random
+stream.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class TensorBatches:
 
     Args:
         tensors: tensors of equal length ``N`` on one device, as in a ``TensorDataset``.
-        indices: which rows, int64 ``[n]``; None for all.
+        indices: indices of the rows to read, int64 ``[n]``; None: all rows.
         batch_size: rows per batch.
-        drop_last: leave out a last batch that is not full.
-        generator: CPU generator that draws a new order for every pass; None: in order.
+        drop_last: whether to leave out a last batch that is not full.
+        generator: CPU generator that draws a new order of the rows for every pass; None: the given order.
 
     Yields:
         Tuples of tensors, each ``[batch_size, ...]``; the last batch may be smaller.
@@ -66,7 +67,7 @@ class TensorBatches:
         return full + (rest > 0 and not self.drop_last)
 
     def rows(self) -> Sequence[Tensor]:
-        """Draw the order of a pass and return the rows of each batch, int64 ``[B]`` each."""
+        """Draw the order of one pass and return the indices of each batch's rows, int64 ``[batch_size]`` each."""
         order = self.indices
         if self.generator is not None:
             order = order[torch.randperm(len(order), generator=self.generator)]
@@ -90,21 +91,21 @@ def make_loader(
 ) -> TensorBatches | DataLoader:
     """Make a loader of a map-style data set, or of some of its samples.
 
-    A ``TensorDataset``, or ``Subset`` of one, with the default ``collate_fn`` is served by :class:`TensorBatches` (then
-    ``options`` have no use), anything else by a ``DataLoader``. The numbers of batches and the orders are the same.
+    A ``TensorDataset``, or a ``Subset`` of one, with the default ``collate_fn`` is read by :class:`TensorBatches` (then
+    ``options`` are ignored), any other data set by a ``DataLoader``. Both give the same samples in the same order.
 
     Args:
-        dataset: what to read.
-        indices: which of its samples, int64 ``[n]``; None for all.
+        dataset: map-style data set to read.
+        indices: indices of the samples to read, int64 ``[n]``; None: all samples.
         batch_size: samples per batch.
-        drop_last: leave out a last batch that is not full.
-        generator: CPU generator that draws a new order for every pass; None: in order. Workers' seeds follow from its
-            initial seed.
-        collate_fn: as of ``DataLoader``.
+        drop_last: whether to leave out a last batch that is not full.
+        generator: CPU generator that draws a new order of the rows for every pass; None: the given order. The seeds of
+            worker processes are derived from the generator's initial seed.
+        collate_fn: makes a batch of a list of samples, as for ``DataLoader``; None: torch's default.
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 
     Raises:
-        ConfigurationError: ``batch_size`` below 1.
+        ConfigurationError: ``batch_size`` is below 1.
 
     Example:
         >>> images, labels = torch.zeros(10, 1, 8, 8), torch.arange(10)
@@ -136,8 +137,17 @@ def make_loader(
 def tensors_of(
     dataset: Dataset, indices: Tensor | None, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """Return the tensors whose rows make up the batches of ``dataset``, and the indices of these rows (None: all);
-    ``(None, None)`` where samples are read one by one."""
+    """Return the tensors from whose rows batches can be gathered, and the indices of the rows to read.
+
+    Args:
+        dataset: map-style data set.
+        indices: indices of the samples to read, int64 ``[n]``; None: all samples.
+        collate_fn: makes a batch of a list of samples; None: torch's default.
+
+    Returns:
+        ``(tensors, rows)``, where ``rows`` is None for all rows; ``(None, None)`` if samples have to be read one by
+        one.
+    """
     # Exact types: a subclass may do anything in __getitem__.
     while type(dataset) is Subset:
         outer = torch.as_tensor(dataset.indices, dtype=torch.long)
@@ -148,7 +158,8 @@ def tensors_of(
 
 
 class _Shuffled(Sampler[int]):
-    """Sampler of a new order for every pass by one ``randperm``; torch's RandomSampler would draw a second, unused."""
+    """Sampler that draws a new order for every pass by one ``randperm``; torch's RandomSampler would draw one more,
+    unused."""
 
     def __init__(self, length: int, generator: torch.Generator) -> None:
         self.length = length
@@ -164,18 +175,18 @@ class _Shuffled(Sampler[int]):
 def preload(
     dataset: Dataset, collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0
 ) -> TensorDataset:
-    """Read the whole of ``dataset`` into memory, so that batches need no Python per sample.
+    """Read all samples of ``dataset`` into memory, so that batches are gathered without Python code per sample.
 
-    For data sets that decode or transform each sample anew, always to the same result. Random augmentation would be
-    frozen at its first draw: a module's ``on_after_batch_transfer`` can do it.
+    This is for data sets that decode or transform a sample each time it is read, always with the same result. Random
+    augmentation would be frozen at its first draw; do it in a module's ``on_after_batch_transfer`` instead.
 
     Args:
-        dataset: map-style; samples are tuples of equally shaped tensors or numbers.
-        collate_fn: what turns a list of samples into a tuple of tensors, by default torch's.
-        num_workers: processes that read.
+        dataset: map-style data set whose samples are tuples of equally shaped tensors or numbers.
+        collate_fn: function that turns a list of samples into a tuple of tensors; None: torch's default.
+        num_workers: number of processes that read samples.
 
     Raises:
-        ConfigurationError: samples that do not collate to a tuple of tensors of one length.
+        ConfigurationError: the samples do not collate to a tuple of tensors.
 
     Example:
         >>> class Squares(torch.utils.data.Dataset):
@@ -197,19 +208,22 @@ def preload(
 
 
 _KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Generator)
-#: The global generators, which are seeded anyway.
+#: The global random generators, which ``seed_everything`` seeds.
 # For mypy: the stubs declare no private generators.
 _GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)  # type: ignore[attr-defined]
-#: Types that are not searched: data, and objects that refer to everything.
+#: Types that are not searched for generators: data, and objects that refer to all others.
 _CLOSED = (str, bytes, int, float, Tensor, np.ndarray, type, L.Trainer, L.LightningModule, L.LightningDataModule)
-#: How many objects may lie between a data set and a generator; how many entries of a collection are searched, since
-#: lists of file names may be very long.
+#: Largest number of objects between a data set and a generator, and of entries that are searched in a collection (lists
+#: of file names may be very long).
 _DEPTH, _LOOKED_AT = 4, 1000
 
 
 def held_generators(*holders: Any) -> list[Any]:
-    """Find the random generators that objects hold in attributes, of their classes too (MONAI's ``R``), lists, tuples
-    and dictionaries; each is returned once. At most four objects may lie between a data set and its generator.
+    """Return the random generators that objects hold in attributes, lists, tuples and dictionaries, each generator
+    once.
+
+    Attributes of the objects' classes are searched, too (such as MONAI's ``R``). A generator is found if at most four
+    objects lie between a data set and the generator.
 
     Example:
         >>> class Cropped(torch.utils.data.Dataset):
@@ -246,7 +260,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
-    """Seed each of the generators with a stream of its own, derived from ``seed`` and ``path``."""
+    """Seed each generator with a different seed, derived from ``seed``, the generator's position and ``path``."""
     for place, generator in enumerate(generators):
         derived = derive_seed(seed, "held generator", place, *path)
         if isinstance(generator, np.random.RandomState):
@@ -260,7 +274,7 @@ def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
 
 
 class SeededLoader(DataLoader):
-    """A ``DataLoader`` that seeds the data's random generators at the start of each pass."""
+    """``DataLoader`` that seeds the random generators of its data set and ``collate_fn`` at the start of each pass."""
 
     def _get_iterator(self) -> Any:
         holders, seed = (self.dataset, self.collate_fn), self.generator.initial_seed()
@@ -272,7 +286,14 @@ class SeededLoader(DataLoader):
 
 
 def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int) -> None:
-    """Seed a worker's generators (as ``worker_init_fn``): their copies in several workers would draw the same."""
+    """Seed the random generators in a worker process, so that their copies in several workers draw different numbers.
+
+    Args:
+        holders: the data set and the ``collate_fn``, which may hold generators.
+        seed: seed of the loader.
+        init: the user's ``worker_init_fn``, which is called afterwards; None without one.
+        worker: number of the worker.
+    """
     seed_held(held_generators(*holders), seed, worker)
     if init is not None:
         init(worker)
@@ -281,22 +302,27 @@ def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] 
 @checked
 @dataclass(frozen=True)
 class Loader:
-    """Options of batches, named as ``DataLoader``'s; None takes the wrapped loader's own.
+    """Options of the loaders, named like those of ``DataLoader``; None takes the option of a wrapped data module's
+    loader.
 
     Args:
-        eval_batch_size: samples per evaluation batch; None for the wrapped loader's, else ``batch_size``, and at least
-            256 for data held as tensors. It changes no score, except what a module logs as a mean of its batches with a
-            ``batch_size`` of its own (or that is no mean of samples, such as a mean over the tokens of each batch).
-        drop_last: leave out a client's last training batch if not full; None for the wrapped loader's, else False.
-        num_workers: processes that read data that are not tensors; None for the wrapped loader's, else 0.
-        pin_memory: likewise; None for the wrapped loader's, else False.
-        preload: read every sample once and keep it as tensors; not for data sets that augment at random.
-        on_device: whether data held as tensors lie on a CUDA device during a federated fit, where batches are gathered
-            without a copy, the same to the bit: if they take at most a quarter of the memory that is free there when
-            the fit begins, and neither module has hooks that are handed batches before they are there.
+        eval_batch_size: samples per evaluation batch; None: that of the wrapped loader, else ``batch_size``, and at
+            least 256 for data held as tensors. It does not change a score, unless the score is a mean over batches, for
+            which the module logs a ``batch_size`` of its own or which weighs something else than samples, such as
+            tokens.
+        drop_last: whether to leave out a client's last training batch if it is not full; None: as the wrapped loader,
+            else False.
+        num_workers: number of processes that read data that are not tensors; None: as the wrapped loader, else 0.
+        pin_memory: whether batches of data that are not tensors are copied to pinned memory; None: as the wrapped
+            loader, else False.
+        preload: whether to read every sample once and keep it as tensors; not for data sets that augment at random.
+        on_device: whether data held as tensors are moved to the CUDA device for a federated fit. Batches are then
+            gathered there without a copy, with bitwise equal results. The data are moved only if they take at most a
+            quarter of the memory that is free when the fit begins, and if neither the model nor the data module
+            overrides a hook for batches that are not yet on the device.
 
     Raises:
-        ConfigurationError: an ``eval_batch_size`` below 1, anything of another type.
+        ConfigurationError: ``eval_batch_size`` is below 1, or an argument has another type.
     """
 
     eval_batch_size: Count | None = None
@@ -307,6 +333,6 @@ class Loader:
     on_device: bool = True
 
     def changes(self) -> dict[str, bool | int]:
-        """Return the options that replace those of the source's own loaders."""
+        """Return the options that are not None and so replace those of the source's own loaders."""
         given = {"drop_last": self.drop_last, "num_workers": self.num_workers, "pin_memory": self.pin_memory}
         return {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,5 @@
-"""Base class of partitioners; partitions at random, by natural groups, into one client; counts and plots of them."""
+"""Partitioners: the base class, random partitions, partitions by natural groups, one client; counts and plots of
+partitions."""
 
 from __future__ import annotations
 
@@ -15,23 +16,24 @@ from flsv.utilities.declared import ValidatedArguments
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
-#: How many clients the samples are dealt to.
+#: Number of clients among whom the samples are divided.
 Clients = Annotated[int, Ge(2), "A federation needs at least 2 clients."]
 
 
 class Partitioner(ValidatedArguments, ABC):
     """Base class of partitioners, which assign a data set's samples to clients.
 
-    Subclasses override :meth:`partition`; calling the object checks what goes in and what comes out. The result is a
-    function of the seed and of what the call is given, nothing else: no global random generator is read or moved.
+    Subclasses override :meth:`partition`; calling the object also checks its arguments and its result. The result
+    depends only on the seed and the arguments of the call: no global random generator is used.
 
     Args:
-        num_clients: how many clients the samples are dealt to, at least 2. None only in partitioners that let the
-            data decide (:class:`~flsv.data.GroupPartitioner`).
-        seed: seed of every random choice; None: ``seed_everything``'s, 0 where that has not been called.
+        num_clients: number of clients, at least 2. None is allowed only in partitioners that take the number from the
+            data (:class:`~flsv.data.GroupPartitioner`).
+        seed: seed of every random choice; None: the seed of ``seed_everything``, or 0 if that has not been called.
 
     Raises:
-        ConfigurationError: ``num_clients`` below 2 at construction; at the call, data that cannot be dealt as asked.
+        ConfigurationError: at construction: ``num_clients`` is below 2. At the call: the data cannot be partitioned in
+            this way.
 
     Example:
         >>> class EveryOther(Partitioner):
@@ -44,13 +46,14 @@ class Partitioner(ValidatedArguments, ABC):
     num_clients: int
 
     needs_classes: bool = True
-    """True if :meth:`partition` uses the labels. If not, data without classes are accepted, whose labels are all 0."""
+    """True if :meth:`partition` uses the labels. If False, data without classes (all labels are 0) are accepted."""
 
     keeps_groups: bool = False
     """True if every natural group goes to one client as a whole; clients are then named after their groups."""
 
     first_client: int = 0
-    """Number, in the federation, of the first client that gets samples."""
+    """Number that the first client of this partition has in the whole federation; 0 unless this process has a single
+    client."""
 
     def __init__(self, num_clients: Clients, seed: int | None = None) -> None:
         self.num_clients = num_clients
@@ -60,17 +63,17 @@ class Partitioner(ValidatedArguments, ABC):
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> Sequence[Tensor]:
-        """Return each client's sample indices, in any order. No sample is returned twice; samples may stay unused.
+        """Return the indices of each client's samples, in any order. No index may occur twice; samples may stay unused.
 
         Args:
-            labels: class of every sample, int64 ``[N]``, at least ``num_clients`` of them.
-            num_classes: labels lie in ``0 .. num_classes - 1``; some classes may have no sample.
+            labels: class of every sample, int64 ``[N]``; ``N`` is at least ``num_clients``.
+            num_classes: number of classes; labels lie in ``0 .. num_classes - 1``, and some classes may have no sample.
             groups: natural group of every sample, int64 ``[N]``, or None.
-            generator: at the start of this partitioner's random stream.
+            generator: random generator, seeded by this partitioner's seed.
         """
 
     def __call__(self, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> list[Tensor]:
-        """Deal the samples out.
+        """Divide the samples among the clients.
 
         Args:
             labels: class of every sample, integer ``[N]``.
@@ -97,7 +100,15 @@ class Partitioner(ValidatedArguments, ABC):
 
 
 def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) -> Tensor:
-    """Count the samples of each class at each client: int64 ``[num_clients, num_classes]``.
+    """Count the samples of each class at each client.
+
+    Args:
+        parts: indices of each client's samples, int64 ``[n]``.
+        labels: class of every sample, int64 ``[N]``.
+        num_classes: number of classes.
+
+    Returns:
+        The counts, int64 ``[num_clients, num_classes]``.
 
     Example:
         >>> partition_counts([torch.tensor([0, 2]), torch.tensor([1])], torch.tensor([0, 1, 1]), num_classes=2)
@@ -108,15 +119,15 @@ def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) 
 
 
 def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
-    """Return ``indices`` in random order."""
+    """Return ``indices`` in a random order drawn from ``generator``."""
     return indices[torch.randperm(len(indices), generator=generator)]
 
 
 def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
-    """Cut ``indices`` into consecutive pieces of the given shares; the rest is left over.
+    """Cut ``indices`` into consecutive pieces of the given shares; indices beyond the last share are left out.
 
-    Cut points are rounded cumulative shares, so a piece is off its exact size by less than one sample, and shares that
-    sum to 1 use every sample.
+    Cut points are rounded cumulative shares, so the size of a piece differs from its exact share by less than one
+    sample, and shares that sum to 1 use every sample.
 
     Example:
         >>> [len(piece) for piece in cut(torch.arange(10), torch.tensor([0.5, 0.25, 0.25]))]
@@ -136,14 +147,14 @@ _MOST_LEGEND_ENTRIES = 20
 def plot_partition(
     counts: Tensor, class_names: Sequence[str] | None = None, client_names: Sequence[str] | None = None
 ) -> tuple[Figure, Axes]:
-    """Draw who has how many samples of which class: one bar per client, stacked by class.
+    """Plot how many samples of each class each client has: one bar per client, stacked by class.
 
     Up to 20 classes have a legend. The figure does not touch pyplot's global state.
 
     Args:
-        counts: samples ``[num_clients, num_classes]``, as of :func:`~flsv.data.partition_counts`.
-        class_names: ``num_classes`` names for the legend; the class numbers by default.
-        client_names: ``num_clients`` names; the client numbers by default.
+        counts: number of samples ``[num_clients, num_classes]``, as returned by :func:`~flsv.data.partition_counts`.
+        class_names: ``num_classes`` names for the legend; None: the classes' numbers.
+        client_names: ``num_clients`` names of the bars; None: the clients' numbers.
 
     Returns:
         ``(figure, axes)``.
@@ -176,7 +187,7 @@ def plot_partition(
 
 
 class IIDPartitioner(Partitioner):
-    """Partition at random in equal numbers of samples (they differ by at most one).
+    """Partition at random into clients with equal numbers of samples (which differ by at most one).
 
     Args:
         num_clients: number of clients, at least 2.
@@ -194,18 +205,18 @@ class IIDPartitioner(Partitioner):
 
 
 class GroupPartitioner(Partitioner):
-    """Partition by natural groups: one client per group, or whole groups dealt to a given number of clients.
+    """Partition by natural groups: one client per group, or whole groups divided among a given number of clients.
 
-    A group is never split. With fewer clients than groups, groups are dealt in turn from the largest to the smallest,
-    which keeps the clients' sizes close where the groups are many.
+    A group is never split. With fewer clients than groups, the groups go to the clients one after the other, from the
+    largest group to the smallest, which makes the clients' sizes similar if there are many groups.
 
     Args:
-        num_clients: number of clients, at least 2; None makes one client of each group, in the groups' order, and is
-            known only after the data have been read. Clients are named after their groups.
-        seed: taken for uniformity; nothing here is random.
+        num_clients: number of clients, at least 2. None: one client per group, in the order of the groups; the number
+            is then known only after the data have been read. Clients are named after their groups.
+        seed: has no effect, because nothing here is random; every partitioner has this argument.
 
     Raises:
-        ConfigurationError: data without groups, fewer than 2 groups, or fewer groups than clients.
+        ConfigurationError: the data have no groups, fewer than 2 groups, or fewer groups than clients.
 
     Example:
         >>> hospital = torch.tensor([7, 7, 7, 3, 3, 9])
@@ -239,14 +250,15 @@ class GroupPartitioner(Partitioner):
 
 
 class OneClient(Partitioner):
-    """Partition into a single client: all data belong to one participant, the others train in other processes.
+    """Partition into a single client: all data belong to one participant, and the other clients train in other
+    processes.
 
     Args:
-        seed: taken for uniformity; nothing here is random.
+        seed: has no effect, because nothing here is random; every partitioner has this argument.
 
     Attributes:
-        first_client: which client of the federation this participant is: its validation and test samples are drawn as
-            they would be drawn for that client in one process. A site is told by its server.
+        first_client: number of this participant in the federation, which the server assigns. The participant's
+            validation and test samples are the same as those of that client in a federation in one process.
 
     Example:
         >>> OneClient()(torch.tensor([0, 1, 0]), num_classes=2)

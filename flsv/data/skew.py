@@ -1,6 +1,6 @@
-"""Partitioners whose clients differ in size and labels: given proportions, Dirichlet shares (Hsu et al. 2019), a few
-classes each, label-sorted shards (McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", section 3), a long tail."""
+"""Partitioners whose clients differ in size and labels: by given proportions, by Dirichlet shares (Hsu et al. 2019),
+with a few classes per client, by label-sorted shards (McMahan et al. 2017, "Communication-Efficient Learning of Deep
+Networks from Decentralized Data", section 3), and with a long tail."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ _MAX_DRAWS = 1000
 class DirichletPartitioner(Partitioner):
     """Partition of each class over the clients in proportions drawn from ``Dirichlet(alpha, ..., alpha)``.
 
-    Small ``alpha``: each class sits with few clients; large ``alpha``: close to IID. All samples are used. The whole
-    draw is repeated until every client has ``min_samples``, at most 1000 times.
+    With a small ``alpha`` a few clients have most samples of a class; with a large ``alpha`` the partition is close to
+    IID. All samples are used. The proportions of all classes are drawn again until every client has ``min_samples``, at
+    most 1000 times.
 
     Args:
         num_clients: number of clients, at least 2.
-        alpha: concentration, above 0. Common values are 0.1 (strong skew) to 1.
-        min_samples: least number of samples of a client, at least 1.
+        alpha: concentration of the Dirichlet distribution, above 0. Common values are 0.1 (strong skew) to 1.
+        min_samples: smallest number of samples of a client, at least 1.
         seed: seed of the draws.
 
     Raises:
-        ConfigurationError: arguments out of range; at the call, ``min_samples`` that cannot be met.
+        ConfigurationError: at construction: an argument is out of range. At the call: in no draw does every client have
+            ``min_samples``.
 
     Example:
         >>> labels = torch.arange(10).repeat_interleave(100)
@@ -70,18 +72,21 @@ class DirichletPartitioner(Partitioner):
 
 
 class PathologicalPartitioner(Partitioner):
-    """Partition with exactly ``classes_per_client`` classes a client; a class is split evenly among its holders.
+    """Partition into clients with exactly ``classes_per_client`` classes each; a class is split evenly among its
+    clients.
 
-    Classes are dealt at random, the least held first: no class is held twice while another has no holder, so all are
-    held when ``num_clients * classes_per_client >= num_classes``. Otherwise some classes' samples stay unused.
+    Classes are assigned at random, those with the fewest clients first: no class goes to a second client while another
+    has no client. So every class has a client if ``num_clients * classes_per_client >= num_classes``; otherwise the
+    samples of some classes stay unused.
 
     Args:
         num_clients: number of clients, at least 2.
-        classes_per_client: classes of each client, at least 1.
-        seed: seed of the deal.
+        classes_per_client: number of classes of each client, at least 1.
+        seed: seed of all random choices.
 
     Raises:
-        ConfigurationError: more classes per client than the data have, or a class with fewer samples than holders.
+        ConfigurationError: ``classes_per_client`` exceeds the number of classes, or a class has fewer samples than
+            clients.
 
     Example:
         >>> labels = torch.arange(10).repeat_interleave(100)
@@ -119,15 +124,16 @@ class PathologicalPartitioner(Partitioner):
 
 
 class ShardPartitioner(Partitioner):
-    """Partition of samples sorted by label and cut into equal shards, ``shards_per_client`` random ones a client.
+    """Partition of samples sorted by label and cut into equal shards; each client gets ``shards_per_client`` random
+    shards.
 
-    A client sees at most about ``shards_per_client`` classes (one more for each class border inside a shard), and all
-    clients have the same number of samples up to one per shard. All samples are used.
+    A client has at most about ``shards_per_client`` classes, and one more for each of its shards with samples of two
+    classes. The clients' numbers of samples differ by at most one sample per shard. All samples are used.
 
     Args:
         num_clients: number of clients, at least 2.
-        shards_per_client: shards of each client, at least 1; the paper's value is 2.
-        seed: seed of the deal.
+        shards_per_client: number of shards of each client, at least 1; McMahan et al. use 2.
+        seed: seed of all random choices.
 
     Example:
         >>> labels = torch.arange(10).repeat_interleave(60)
@@ -142,7 +148,7 @@ class ShardPartitioner(Partitioner):
 
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
-        # Shuffled first, so that which samples of a class share a shard does not depend on their order in the file.
+        # Shuffled first: the order of a class's samples in the file must not decide which of them share a shard.
         order = shuffled(torch.arange(len(labels)), generator)
         order = order[labels[order].argsort(stable=True)]
         shards = order.tensor_split(num_shards)
@@ -154,15 +160,15 @@ class ShardPartitioner(Partitioner):
 
 
 class SizePartitioner(Partitioner):
-    """Partition at random in given proportions; all samples are used.
+    """Partition at random into clients of given relative sizes; all samples are used.
 
     Args:
-        proportions: one positive number per client, on any scale: ``[2, 3, 4, 5, 6]`` gives the clients 2/20 .. 6/20 of
-            the samples (each off by less than one sample).
+        proportions: relative size of each client, one positive number per client on any scale: with ``[2, 3, 4, 5, 6]``
+            the clients have 2/20 .. 6/20 of the samples, up to one sample each.
         seed: seed of the shuffle.
 
     Raises:
-        ConfigurationError: fewer than 2 proportions, or one that is not a positive finite number.
+        ConfigurationError: there are fewer than 2 proportions, or one is not a positive finite number.
 
     Example:
         >>> [len(part) for part in SizePartitioner([1, 2, 2])(torch.zeros(10, dtype=torch.long), num_classes=1)]
@@ -183,14 +189,15 @@ class SizePartitioner(Partitioner):
 class ProportionPartitioner(Partitioner):
     """Partition given by a matrix with one row per client and one column per class.
 
-    ``of`` chooses the meaning of an entry:
+    The argument ``of`` chooses the meaning of an entry:
 
-    - ``"class"``: the share of that class's samples which this client receives. A column sums to at most 1; what is
-      missing to 1 stays unused.
-    - ``"client"``: the weight of that class among this client's samples. Rows are on any scale: ``[4, 4, 1, 1]`` is
-      80 % of two classes and 20 % of the rest. How much each client has is up to ``sizes`` and ``total``.
+    - ``"class"``: the share of the column's class that the row's client receives. A column sums to at most 1; if it
+      sums to less, some samples of the class stay unused.
+    - ``"client"``: the weight of the column's class among the samples of the row's client. Rows are on any scale: with
+      ``[4, 4, 1, 1]`` the client has 80 % of its samples in the first two classes and 20 % in the other two. The
+      clients' numbers of samples are set by ``sizes`` and ``total``.
 
-    A row with a single entry stands for the same number in every column.
+    A row with a single entry has this entry in every column.
 
     ========================================  ====================================================================
     ShapFed's imbalanced split, 4 clients     ``[[0.7], [0.1], [0.1], [0.1]]``
@@ -199,14 +206,15 @@ class ProportionPartitioner(Partitioner):
     ========================================  ====================================================================
 
     Args:
-        matrix: the entries, ``num_clients`` rows of ``num_classes`` non-negative numbers (or of one).
-        of: what an entry is a share of, see above.
-        sizes: relative numbers of samples of the clients, only with ``of="client"``; equal by default.
-        total: samples of all clients together, only with ``of="client"``; by default as many as the data allow.
-        seed: seed of which samples of a class go where.
+        matrix: the entries, ``num_clients`` rows of ``num_classes`` non-negative numbers, or of a single number.
+        of: ``"class"`` or ``"client"``: the meaning of an entry, see above.
+        sizes: relative numbers of samples of the clients, only with ``of="client"``; None: equal numbers.
+        total: number of samples of all clients together, only with ``of="client"``; None: as many as the data allow.
+        seed: seed of the random order in which a class's samples are divided among the clients.
 
     Raises:
-        ConfigurationError: a matrix that is not one, or that asks for more than there is.
+        ConfigurationError: ``matrix`` has rows of different lengths or a row of zeros, or requires more samples than
+            the data have.
 
     Example:
         >>> labels = torch.arange(2).repeat_interleave(100)
@@ -256,7 +264,12 @@ class ProportionPartitioner(Partitioner):
         )
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
-        """Round to whole numbers of samples, int64 ``[num_clients, num_classes]``, within those of each class."""
+        """Return each client's number of samples of each class, int64 ``[num_clients, num_classes]``.
+
+        Args:
+            entries: the matrix, float64 ``[num_clients, num_classes]``.
+            available: number of samples of each class in the data, int64 ``[num_classes]``, which is never exceeded.
+        """
         if self.of == "class":
             ends = (entries.cumsum(0) * available).round().long().minimum(available)
             return ends.diff(dim=0, prepend=torch.zeros(1, len(available), dtype=torch.long))
@@ -269,7 +282,7 @@ class ProportionPartitioner(Partitioner):
                 f"{self!r}: there are not enough samples of some classes. At most total={int(most)} fits."
             )
         exact = mix * (most if self.total is None else self.total)
-        # Rounding cumulative sums keeps each client's number of samples within one of what was asked.
+        # Rounding cumulative sums keeps each client's number of samples within one of the exact number.
         counts = exact.cumsum(1).round().long().diff(dim=1, prepend=torch.zeros(len(exact), 1, dtype=torch.long))
         for label in range(len(available)):
             while counts[:, label].sum() > available[label]:
@@ -281,18 +294,18 @@ class LongTail(Partitioner):
     """Partition of a long-tailed subset of the samples by another partitioner.
 
     Cao et al., "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss", NeurIPS 2019, section 4: class
-    j of C keeps n_max * ratio^(-j / (C - 1)) samples. It is the first scenario of ShapleyFL (KDD 2023, appendix B.3).
-    Where the classes are not of equal size to begin with, n_max is the largest that all can bear, so that the ratio is
-    exact. Sizes fall off in the order of the classes, from class 0 on. The server's validation set is taken out before,
-    so it keeps the classes as they are.
+    j of C classes (j from 0 to C - 1) keeps n_max * ratio^(-j / (C - 1)) samples, where ratio is ``imbalance_ratio``
+    and n_max is the size of the largest class. If the classes are not equally large, n_max is the largest number for
+    which every class has enough samples, so that the ratio is exact. This is the first scenario of ShapleyFL (KDD 2023,
+    appendix B.3). The server's validation set is taken out before and keeps the original class sizes.
 
     Args:
-        partitioner: deals what is left.
-        imbalance_ratio: samples of the largest class by those of the smallest, at least 1.
-        seed: seed of which samples of a class are kept.
+        partitioner: partitioner that assigns the kept samples to clients.
+        imbalance_ratio: number of samples of the largest class divided by that of the smallest, at least 1.
+        seed: seed of the random choice of the samples that a class keeps.
 
     Raises:
-        ConfigurationError: a ratio below 1; at the call, one that leaves a class without samples.
+        ConfigurationError: at construction: the ratio is below 1. At the call: it leaves a class without samples.
 
     Example:
         >>> from flsv.data import IIDPartitioner, partition_counts
@@ -305,7 +318,8 @@ class LongTail(Partitioner):
     def __init__(
         self, partitioner: Partitioner, imbalance_ratio: Annotated[float, Ge(1)], seed: int | None = None
     ) -> None:
-        # Not the base class's: a GroupPartitioner's number of clients is unknown until it sees the data.
+        # Without the base class's constructor: a GroupPartitioner does not know its number of clients before it has
+        # read the data.
         self.partitioner = partitioner
         self.num_clients = partitioner.num_clients
         self.imbalance_ratio = imbalance_ratio
@@ -317,7 +331,7 @@ class LongTail(Partitioner):
         return [kept[part] for part in parts]
 
     def _tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
-        """Draw the samples that stay and return their sorted indices, int64 ``[n]``."""
+        """Draw the samples of the long-tailed subset and return their sorted indices, int64 ``[n]``."""
         available = torch.bincount(labels, minlength=num_classes)
         present = available.nonzero().flatten().tolist()
         falls = torch.linspace(0, 1, len(present), dtype=torch.float64)
@@ -336,13 +350,24 @@ class LongTail(Partitioner):
 def _by_class(
     labels: Tensor, classes: Iterable[int], generator: Generator, split: Callable[[int, Tensor], Sequence[Tensor]]
 ) -> list[Tensor]:
-    """Return the clients' samples, where ``split`` divides each class's samples, in random order, among the clients."""
+    """Divide the samples of each class among the clients, in random order.
+
+    Args:
+        labels: class of every sample, int64 ``[N]``.
+        classes: the classes to divide.
+        generator: generator of the random order.
+        split: returns the clients' parts, given a class and the indices of its samples.
+
+    Returns:
+        Indices of each client's samples, int64 ``[n]``.
+    """
     pieces = [split(label, shuffled(torch.nonzero(labels == label).flatten(), generator)) for label in classes]
     return [torch.cat(parts) for parts in zip(*pieces)]
 
 
 def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) -> Tensor:
-    """Convert the matrix to float64 ``[num_clients, num_classes]``, single entries spread over the row."""
+    """Return the matrix as float64 ``[num_clients, num_classes]``, where a row with a single entry has it in every
+    column."""
     classes = num_classes or max(map(len, matrix))
     rows = [list(row) * classes if len(row) == 1 else list(row) for row in matrix]
     widths = sorted({len(row) for row in rows})

@@ -20,28 +20,31 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary
 
-#: A part of some samples.
+#: Share of a number of samples, in [0, 1).
 Part = Annotated[float, Ge(0), Lt(1), "0.1 is 10 %."]
 
 
 @checked
 @dataclass(frozen=True)
 class Splits:
-    """Shares of the samples that are set aside before and after partitioning, or left out.
+    """Shares of the samples that are set aside as validation and test sets, or left out.
 
     Args:
-        server_val: share of the training data that the server validates on, taken out before partitioning, unless the
-            source has validation data of its own; 0 for none.
-        client_val: share of each client's samples for its own validation set, at least one sample unless 0.
-        client_test: the same for its own test set.
-        max_samples: use a random subset of so many training samples (the server's included); None for all.
-        drop_flagged: leave out the training samples that the clients flag when they value them against the server's
-            validation set (or, without one, each other), see :class:`flsv.valuation.FedBary`; True for its defaults.
-        seed: seed of all splits but the partition, which has its own; None: ``seed_everything``'s.
+        server_val: share of the training data that becomes the server's validation set, taken out before partitioning,
+            unless the source has its own validation data; 0: no validation set.
+        client_val: share of each client's samples for that client's validation set; at least one sample unless 0.
+        client_test: share of each client's samples for that client's test set; at least one sample unless 0.
+        max_samples: size of the random subset of the training samples that is used (the server's validation set
+            included); None: all samples.
+        drop_flagged: whether to leave out the training samples that clients flag as harmful. The clients value their
+            samples by :class:`flsv.valuation.FedBary`: against the server's validation set or, without one, against
+            each other. True takes that class's defaults; an instance sets its options.
+        seed: seed of all splits except the partition, whose seed is the partitioner's; None: the seed of
+            ``seed_everything``.
 
     Raises:
-        ConfigurationError: a share outside ``[0, 1)``, nothing left for training, ``max_samples`` below 1, or anything
-            of another type.
+        ConfigurationError: a share lies outside ``[0, 1)``, nothing is left for training, ``max_samples`` is below 1,
+            or an argument has another type.
 
     Example:
         >>> Splits(client_test=1.0)
@@ -64,7 +67,7 @@ class Splits:
 
     @cached_property
     def detector(self) -> FedBary | None:
-        """Method that flags the samples to leave out; None to leave out none."""
+        """Method that flags the samples to leave out; None if no sample is to be left out."""
         return FedBary() if self.drop_flagged is True else self.drop_flagged or None
 
 
@@ -73,9 +76,9 @@ class FederatedSplits:
     """Disjoint sets of sample indices, each a sorted int64 tensor.
 
     Args:
-        server_val: the server's validation samples; empty where validation data come from elsewhere.
-        clients: per client, a dictionary with ``train``, ``val`` and ``test``.
-        names: names of the clients; empty where they have only numbers.
+        server_val: indices of the server's validation samples; empty if the source has its own validation data.
+        clients: one dictionary per client with the indices of its ``train``, ``val`` and ``test`` samples.
+        names: names of the clients; empty if they have only numbers.
     """
 
     server_val: Tensor
@@ -96,18 +99,18 @@ def split_federation(
     """Split the samples ``pool`` among the server and the clients.
 
     Args:
-        labels: class of every sample of the training data, int64 ``[N]``.
+        labels: class of every training sample, int64 ``[N]``.
         num_classes: number of classes.
-        groups: natural group of every sample ``[N]``, or None.
+        groups: number of every sample's natural group, int64 ``[N]``; None without groups.
         pool: indices of the samples to use, int64 ``[n]``.
-        partitioner: deals what the server leaves to the clients.
-        options: shares and seed.
-        group_names: names of the groups, by number, from which clients of whole groups get theirs.
-        whole: whether every group must keep a sample at a client.
+        partitioner: assigns the samples that are not the server's to clients.
+        options: shares of the validation and test sets, and the seed of the split.
+        group_names: names of the groups, by number; clients that hold whole groups are named after them.
+        whole: whether each group must keep at least one sample at a client.
 
     Raises:
-        ConfigurationError: a server validation set or a client's training set without samples; with ``whole``, a group
-            all of whose samples are the server's or left out.
+        ConfigurationError: the server's validation set or a client's training set would be empty; or, with ``whole``,
+            all samples of a group went to the server or were left out.
 
     Example:
         >>> import torch
@@ -143,7 +146,8 @@ def split_federation(
 
 
 def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> None:
-    """Warn of groups that no client has, or refuse them."""
+    """Warn of the groups ``lost``, of which no client has a sample; with ``whole``, raise ConfigurationError
+    instead."""
     message = (
         f"Nothing is left to {listed(lost, show=repr)}: all their samples went to the server's validation set, or were "
         f"left out (max_samples={options.max_samples}). Give the server data of its own (val), or say server_val: 0."
@@ -155,8 +159,8 @@ def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> Non
 
 
 def _sizes(samples: int, options: Splits) -> tuple[int, int, int]:
-    """Return a client's numbers of training, validation and test samples. Validation and test have at least one sample
-    unless their share is 0, because an evaluation's mean over clients needs all clients."""
+    """Return how many of a client's ``samples`` are for training, validation and test. The validation and the test set
+    have at least one sample unless their share is 0, because an evaluation's mean over clients needs all clients."""
     val, test = (
         max(1, int(fraction * samples + 0.5)) if fraction > 0 else 0
         for fraction in (options.client_val, options.client_test)

@@ -1,7 +1,6 @@
-"""Ready-made client, a LightningModule around any classifier that YAML configures, and its base class.
+"""Ready-made LightningModule around any classifier, configurable by YAML, and its base class.
 
-Nothing in it is federated: it is an ordinary module that also trains alone, and the federated loop treats it as it
-treats a user's own.
+These are ordinary modules that can also be trained alone; the federated loop treats them like a user's own module.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def datamodule_of(module: L.LightningModule) -> Any:
-    """Return the trainer's data module; None without a trainer, since load_from_checkpoint calls hooks, too."""
+    """Return the data module of a module's trainer; None without a trainer, as during ``load_from_checkpoint``."""
     try:
         return getattr(module.trainer, "datamodule", None)
     except RuntimeError:
@@ -33,7 +32,7 @@ def datamodule_of(module: L.LightningModule) -> Any:
 
 
 class ReadyClient(L.LightningModule):
-    """Base class of ready-made clients: optimizer, schedule, and the same scores in validation and test."""
+    """Base class of ready-made modules: optimizer, scheduler, and the same scores in validation and test."""
 
     _make_optimizer: OptimizerCallable
     _make_scheduler: LRSchedulerCallable | None
@@ -44,14 +43,14 @@ class ReadyClient(L.LightningModule):
         self._score("val", batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Score a batch of the test data."""
+        """Score a batch of the test data; the logged scores include ``test_loss``."""
         self._score("test", batch)
 
     def configure_optimizers(self) -> Any:
-        """Make the optimizer of all parameters and, if there is one, the scheduler with its interval.
+        """Return the optimizer of all parameters and, if there is one, the scheduler with its interval.
 
         Raises:
-            ConfigurationError: torch refuses one of their options.
+            ConfigurationError: torch refuses an option of the optimizer or the scheduler.
         """
         what = "optimizer"
         try:
@@ -72,7 +71,7 @@ class ReadyClient(L.LightningModule):
 
 
 class NotBuilt(nn.Module):
-    """Placeholder of the network until its classes and input shape are known."""
+    """Placeholder for the network until the number of classes and the input shape are known."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise ConfigurationError(
@@ -86,39 +85,40 @@ _OBJECT = "object:"
 
 
 class ClassifierClient(ReadyClient):
-    """Image (or table) classifier: network, cross-entropy, optimizer, scheduler, accuracy and balanced accuracy.
+    """LightningModule for classification: network, cross-entropy, optimizer, scheduler, accuracy and balanced accuracy.
 
     Batches are ``(x [B, *input_shape], y int64 [B])``. ``training_step`` returns the mean cross-entropy and logs
     nothing; validation and test log, once an epoch, ``val_loss``, ``val_accuracy`` (share of samples),
-    ``val_balanced_accuracy`` (mean recall over the classes that occur) and, of up to 100 classes, ``val_auroc`` (mean
-    over the classes that occur, each against the rest), or ``test_...``, over all their dataloaders.
-    The loss is the training loss, label smoothing and class weights included. ``predict_step`` returns probabilities
+    ``val_balanced_accuracy`` (mean recall over the classes that occur) and, for up to 100 classes, ``val_auroc`` (of
+    each class against the other classes, averaged over the classes that occur), or ``test_...``, over all dataloaders.
+    The logged loss includes label smoothing and class weights, as in training. ``predict_step`` returns probabilities
     ``[B, M]`` in single precision or better.
 
-    The network is built at construction when its name, classes and shape are known, otherwise in ``configure_model``,
-    that is after the data module's ``setup`` and before a checkpoint is restored. Classes and shape are then saved with
-    the hyper-parameters, so ``ClassifierClient.load_from_checkpoint(path)`` needs no data module. Optimizer and
-    scheduler are saved when they come from YAML, not when they are Python callables; a network object is not saved
-    either: ``load_from_checkpoint(path, network=...)``.
+    The network is built at construction if its name, number of classes and input shape are known, otherwise in
+    ``configure_model``, that is after the data module's ``setup`` and before a checkpoint is restored. Both are then
+    saved with the hyper-parameters, so ``ClassifierClient.load_from_checkpoint(path)`` needs no data module. Optimizer
+    and scheduler are saved if they come from YAML, but not if they are Python callables. A network object is not saved:
+    use ``load_from_checkpoint(path, network=...)``.
 
     Args:
-        network: a name for :func:`flsv.models.build_network`, or any module that returns logits ``[B, M]``.
-        network_args: the named network's own options.
-        num_classes: M. None: the data module's ``num_classes``.
-        input_shape: one sample's shape without the batch. None: the data module's ``input_shape``.
-        optimizer: from the parameters to an optimizer. In YAML, ``class_path`` and ``init_args``; name the learning
-            rate there, else it stays 0.01 whatever the class.
-        scheduler: from the optimizer to a learning-rate scheduler. None: constant rate. One that watches a value
-            (``ReduceLROnPlateau``) gets ``val_loss``, or its own ``monitor``.
-        scheduler_interval: step the scheduler after every epoch (a round, in a federation) or after every batch.
-        label_smoothing: in [0, 1], as in :class:`torch.nn.CrossEntropyLoss`.
-        class_weights: M positive weights of the loss, one a class; None: all 1. ``"balanced"``: the inverse of each
-            class's share of all clients' training samples, times 1 / M, as in scikit-learn.
+        network: name of a network for :func:`flsv.models.build_network`, or any module that returns logits ``[B, M]``.
+        network_args: options of the network if it is given by name.
+        num_classes: number of classes M; None: the data module's ``num_classes``.
+        input_shape: shape of one sample without the batch; None: the data module's ``input_shape``.
+        optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``; set
+            the learning rate there, else it stays 0.01 for every class.
+        scheduler: function that returns a learning-rate scheduler of the optimizer; None: constant learning rate.
+            ``ReduceLROnPlateau`` monitors ``val_loss``, or the value that its option ``monitor`` names.
+        scheduler_interval: whether the scheduler steps after every ``"epoch"`` (every round in a federation) or after
+            every batch (``"step"``).
+        label_smoothing: label smoothing in [0, 1], as in :class:`torch.nn.CrossEntropyLoss`.
+        class_weights: positive weight of each class in the loss; None: all 1. ``"balanced"``: 1 / M divided by the
+            class's share of all clients' training samples, as in scikit-learn.
 
     Raises:
-        ConfigurationError: at construction or, where the data module decides, before training starts: unknown
-            network, classes or shape that are missing or that contradict the data module or the network, or a wrong
-            option.
+        ConfigurationError: the network is unknown, the number of classes or the shape is missing or contradicts the
+            data module or the network, or an option is wrong. It is raised at construction or, if this depends on the
+            data module, before training starts.
 
     Example:
         >>> client = ClassifierClient("lenet5", {"padding": 2}, num_classes=10, input_shape=(1, 8, 8))
@@ -173,7 +173,8 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, self._input_shape)
 
     def configure_model(self) -> None:
-        """Build the network if that is still to do, and check classes and shape against the data module."""
+        """Build the network if it is not built yet, and check that classes and input shape are those of the data
+        module."""
         datamodule = datamodule_of(self)
         if (missing := getattr(datamodule, "no_classes", None)) is not None:
             raise need_classes("ClassifierClient learns classes", missing, "train a LightningModule of your own")
@@ -193,7 +194,8 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, input_shape)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
-        """Build the network and the metrics for these classes and this shape, check them, and remember both."""
+        """Build and check the network and the scores for a number of classes and an input shape, and store both
+        numbers."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         weights = self.class_weights
         if weights is not None and len(weights) != num_classes:
@@ -203,7 +205,7 @@ class ClassifierClient(ReadyClient):
             )
         if isinstance(self.network, NotBuilt):
             assert input_shape is not None
-            # Not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
+            # On the CPU, not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
             with torch.device("cpu"):
                 self.network = self._make_network(num_classes, input_shape)
         elif input_shape is not None:
@@ -228,27 +230,28 @@ class ClassifierClient(ReadyClient):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the mean cross-entropy of the batch, a scalar."""
-        # Nothing is logged: self.log costs more than a small network's own step. The loop averages the returned losses.
+        # Nothing is logged: self.log takes longer than the step of a small network. The loop averages the returned
+        # losses.
         return self._loss(self(batch[0]), batch[1])
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the scores, which an interrupted validation may have left."""
+        """Reset the scores, which may hold batches of an interrupted validation."""
         self.val_scores.reset()
 
     def on_test_epoch_start(self) -> None:
-        """Reset the scores, which an interrupted test may have left."""
+        """Reset the scores, which may hold batches of an interrupted test."""
         self.test_scores.reset()
 
     def on_validation_epoch_end(self) -> None:
-        """Log ``val_loss``, ``val_accuracy``, ``val_balanced_accuracy`` and, where it is defined, ``val_auroc``."""
+        """Log ``val_loss``, ``val_accuracy``, ``val_balanced_accuracy`` and, if it is defined, ``val_auroc``."""
         self._log_scores("val")
 
     def on_test_epoch_end(self) -> None:
-        """Log ``test_loss``, ``test_accuracy``, ``test_balanced_accuracy`` and, where it is defined, ``test_auroc``."""
+        """Log ``test_loss``, ``test_accuracy``, ``test_balanced_accuracy`` and, if it is defined, ``test_auroc``."""
         self._log_scores("test")
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Predict class probabilities ``[B, M]``; labels in the batch, if any, are ignored."""
+        """Return class probabilities ``[B, M]`` for a batch; labels in the batch, if any, are ignored."""
         x = batch[0] if isinstance(batch, (tuple, list)) else batch
         return _at_least_single(self(x)).softmax(dim=1)
 
@@ -292,7 +295,13 @@ def _check_options(name: str, module: Any, network_args: Any, optimizer: Any, sc
 
 
 def agreed(name: str, mine: Any, datamodule: Any) -> Any:
-    """Return the value of ``name`` that the model or the data module has; refuse two different ones."""
+    """Return the value of an attribute that the model or the data module has; refuse two different values.
+
+    Args:
+        name: name of the attribute, ``"num_classes"`` or ``"input_shape"``.
+        mine: the model's value; None if it has none.
+        datamodule: the data module, which may have the attribute.
+    """
     theirs = getattr(datamodule, name, None)
     if theirs is not None:
         theirs = tuple(int(size) for size in theirs) if name == "input_shape" else int(theirs)

@@ -1,4 +1,4 @@
-"""Convolutional networks of the papers: convolutions with 2x2 max-pooling, then linear layers; and a ResNet."""
+"""Convolutional networks from papers: convolutions with 2x2 max-pooling, then linear layers; and a ResNet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from flsv.utilities.declared import Count, Share, checked
 
 
 def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False) -> nn.Sequential:
-    """Build stride-1 convolutions between consecutive ``channels``, each with (BatchNorm,) ReLU and 2x2 max-pooling.
+    """Build a stack of stride-1 convolutions, each followed by ReLU and 2x2 max-pooling.
+
+    Args:
+        channels: number of channels of the input, then the number of output channels of each convolution.
+        kernel: side of the square kernels.
+        padding: zeros added on each side by each convolution.
+        batch_norm: whether each convolution is followed by batch normalization before the ReLU.
 
     Example:
         >>> len(conv_stack([1, 6, 16], kernel=5, padding=0))
@@ -30,7 +36,7 @@ def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: b
 
 
 class ConvNet(nn.Module):
-    """Convolutions and a classifier: the base of the networks below.
+    """Base class of the networks of this module: convolutions, then a classifier.
 
     Args:
         features: maps images ``[B, C, H, W]`` to feature maps, which are flattened.
@@ -49,7 +55,7 @@ class ConvNet(nn.Module):
 
 @checked
 class LeNet5(ConvNet):
-    """LeNet-5 and its smaller relatives: two 5x5 convolutions, then fully connected layers.
+    """LeNet-5 and smaller variants: two 5x5 convolutions, then fully connected layers.
 
     LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 86(11), 1998.
     In today's usual form: ReLU and max-pooling instead of scaled tanh and trainable subsampling, every map of
@@ -74,14 +80,15 @@ class LeNet5(ConvNet):
     with 21,840.
 
     Args:
-        num_classes: M, at least 2.
+        num_classes: number of classes M, at least 2.
         input_shape: (channels, height, width) of one image; at least 16x16 without padding, 4x4 with ``padding=2``.
         channels: output channels of each convolution, at least one.
         hidden: widths of the fully connected layers before the classifier.
         padding: zeros added on every side by both convolutions.
 
     Raises:
-        ConfigurationError: fewer than two classes, no image shape, no convolutions, or images that are too small.
+        ConfigurationError: there are fewer than two classes or no convolutions, the shape is not that of an image, or
+            images are too small.
 
     Example:
         >>> import torch
@@ -130,12 +137,13 @@ class McMahanCNN(ConvNet):
     ==============================  ==========  ===============
 
     Args:
-        num_classes: M, at least 2.
+        num_classes: number of classes M, at least 2.
         input_shape: (channels, height, width) of one image, at least 4x4.
         hidden: width of the fully connected layer.
 
     Raises:
-        ConfigurationError: fewer than two classes, no image shape, or images that are too small.
+        ConfigurationError: there are fewer than two classes, the shape is not that of an image, or images are too
+            small.
 
     Example:
         >>> sum(p.numel() for p in McMahanCNN().parameters())
@@ -175,13 +183,14 @@ class ShapFedCNN(ConvNet):
     ==============================  ==========  ===============
 
     Args:
-        num_classes: M, at least 2.
+        num_classes: number of classes M, at least 2.
         input_shape: (channels, height, width) of one image, at least 8x8.
         channels: output channels of each convolution, at least one.
         hidden: widths of the fully connected layers before the classifier.
 
     Raises:
-        ConfigurationError: fewer than two classes, no image shape, no convolutions, or images that are too small.
+        ConfigurationError: there are fewer than two classes or no convolutions, the shape is not that of an image, or
+            images are too small.
 
     Example:
         >>> sum(p.numel() for p in ShapFedCNN().parameters())
@@ -205,9 +214,9 @@ class ShapleyFLFashionCNN(ConvNet):
     """ShapleyFL's FMNIST-CNN: two padded 5x5 convolutions with batch normalization, and the classifier.
 
     Sun, Xiong, Li, Liu, Zhang, Liu, Qin, Ren, "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023.
-    Paper and appendix name it (Table 3) and say only "the CNN network is adopted as the central model"; the layers are
-    those of the authors' published code. That code ends in log-softmax; here, as everywhere in flsv, logits come out,
-    and cross-entropy on them is the same loss.
+    Paper and appendix name the network (Table 3) and say only "the CNN network is adopted as the central model"; the
+    layers are those of the authors' published code. That code ends in log-softmax; here the network returns logits, as
+    all networks of flsv, and their cross-entropy is the same loss.
 
     For (1, 28, 28) and 10 classes, 29,034 parameters:
 
@@ -222,11 +231,12 @@ class ShapleyFLFashionCNN(ConvNet):
     ==================================  ==========  ===============
 
     Args:
-        num_classes: M, at least 2.
+        num_classes: number of classes M, at least 2.
         input_shape: (channels, height, width) of one image, at least 4x4.
 
     Raises:
-        ConfigurationError: fewer than two classes, no image shape, or images that are too small.
+        ConfigurationError: there are fewer than two classes, the shape is not that of an image, or images are too
+            small.
 
     Example:
         >>> sum(p.numel() for p in ShapleyFLFashionCNN().parameters())
@@ -243,7 +253,7 @@ class ShapleyFLFashionCNN(ConvNet):
 class ShapleyFLCifarCNN(ConvNet):
     """ShapleyFL's CIFAR-CNN: two padded 3x3 convolutions and two fully connected layers with dropout.
 
-    From the authors' published code, as :class:`ShapleyFLFashionCNN`.
+    The layers are those of the authors' published code, as for :class:`ShapleyFLFashionCNN`.
 
     For (3, 32, 32) and 10 classes, 1,059,306 parameters:
 
@@ -259,12 +269,13 @@ class ShapleyFLCifarCNN(ConvNet):
     ==============================  ==========  ===============
 
     Args:
-        num_classes: M, at least 2.
+        num_classes: number of classes M, at least 2.
         input_shape: (channels, height, width) of one image, at least 4x4.
-        dropout: probability of both dropout layers.
+        dropout: dropout probability of both dropout layers.
 
     Raises:
-        ConfigurationError: fewer than two classes, no image shape, images that are too small, or another dropout.
+        ConfigurationError: there are fewer than two classes, the shape is not that of an image, images are too small,
+            or ``dropout`` is out of range.
 
     Example:
         >>> sum(p.numel() for p in ShapleyFLCifarCNN().parameters())
@@ -282,9 +293,9 @@ def resnet34_small(num_classes: Classes = 10, input_shape: Shape = (3, 32, 32)) 
     """Build torchvision's ResNet-34 with a 3x3 stride-1 stem and no max-pooling; its head is ``fc``.
 
     He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, table 1. ShapFed (Tastan et al.,
-    IJCAI 2024, sec. 5.2) says "the ResNet-34 architecture" for CIFAR-10; the authors' published code replaces the stem,
-    which would shrink a 32x32 image to 8x8 before the first block, by a 3x3 convolution of stride 1 without
-    max-pooling, and so does this one.
+    IJCAI 2024, sec. 5.2) uses "the ResNet-34 architecture" for CIFAR-10. The original stem would shrink a 32x32 image
+    to 8x8 before the first block; the authors' published code replaces it by a 3x3 convolution of stride 1 without
+    max-pooling, and so does this function.
 
     For (3, 32, 32) and 10 classes, 21,282,122 parameters and 17,024 running statistics:
 
@@ -303,11 +314,11 @@ def resnet34_small(num_classes: Classes = 10, input_shape: Shape = (3, 32, 32)) 
     Weights start as in torchvision (He et al., fan-out), the new stem included.
 
     Args:
-        num_classes: M, at least 2.
-        input_shape: (channels, height, width) of one image; any size, 32x32 is the paper's.
+        num_classes: number of classes M, at least 2.
+        input_shape: (channels, height, width) of one image, of any size; ShapFed has 32x32.
 
     Raises:
-        ConfigurationError: fewer than two classes, or no image shape.
+        ConfigurationError: there are fewer than two classes, or the shape is not that of an image.
 
     Example:
         >>> network = resnet34_small(num_classes=7, input_shape=(3, 28, 28))

@@ -1,4 +1,4 @@
-"""Networks by name: the papers' own, timm's and torchvision's."""
+"""Networks by name: those of papers in flsv, and those of timm and torchvision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flsv.models.linear import MLP, Classes, FastText, Shape, SoftmaxRegression,
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError
 
-#: The papers' networks by the name that configuration files use.
+#: Networks from papers, by the name that configuration files use.
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "fast_text": FastText,
     "lenet5": LeNet5,
@@ -32,20 +32,22 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs: Any) -> nn.Module:
     """Build a classifier by name.
 
-    A bare name is searched in :data:`NETWORKS`, then in timm, then in torchvision; ``timm:NAME`` and
-    ``torchvision:NAME`` are searched in one of them only.
+    A name without a prefix is searched in :data:`NETWORKS`, then in timm, then in torchvision; ``timm:NAME`` is
+    searched only in timm, ``torchvision:NAME`` only in torchvision.
 
     Args:
-        name: ``"lenet5"``, ``"resnet18.a1_in1k"``, ``"timm:vit_tiny_patch16_224"``, ``"torchvision:resnet18"``, ...
-        num_classes: M, at least 2; the network returns ``[B, M]`` logits.
-        input_shape: shape of one sample without the batch, (C, H, W) for images. timm networks take any C (their
-            ``in_chans``), torchvision's 3 only.
-        kwargs: the network's own options. ``pretrained=True`` downloads weights for a timm or torchvision network,
-            torchvision also takes ``weights="IMAGENET1K_V1"``; the head is replaced where the classes differ in number.
+        name: name of the network, such as ``"lenet5"``, ``"resnet18.a1_in1k"``, ``"timm:vit_tiny_patch16_224"`` or
+            ``"torchvision:resnet18"``.
+        num_classes: number of classes M, at least 2; the network returns logits ``[B, M]``.
+        input_shape: shape of one sample without the batch, (C, H, W) for images. timm networks accept any number of
+            channels C (their ``in_chans``), torchvision's only 3.
+        kwargs: options of the network. ``pretrained=True`` downloads weights for a timm or torchvision network; a
+            torchvision network also takes ``weights="IMAGENET1K_V1"``. The head is replaced if the pretrained network
+            has another number of classes.
 
     Raises:
-        ConfigurationError: unknown name (with the closest known ones), unknown option, or a network that does not
-            turn samples of this shape into ``num_classes`` logits.
+        ConfigurationError: the name is unknown (the message lists the closest known names), an option is unknown, or
+            the network does not return ``num_classes`` logits for samples of this shape.
 
     Example:
         >>> build_network("lenet5", 10, (1, 28, 28), channels=(10, 20), hidden=(50,)).classifier[-1]
@@ -74,14 +76,14 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
 
 
 def import_timm(name: str) -> ModuleType:
-    """Import timm, only when it is needed: that takes longer than a small federation takes to start.
+    """Import timm and return it; called only if timm is needed, because the import takes seconds.
 
     Args:
-        name: name of the network that may be one of timm's, for the message.
+        name: name of the network that may be in timm, for the message.
 
     Raises:
-        ConfigurationError: timm is not installed. torchvision is not searched instead, since its network of the same
-            name may be another one.
+        ConfigurationError: timm is not installed. torchvision is not searched instead, because its network of the same
+            name may be a different network.
     """
     try:
         import timm
@@ -129,7 +131,7 @@ def _build_torchvision(
 
 
 def _with_new_head(network: nn.Module, name: str, num_classes: int) -> nn.Module:
-    """Replace the last linear layer of ``network`` unless it has ``num_classes`` outputs already."""
+    """Return ``network`` with its last linear layer replaced if that does not have ``num_classes`` outputs."""
     linears = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
         raise ConfigurationError(f"{name} has no linear layer to replace by a head for {num_classes} classes.")

@@ -1,4 +1,4 @@
-"""Classes of unequal sizes: scores that the largest class alone does not raise, and weights of classes in the loss."""
+"""Scores and class weights for imbalanced classes: balanced accuracy, AUROC, and weights of classes in the loss."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from flsv.utilities.errors import ConfigurationError
 NAN = float("nan")
 
 
-#: Names of the scores of :class:`ClassScores`, by which clients' own models are scored.
+#: Names of the scores that :class:`ClassScores` computes.
 OWN_SCORES = ("accuracy", "balanced_accuracy", "auroc")
-#: Largest number of classes for which the AUROC is computed: it keeps all logits and sorts them for each class.
+#: Largest number of classes for which the AUROC is computed, because it needs all logits, sorted for each class.
 MOST_RANKED = 100
 
 
@@ -25,18 +25,19 @@ class ClassScores(Metric):
     """Metric of accuracy, balanced accuracy and AUROC of logits ``[B, M]`` for classes ``[B]``.
 
     - ``accuracy``: share of samples that are classified correctly.
-    - ``balanced_accuracy``: mean over the classes that occur of the share of their samples that are classified
-      correctly. torchmetrics' macro accuracy differs where a class does not occur but is predicted: it counts there
-      as recall 0. This one is scikit-learn's ``balanced_accuracy_score``.
-    - ``auroc``: how often a sample of a class is given a larger probability of it than one of another class, the mean
-      over the classes that occur. A model that always gives the rarer class a probability below 1/2 may still rank
-      both well. NaN where fewer than two classes occur or a logit is NaN, and for more than 100 classes.
+    - ``balanced_accuracy``: the share of a class's samples that are classified correctly, averaged over the classes
+      that occur, as scikit-learn's ``balanced_accuracy_score``. torchmetrics' macro accuracy also includes a class that
+      does not occur but is predicted, with recall 0.
+    - ``auroc``: the probability that a sample of a class gets a larger probability for this class than a sample of
+      another class, averaged over the classes that occur. A model that always gives the rarer class a probability
+      below 1/2 may still rank both classes well. It is NaN if fewer than two classes occur or a logit is NaN, and for
+      more than 100 classes.
 
-    Its states are not persistent: they never enter a ``state_dict``.
+    The states are not persistent: they are never part of a ``state_dict``.
 
     Args:
-        num_classes: M.
-        options: arguments of ``torchmetrics.Metric``.
+        num_classes: number of classes M.
+        options: keyword arguments of ``torchmetrics.Metric``.
 
     Example:
         >>> scores = ClassScores(num_classes=3)
@@ -63,14 +64,14 @@ class ClassScores(Metric):
         self.add_state("labels", [], dist_reduce_fx="cat")
 
     def update(self, logits: Tensor, y: Tensor) -> None:
-        """Count a batch.
+        """Add a batch to the scores.
 
         Args:
-            logits: ``[B, M]``.
-            y: classes ``[B]``, integers.
+            logits: logits of the batch, ``[B, M]``.
+            y: classes of the samples, integers ``[B]``.
         """
         # bincount and boolean indices would make the host wait for the device.
-        y = y.long()  # cross_entropy takes bytes, too
+        y = y.long()  # cross_entropy also accepts labels of type uint8
         self.support.index_add_(0, y, torch.ones_like(y))
         self.correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
         if self.num_classes <= MOST_RANKED:
@@ -78,7 +79,7 @@ class ClassScores(Metric):
             self.labels.append(y)
 
     def compute(self) -> dict[str, Tensor]:
-        """Compute the scores, scalars by name; NaN before the first batch."""
+        """Return the scores as scalars by name; NaN before the first batch."""
         present = self.support > 0
         accuracy = self.correct.sum() / self.support.sum()
         ranked = macro_auroc(dim_zero_cat(self.logits), dim_zero_cat(self.labels)) if self.logits else accuracy * NAN
@@ -92,11 +93,11 @@ class ClassScores(Metric):
 def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the area under the ROC curve of each class against the rest, averaged over the classes that occur.
 
-    It is NaN where fewer than two classes occur, or a logit is NaN.
+    It is NaN if fewer than two classes occur, or a logit is NaN.
 
     Args:
-        logits: ``[N, M]``.
-        labels: integer classes ``[N]``.
+        logits: logits of all samples, ``[N, M]``.
+        labels: classes of all samples, integers ``[N]``.
 
     Example:
         >>> macro_auroc(torch.tensor([[2.0, 1.0], [1.0, 1.5], [0.0, 1.0]]), torch.tensor([0, 0, 1])).item()
@@ -112,9 +113,9 @@ def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """Compute each class's log-odds against all others together, float64 ``[N, M]``, from logits ``[N, M]``.
+    """Compute the log-odds log(p / (1 - p)) of each class's probability p, float64 ``[N, M]``, from logits ``[N, M]``.
 
-    They have the order of the softmax's probabilities, and are still distinct where these round to 1.
+    Log-odds have the same order as the probabilities, and are still distinct if the probabilities round to 1.
     """
     logits = logits.detach().double()
     best = logits.argmax(1, keepdim=True)
@@ -126,7 +127,7 @@ def log_odds(logits: Tensor) -> Tensor:
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:
-    """Convert the scores to Python numbers, without a warning where nothing was counted.
+    """Return the scores of a metric as Python numbers; NaN, without a warning, if it has seen no batch.
 
     Example:
         >>> plain_scores(ClassScores(2))
@@ -138,12 +139,12 @@ def plain_scores(counts: ClassScores) -> dict[str, float]:
 
 
 class EpochScores(ClassScores):
-    """Metric of an epoch: :class:`ClassScores` without an undefined AUROC, and the loss.
+    """Metric of an epoch: the scores of :class:`ClassScores` (the AUROC only if it is defined) and the loss.
 
-    The loss is the sum of the batches' mean losses, each times its weight, over the sum of weights.
+    The loss is the weighted mean of the batches' mean losses.
 
     Args:
-        num_classes: M.
+        num_classes: number of classes M.
 
     Example:
         >>> scores = EpochScores(num_classes=3)
@@ -165,21 +166,21 @@ class EpochScores(ClassScores):
 
     # For mypy: torchmetrics' update takes anything.
     def update(self, logits: Tensor, y: Tensor, loss: Tensor, weight: Tensor | float) -> None:  # type: ignore[override]
-        """Count a batch.
+        """Add a batch to the scores.
 
         Args:
-            logits: ``[B, M]``.
-            y: classes ``[B]``, integers.
+            logits: logits of the batch, ``[B, M]``.
+            y: classes of the samples, integers ``[B]``.
             loss: mean loss of the batch, a scalar.
-            weight: divisor of that mean: B, or the sum of the samples' weights.
+            weight: weight of the batch: the number of samples B, or the sum of the samples' weights in the loss.
         """
         super().update(logits, y)
         self.loss += loss * weight
         self.weight += weight
 
     def compute(self) -> dict[str, Tensor]:
-        """Compute scalars by name: ``loss``, ``accuracy``, ``balanced_accuracy`` and, where at least two of at most 100
-        classes occur, ``auroc``."""
+        """Return scalars by name: ``loss``, ``accuracy``, ``balanced_accuracy`` and, if there are at most 100 classes
+        of which two or more occur, ``auroc``."""
         scores = {"loss": self.loss / self.weight, **super().compute()}
         if not self.logits or int((self.support > 0).sum()) < 2:
             del scores["auroc"]
@@ -187,10 +188,18 @@ class EpochScores(ClassScores):
 
 
 def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
-    """Compute a weight for each class, float32 ``[M]``: N / (M N_c) with N_c of N training samples; 1 where N_c is 0.
+    """Compute weights of the classes in the loss, float32 ``[M]``, inversely proportional to the classes' frequencies.
+
+    The weight of class c is N / (M N_c), where N_c of all clients' N training samples are of class c and M is the
+    number of classes; it is 1 if N_c is 0.
+
+    Args:
+        datamodule: data module with the attribute ``known_class_counts``, int64 ``[num_clients, M]``.
+        num_classes: number of classes M.
 
     Raises:
-        ConfigurationError: the data module does not know its clients' ``class_counts``, as where data are at sites.
+        ConfigurationError: the data module does not know the clients' class counts, for example because the data are at
+            other sites.
 
     Example:
         >>> from types import SimpleNamespace

@@ -1,5 +1,5 @@
-"""Building blocks of networks (checks of shapes, stacks of linear layers), and networks of linear layers: softmax
-regression and the multi-layer perceptron for samples of any shape, and fastText.
+"""Networks of linear layers (softmax regression and multi-layer perceptron for samples of any shape, fastText), checks
+of shapes, and stacks of linear layers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Shape = Annotated[Sequence[Count], "One sample's shape without the batch, such a
 
 
 def flat_size(network: str, input_shape: Sequence[int]) -> int:
-    """Count the values in one sample, for networks that flatten their input.
+    """Return the number of values in one sample, for networks that flatten their input.
 
     Args:
-        network: name for the error message.
-        input_shape: one sample's shape, any number of dimensions, without the batch.
+        network: name of the network, for the message.
+        input_shape: shape of one sample without the batch, of any number of dimensions.
 
     Raises:
-        ConfigurationError: an empty shape.
+        ConfigurationError: the shape is empty.
 
     Example:
         >>> flat_size("MLP", (1, 28, 28))
@@ -40,10 +40,10 @@ def flat_size(network: str, input_shape: Sequence[int]) -> int:
 
 
 def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """Check that ``input_shape`` is (channels, height, width) and return it.
+    """Return ``input_shape`` as (channels, height, width), checked; ``network`` is its name for the message.
 
     Raises:
-        ConfigurationError: not three numbers.
+        ConfigurationError: the shape does not have three numbers.
 
     Example:
         >>> image_shape("LeNet5", [3, 32, 32])
@@ -61,16 +61,16 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
 def pooled_positions(
     network: str, input_shape: Sequence[int], layers: Sequence[tuple[int, int]], hint: str = ""
 ) -> int:
-    """Compute height times width after a stack of stride-1 convolutions, each followed by a 2x2 max-pooling.
+    """Return height times width of the output of stride-1 convolutions that are each followed by a 2x2 max-pooling.
 
     Args:
-        network: name for the error message.
+        network: name of the network, for the message.
         input_shape: (channels, height, width) of one image.
-        layers: (kernel, padding) of each convolution.
+        layers: kernel size and padding of each convolution, ``(kernel, padding)``.
         hint: advice for an image that is too small, added to the error message.
 
     Raises:
-        ConfigurationError: no convolutions, or an image that has no pixel left after the last pooling.
+        ConfigurationError: there is no convolution, or the images have no pixel left after the last pooling.
 
     Example:
         >>> pooled_positions("LeNet5", (1, 28, 28), [(5, 0), (5, 0)])
@@ -96,15 +96,15 @@ def pooled_positions(
 
 
 def check_output(network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]) -> None:
-    """Run two blank samples through ``network`` and check that ``[2, num_classes]`` logits come out.
+    """Check that ``network`` returns logits ``[2, num_classes]`` for two samples of zeros.
 
-    Costs one small forward pass in evaluation mode without gradients and draws no random numbers, so that a wrong image
-    size or head is found before the first round.
+    The check makes one small forward pass in evaluation mode without gradients and uses no random numbers. It finds a
+    wrong image size or head before the first round.
 
     Args:
-        network: any module; its training mode is left as it was.
-        name: name for the error message.
-        num_classes: logits expected for each sample.
+        network: the module to check; its training mode is restored.
+        name: name of the network, for the message.
+        num_classes: expected number of logits of each sample.
         input_shape: shape of one sample, without the batch.
 
     Raises:
@@ -138,7 +138,11 @@ def check_output(network: nn.Module, name: str, num_classes: int, input_shape: S
 
 
 def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Build linear layers between consecutive ``widths``, ReLU after each but the last, dropout before each if above 0.
+    """Build a stack of linear layers with ReLU between them, and dropout before each layer if ``dropout`` > 0.
+
+    Args:
+        widths: number of inputs of the first layer, then the number of outputs of each layer.
+        dropout: probability of dropout.
 
     Example:
         >>> dense_stack([400, 120, 84, 10])[-1]
@@ -153,7 +157,7 @@ def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
 
 @checked
 class SoftmaxRegression(nn.Module):
-    """Multinomial logistic regression: the convex model, with a global optimum to compare against.
+    """Multinomial logistic regression, a model with a convex loss.
 
     ==========  =======================  ==========================
     layer       output                   parameters
@@ -165,11 +169,11 @@ class SoftmaxRegression(nn.Module):
     7,850 parameters for 28x28 grey images and 10 classes.
 
     Args:
-        num_classes: M, at least 2.
+        num_classes: number of classes M, at least 2.
         input_shape: shape of one sample without the batch; (C, H, W) for images, (D,) for rows of a table.
 
     Raises:
-        ConfigurationError: fewer than two classes, or no valid shape.
+        ConfigurationError: there are fewer than two classes, or the shape is invalid.
 
     Example:
         >>> import torch
@@ -188,7 +192,7 @@ class SoftmaxRegression(nn.Module):
 
 @checked
 class MLP(nn.Module):
-    """Multi-layer perceptron with ReLU; the default is McMahan et al.'s "2NN".
+    """Multi-layer perceptron with ReLU; the default is the "2NN" of McMahan et al.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, sec. 3:
     "a simple multilayer-perceptron with 2-hidden layers with 200 units each using ReLu activations (199,210 total
@@ -204,12 +208,12 @@ class MLP(nn.Module):
     =============  ==========  ===============
 
     Args:
-        num_classes: M, at least 2.
+        num_classes: number of classes M, at least 2.
         input_shape: shape of one sample without the batch; (C, H, W) for images, (D,) for rows of a table.
         hidden: width of each hidden layer; empty for softmax regression.
 
     Raises:
-        ConfigurationError: fewer than two classes, or no valid shape.
+        ConfigurationError: there are fewer than two classes, or the shape is invalid.
 
     Example:
         >>> sum(p.numel() for p in MLP().parameters())
@@ -229,11 +233,11 @@ class MLP(nn.Module):
 
 @checked
 class FastText(nn.Module):
-    """fastText: the mean of a text's word vectors, and a linear layer, for hashed words (:class:`flsv.data.TextData`).
+    """fastText: a linear layer on the mean of a text's word vectors, for hashed words (:class:`flsv.data.TextData`).
 
-    Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL 2017, section 2. There,
-    n-grams are hashed and words have a vocabulary; here words are hashed, and there are no n-grams. The softmax is
-    plain.
+    Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL 2017, section 2. In the
+    paper, n-grams are hashed and words have a vocabulary; here words are hashed, and there are no n-grams. The softmax
+    is not hierarchical.
 
     ==========  ==============  ===================
     layer       output          parameters
@@ -243,17 +247,17 @@ class FastText(nn.Module):
     linear      M               width M + M
     ==========  ==============  ===================
 
-    Word h has the vector number 1 + h mod (buckets - 1); several words may share a vector. The mean is over a text's
-    words; zeros are padding, and a text without words is the zero vector.
+    A word with the hash h has the vector number 1 + h mod (buckets - 1), so several words may share a vector. The mean
+    is over the words of a text: zeros are padding, and a text without words has the zero vector.
 
     Args:
-        num_classes: M, at least 2.
-        input_shape: (words of a text,).
-        buckets: how many vectors there are, at least 2.
-        width: their length.
+        num_classes: number of classes M, at least 2.
+        input_shape: ``(words,)``, the number of hashes of a text.
+        buckets: number of word vectors, at least 2.
+        width: length of a word vector.
 
     Raises:
-        ConfigurationError: fewer than two classes, or an option out of range.
+        ConfigurationError: there are fewer than two classes, or an option is out of range.
 
     Example:
         >>> import torch
@@ -278,7 +282,7 @@ class FastText(nn.Module):
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Compute logits ``[B, M]`` of hashes ``[B, words]``."""
+        """Compute logits ``[B, M]`` of texts, given as hashes ``[B, words]``."""
         words = words.long()
         there = words > 0
         rows = (words % (self.embedding.num_embeddings - 1) + 1) * there

@@ -1,13 +1,15 @@
-"""LoRA adapters in a federation: a frozen network, and small trained matrices that the clients send.
+"""LoRA adapters in a federation: a frozen network with small trained matrices, which the clients send.
 
-Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: a layer's weight W is frozen, and its step
-is (alpha / r) B A with A ``[r, in]`` drawn at random and B ``[out, r]`` zero at first. The layers are ``peft``'s.
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: the weight W of a layer is frozen, and
+(alpha / r) B A is added to it, where r is the rank, A ``[r, in]`` starts at random and B ``[out, r]`` starts at zero.
+The layers are those of ``peft``.
 
-Clients' adapters averaged one by one give (sum_i w_i B_i) (sum_i w_i A_i), which is not the average of what they have
-learnt, sum_i w_i B_i A_i. With one A at all clients, never trained, the two are equal, for any weights: FFA-LoRA (Sun
-et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024). That is the default here, so that
-averages, coalitions and contributions are exact, and half as much is sent. The other exact way, FedEx-LoRA (Singhal et
-al., ACL 2025), adds the difference to W, which then has to be sent; it is not offered.
+Averaging the matrices of the clients i with weights w_i separately gives (sum_i w_i B_i) (sum_i w_i A_i), which differs
+from the average of the clients' changes, sum_i w_i B_i A_i. If all clients have the same A, which is never trained, the
+two are equal for all weights: FFA-LoRA (Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR
+2024). This is the default here, so that averages, coalitions and contributions are exact, and half as much is sent.
+Another exact method, FedEx-LoRA (Singhal et al., ACL 2025), adds the difference to W, which then has to be sent; it is
+not offered.
 """
 
 from __future__ import annotations
@@ -54,29 +56,30 @@ def freeze_a(module: nn.Module) -> int:
 
 
 def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any) -> nn.Module:
-    """Put ``peft``'s LoRA layers into a network, in place, and freeze all other parameters.
+    """Insert LoRA layers of ``peft`` into a network, in place, and freeze all other parameters.
 
     Args:
-        network: any module.
-        rank: r.
-        alpha: the step's factor is alpha / r.
-        targets: names of linear or convolutional layers, or their endings; ``"all-linear"`` for all linear layers.
+        network: the network to adapt.
+        rank: rank r of the matrices A and B.
+        alpha: scale of the adapters: alpha / r times B A is added to a layer's weight.
+        targets: names of the linear or convolutional layers to adapt, or endings of these names; ``"all-linear"``: all
+            linear layers.
         kwargs: further arguments of ``peft.LoraConfig``.
 
     Raises:
-        ConfigurationError: ``peft`` is not installed, or finds no such layers.
+        ConfigurationError: ``peft`` is not installed, or finds no layer of these names.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ConfigurationError("LoRA layers are peft's, which is not installed: pip install 'flsv[lora]'.") from error
-    # peft knows "all-linear" for transformers only, where it leaves out the layer of the tokens' logits.
+    # peft accepts "all-linear" for transformers only, where it leaves out the layer of the tokens' logits.
     if targets == "all-linear" and not hasattr(network, "get_output_embeddings"):
         targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
     try:
         # For mypy: options are of any type.
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **kwargs)  # type: ignore[arg-type]
-        with warnings.catch_warnings():  # peft corrects by itself which weights are transposed
+        with warnings.catch_warnings():  # peft corrects this option itself
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
             return inject_adapter_in_model(config, network)
     except (ValueError, TypeError) as error:
@@ -86,20 +89,21 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
 class LoRAClient(ClassifierClient):
     """:class:`flsv.ClassifierClient` whose network is frozen except for LoRA layers and its classifier head.
 
-    With ``FederatedLoop(share="trainable")`` only these are sent. The frozen network must be the same at all clients
-    before the first round, and does not count as traffic: a pretrained one (``network_args: {pretrained: true}``), or
-    one that follows from the seed.
+    With ``FederatedLoop(share="trainable")`` only the LoRA layers and the head are sent. The frozen network must be the
+    same at all clients before the first round and does not count as traffic: it is pretrained (``network_args:
+    {pretrained: true}``), or its weights follow from the seed.
 
     Args:
-        rank: r.
-        alpha: the step's factor is alpha / r.
-        targets: see :func:`add_lora`; the head is trained whole, and has no adapter.
-        exact: freeze A (FFA-LoRA), so that averaged adapters have the average of the adapters' effects. False: A and B
-            are trained, and averaged separately.
-        kwargs: as for :class:`flsv.ClassifierClient`.
+        rank: rank r of the matrices A and B.
+        alpha: scale of the adapters: alpha / r times B A is added to a layer's weight.
+        targets: layers to adapt, see :func:`add_lora`; the head is trained as a whole and has no adapter.
+        exact: whether to freeze A (FFA-LoRA), so that averaged matrices give the exact average of the clients' changes.
+            False: A and B are trained and averaged separately.
+        kwargs: arguments of :class:`flsv.ClassifierClient`.
 
     Raises:
-        ConfigurationError: as ``ClassifierClient``; ``peft`` is not installed; no layer to adapt.
+        ConfigurationError: ``peft`` is not installed, the network has no layer to adapt, or ``ClassifierClient``
+            refuses an argument.
     """
 
     def __init__(

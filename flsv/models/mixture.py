@@ -1,12 +1,14 @@
-"""FedEM's client: a mixture of networks with the client's own mixture weights.
+"""Client for FedEM: a mixture of networks with the client's own mixture weights.
 
-Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1. Keeping the
-mixture weights at their client is :class:`flsv.personalization.FedEM`'s part: ``configs/fedem.yaml``.
+Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1. The
+personalizer :class:`flsv.personalization.FedEM` keeps the mixture weights at their client: ``configs/fedem.yaml``.
 
-The paper works out the responsibilities q of all samples once per round, and then trains on them for several epochs.
-Here every batch has its own, from the models as they are (incremental EM, Neal and Hinton 1998): the gradient of the
-mixture's own loss, -log sum_k pi_k p_k(y|x), is that of the weighted loss sum_k q_k l_k with these q, so training is
-ordinary. The weights pi follow from the responsibilities of the visit so far.
+The responsibility q_k of component k for a sample is the probability that the sample comes from this component. The
+paper computes the responsibilities of all samples once per round, and then trains with them for several epochs. Here
+they are computed for every batch from the current models (incremental EM, Neal and Hinton 1998). The gradient of the
+mixture's loss, -log sum_k pi_k p_k(y|x), then equals that of the weighted loss sum_k q_k l_k, where l_k is the loss of
+component k, so training is ordinary. The mixture weights pi follow from the responsibilities of all batches of the
+client's round so far.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Mixture(nn.Module):
-    """Mixture of networks, whose logits ``[B, M]`` are the log-probabilities of sum_k pi_k softmax(component_k(x)).
+    """Mixture of networks with weights pi_k; the logits ``[B, M]`` are the logarithm of sum_k pi_k
+    softmax(component_k(x)).
 
-    Its floating-point buffer ``responsibility [K]`` counts the samples that each component has been responsible for; pi
-    are the components' shares of them.
+    The buffer ``responsibility [K]`` has the sum of the responsibilities of each component over samples; divided by its
+    sum it gives the weights pi.
 
     Args:
-        components: K networks that return logits ``[B, M]``.
+        components: K networks that return logits ``[B, M]`` for M classes.
     """
 
     responsibility: Tensor
@@ -38,7 +41,7 @@ class Mixture(nn.Module):
     def __init__(self, components: Sequence[nn.Module]) -> None:
         super().__init__()
         self.components = nn.ModuleList(components)
-        # On the components' device, whatever device context this is built in.
+        # On the device of the components, even inside a context of another device.
         device = next((parameter.device for parameter in self.components.parameters()), None)
         self.register_buffer("responsibility", torch.full((len(components),), 1 / len(components), device=device))
 
@@ -48,7 +51,7 @@ class Mixture(nn.Module):
         return self.responsibility / self.responsibility.sum()
 
     def joint(self, x: Tensor) -> Tensor:
-        """Compute the joint log-probabilities log pi_k + log p_k(y|x), ``[K, B, M]``."""
+        """Compute the joint log-probabilities log pi_k + log p_k(y|x) of component k and class y, ``[K, B, M]``."""
         logits = torch.stack([component(x) for component in self.components])
         return logits.float().log_softmax(-1) + self.weights.log()[:, None, None]
 
@@ -57,16 +60,16 @@ class Mixture(nn.Module):
 
 
 class MixtureClient(ClassifierClient):
-    """:class:`flsv.ClassifierClient` with a mixture of K networks of one kind, each initialized by itself.
+    """:class:`flsv.ClassifierClient` with a mixture of networks of one kind, each with its own random initial weights.
 
     Args:
-        num_components: K, at least 1.
-        kwargs: as for :class:`flsv.ClassifierClient`. If ``network`` is an object, the other components are copies of
-            it with new parameters.
+        num_components: number of networks, at least 1.
+        kwargs: arguments of :class:`flsv.ClassifierClient`. If ``network`` is an object, the other components are
+            copies of it with new initial weights.
 
     Raises:
-        ConfigurationError: as ``ClassifierClient``; fewer than 1 component; a network object without a layer that can
-            be initialized anew (``reset_parameters``).
+        ConfigurationError: ``num_components`` is below 1, ``network`` is an object without a layer that can be
+            initialized again (``reset_parameters``), or ``ClassifierClient`` refuses an argument.
 
     Example:
         >>> client = MixtureClient(num_components=2, network="mlp", num_classes=3, input_shape=(4,))
@@ -79,7 +82,7 @@ class MixtureClient(ClassifierClient):
         super().__init__(**kwargs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the mean cross-entropy of the mixture, a scalar, and count the batch's responsibilities."""
+        """Return the mean cross-entropy of the mixture, a scalar, and add up the responsibilities of the batch."""
         x, y = batch
         assert isinstance(self.network, Mixture)
         joint = self.network.joint(x)
@@ -100,7 +103,7 @@ class MixtureClient(ClassifierClient):
 
 
 def _another(network: nn.Module) -> nn.Module:
-    """Copy a network and give it new initial parameters."""
+    """Return a copy of a network with new initial weights."""
     other = deepcopy(network)
     layers = [layer for layer in other.modules() if callable(getattr(layer, "reset_parameters", None))]
     if not layers:

@@ -1,4 +1,4 @@
-"""Clients for other tasks than classification: a number per sample, and running text."""
+"""LightningModules for other tasks than classification: a number per sample, and running text."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class RegressorClient(ReadyClient):
-    """Client for regression: a linear model or a multi-layer perceptron, squared error, optimizer and scheduler.
+    """LightningModule for regression: a linear model or multi-layer perceptron, squared error, optimizer and scheduler.
 
     Batches are ``(x [B, *input_shape], y [B])``. ``training_step`` returns the mean squared error; validation and test
-    log ``val_loss`` (the same) and ``val_mae`` (the mean absolute error, in the target's unit), or ``test_...``.
-    ``predict_step`` returns ``[B]``.
+    log ``val_loss`` (the mean squared error) and ``val_mae`` (the mean absolute error, in the target's unit), or
+    ``test_...``. ``predict_step`` returns predictions ``[B]``.
 
-    The network is built at construction when the shape is known, otherwise in ``configure_model``, from the data
-    module's ``input_shape``; that is saved with the hyper-parameters, so ``load_from_checkpoint(path)`` needs no data
-    module. An optimizer or a scheduler is not saved.
+    The network is built at construction if ``input_shape`` is given, otherwise in ``configure_model`` from the data
+    module's ``input_shape``. The shape is saved with the hyper-parameters, so ``load_from_checkpoint(path)`` needs no
+    data module. Optimizer and scheduler are not saved.
 
     Args:
         hidden: width of each hidden layer; empty for linear regression.
-        input_shape: one sample's shape without the batch. None: the data module's.
-        optimizer: from the parameters to an optimizer. In YAML, ``class_path`` and ``init_args``.
-        scheduler: from the optimizer to a learning-rate scheduler, stepped once an epoch. None: constant rate.
+        input_shape: shape of one sample without the batch; None: the data module's ``input_shape``.
+        optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``.
+        scheduler: function that returns a learning-rate scheduler of the optimizer, stepped once an epoch; None:
+            constant learning rate.
 
     Raises:
-        ConfigurationError: a shape that is missing, invalid or contradicts the data module; a batch
-            whose targets are not one number per sample.
+        ConfigurationError: the shape is missing, invalid or contradicts the data module, or a batch does not have one
+            target number per sample.
 
     Example:
         >>> client = RegressorClient([16], input_shape=(5,))
@@ -61,7 +62,7 @@ class RegressorClient(ReadyClient):
             self._build(input_shape)
 
     def configure_model(self) -> None:
-        """Build the network if that is still to do, and check its shape against the data module's."""
+        """Build the network if it is not built yet, and check that its input shape is that of the data module."""
         mine = self.hparams["input_shape"]
         shape = agreed("input_shape", None if mine is None else tuple(mine), datamodule_of(self))
         if shape is None:
@@ -73,7 +74,7 @@ class RegressorClient(ReadyClient):
             self._build(shape)
 
     def _build(self, input_shape: Sequence[int]) -> None:
-        # On the CPU whatever Lightning prepares, so that a seed gives the same weights everywhere.
+        # On the CPU, not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
         with torch.device("cpu"):
             self.network = dense_stack([flat_size("RegressorClient", input_shape), *self._hidden, 1])
         self.hparams["input_shape"] = [int(size) for size in input_shape]
@@ -87,7 +88,7 @@ class RegressorClient(ReadyClient):
         return F.mse_loss(*self._compared(batch))
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Predict ``[B]``; targets in the batch, if any, are ignored."""
+        """Return predictions ``[B]`` for a batch; targets in the batch, if any, are ignored."""
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     def _compared(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -106,29 +107,30 @@ class RegressorClient(ReadyClient):
 
 
 class CharacterModel(ReadyClient):
-    """A language model of characters: embedding, gated recurrent units, linear layer, for
-    :class:`flsv.data.CharacterData`.
+    """Language model of characters for :class:`flsv.data.CharacterData`: embedding, gated recurrent units, linear
+    layer.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, section
     3: "The model takes a series of characters as input and embeds each of these into a learned 8 dimensional space. The
     embedded characters are then processed through 2 LSTM layers, each with 256 nodes. Finally the output of the second
-    LSTM layer is sent to a softmax output layer with one node per character." Here: gated recurrent units, sizes as
-    asked for, and characters are bytes of UTF-8.
+    LSTM layer is sent to a softmax output layer with one node per character." Here the units are gated recurrent units,
+    the sizes are arguments, and characters are bytes of UTF-8.
 
-    Batches are ``(characters int64 [B, L + 1],)``: the first L predict the last L. ``training_step`` returns the mean
-    cross-entropy per character in nats; validation and test log it as ``val_loss``, in bits as
+    Batches are ``(characters int64 [B, L + 1],)``: the first L characters predict the last L. ``training_step`` returns
+    the mean cross-entropy per character in nats; validation and test log it as ``val_loss``, in bits as
     ``val_bits_per_character``, and ``val_accuracy``, the share of characters predicted correctly, or ``test_...``.
 
     Args:
-        width: length of a character's vector.
-        hidden: units of a recurrent layer.
-        layers: recurrent layers.
-        characters: how many there are; 256 for bytes.
-        optimizer: from the parameters to an optimizer. In YAML, ``class_path`` and ``init_args``.
-        scheduler: from the optimizer to a learning-rate scheduler, stepped once an epoch. None: constant rate.
+        width: length of the vector that embeds a character.
+        hidden: number of units of a recurrent layer.
+        layers: number of recurrent layers.
+        characters: number of different characters; 256 for bytes.
+        optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``.
+        scheduler: function that returns a learning-rate scheduler of the optimizer, stepped once an epoch; None:
+            constant learning rate.
 
     Raises:
-        ConfigurationError: a size below 1.
+        ConfigurationError: a size is below 1.
 
     Example:
         >>> model = CharacterModel(hidden=16)
@@ -155,7 +157,7 @@ class CharacterModel(ReadyClient):
         self.head = nn.Linear(hidden, characters)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Compute logits ``[B, L, characters]`` of the character after each of ``[B, L]``."""
+        """Compute logits ``[B, L, characters]`` of the character that follows each of the characters ``[B, L]``."""
         return self.head(self.recurrent(self.embedding(characters))[0])
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -163,11 +165,12 @@ class CharacterModel(ReadyClient):
         return self._predicted(batch)[0]
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Predict probabilities ``[B, L + 1, characters]`` of the character after each."""
+        """Return probabilities ``[B, L + 1, characters]`` of the character that follows each character of a batch."""
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch).softmax(-1)
 
     def _predicted(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Compute the mean loss per character, and the share of characters predicted correctly."""
+        """Return the mean loss per character of a batch, and the share of its characters that are predicted
+        correctly."""
         pieces = batch[0] if isinstance(batch, (tuple, list)) else batch
         logits, following = self(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten()
         return F.cross_entropy(logits.float(), following), (logits.argmax(1) == following).float().mean()

@@ -1,4 +1,4 @@
-"""Personalizers: rules that choose each client's start point of the next round. One file each."""
+"""Personalizers: rules that choose the model from which each client starts the next round."""
 
 from flsv.personalization.base import Personalized, Personalizer
 from flsv.personalization.cgsv import SparsifiedReward

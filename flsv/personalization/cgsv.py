@@ -1,4 +1,4 @@
-"""SparsifiedReward (CGSV): clients of higher reputation receive more of the aggregate.
+"""SparsifiedReward (CGSV): clients of higher reputation receive more entries of the aggregated update.
 
 Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021,
 Algorithm 1.
@@ -21,29 +21,29 @@ from flsv.utilities.declared import Positive
 
 
 class SparsifiedReward(Personalizer):
-    """Personalizer that adds the largest entries of the aggregate u_N to a client's start point of this round.
+    """Personalizer that adds the largest entries of the aggregated update to a client's start point of this round.
 
-    Client i receives, of every layer (parameter tensor), the min(ceil(q_i size), size - 1) entries of the largest
-    magnitude, with
+    Of each layer (parameter tensor) of the aggregated update u_N, with ``size`` entries, client i receives the
+    min(ceil(q_i size), size - 1) entries of the largest magnitude, where
 
         q_i = tanh(beta r_i) / max_j tanh(beta r_j)
 
-    over the reputations r after this round. This is the count of the authors' code: even the best client, q = 1, does
-    not receive the smallest entry of a layer. A layer of one entry, with which that code fails, is received by all
-    clients with q above 0. A client's own update reaches its start point only as a part of u_N. Buffers (BatchNorm's
-    statistics) are the new global ones.
+    and r_i is the client's reputation after this round. This number of entries is that of the authors' code: even the
+    best client, q = 1, does not receive the smallest entry of a layer. A layer of one entry, with which that code
+    fails, is received by all clients with q above 0. A client's own update changes its start point only as a part of
+    u_N. Buffers (BatchNorm's statistics) are those of the new global model.
 
     u_N is the step of the global model, with any aggregator and ``server_lr``; with :class:`flsv.aggregation.CGSV` it
-    is the paper's: ``configs/cgsv.yaml``. A client outside the cohort receives nothing; a client that was in no cohort
-    yet starts from the global model.
+    is the step of the paper: ``configs/cgsv.yaml``. A client outside the cohort receives nothing; a client that was in
+    no cohort yet starts from the global model.
 
     Args:
-        metric: the name of a :class:`flsv.metrics.CosineGradientShapley`, or another metric ``[n]``, among the loop's
-            metrics; negative values and NaN count as 0.
-        beta: the paper's altruism degree, above 0; the larger, the more equal the rewards.
+        metric: name of a :class:`flsv.metrics.CosineGradientShapley`, or of another metric with one value per client,
+            among the loop's metrics; negative values and NaN count as 0.
+        beta: altruism degree of the paper, above 0; the larger it is, the more equal are the rewards.
 
     Raises:
-        ConfigurationError: beta not above 0.
+        ConfigurationError: ``beta`` is not above 0.
 
     Example:
         >>> SparsifiedReward(beta=2.0)
@@ -57,7 +57,8 @@ class SparsifiedReward(Personalizer):
         self.beta = beta
 
     def shares(self, reputation: Tensor) -> Tensor:
-        """Compute q ``[n]`` in [0, 1] from reputations ``[n]``; all 1 if no reputation is positive."""
+        """Compute each client's share q of the entries, ``[n]`` in [0, 1], from reputations ``[n]``; all 1 if none is
+        positive."""
         merit = torch.tanh(self.beta * reputation.double().nan_to_num(0.0).clamp_min(0))
         best = merit.max()
         return merit / best if best > 0 else torch.ones_like(merit)
@@ -78,27 +79,27 @@ class SparsifiedReward(Personalizer):
 
 
 def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Rank the entries of each layer by magnitude, 0 for the largest.
+    """Rank the entries of each layer of an update by magnitude; the largest entry has rank 0.
 
     Args:
-        update: parameters ``[P]``.
+        update: the update of all parameters, ``[P]``.
         sizes: number of entries of each layer.
 
     Returns:
-        One tensor of ranks per layer.
+        One tensor of ranks per layer, with one rank per entry.
     """
     return [layer.abs().argsort(descending=True, stable=True).argsort() for layer in update.split(list(sizes))]
 
 
 def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> Tensor:
-    """Select the min(ceil(share * size), size - 1) largest entries of each layer, bool ``[P]``.
+    """Select the min(ceil(share * size), size - 1) largest entries of each layer with ``size`` entries, bool ``[P]``.
 
     The entry of a layer of size 1 is selected if ``share`` is above 0.
 
     Args:
         ranks: result of :func:`layer_ranks`.
         sizes: number of entries of each layer.
-        share: in [0, 1].
+        share: share of the entries to select, in [0, 1].
 
     Example:
         >>> update = torch.tensor([1.0, -3.0, 2.0, 5.0])
@@ -110,6 +111,6 @@ def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> 
 
 
 def parameter_sizes(space: ParameterSpace) -> list[int]:
-    """Count the entries of each layer in a vector, without the buffers after the parameters."""
+    """Return the number of entries of each layer (parameter tensor) in a model's vector; buffers are left out."""
     sizes = [math.prod(shape) for shape in space.shapes]
     return [size for size, end in zip(sizes, accumulate(sizes)) if end <= space.num_parameters]

@@ -1,16 +1,17 @@
-"""FedAMP: clients with similar models start from weighted averages of these.
+"""FedAMP: each client starts from a weighted average of all models, in which similar models have larger weights.
 
 Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021: equation 4 and Algorithm 1
-(FedAMP), equation 6 (HeurFedAMP). The clients' part, the term lambda / (2 alpha) |w - u_i|^2 of equation 5, is
-``flsv.training.algorithms.FedProx(mu=lambda / alpha, anchor="start")``: ``configs/fedamp.yaml``.
+(FedAMP), equation 6 (HeurFedAMP). The clients' part of the method, the term lambda / (2 alpha) |w - u_i|^2 of equation
+5, where u_i is client i's start point, is ``flsv.training.algorithms.FedProx(mu=lambda / alpha, anchor="start")``:
+``configs/fedamp.yaml``.
 
 Where the paper is silent, or we depart:
 
 - Clients also start their training from u_i, not from their last model.
-- The paper requires an alpha small enough for the weights to be a convex combination. With a larger alpha, a client's
-  weights of the others are scaled down to sum to 1, and its own is 0.
+- The paper requires an alpha small enough for the weights to be a convex combination. With a larger alpha, the weights
+  of the other clients' models are scaled down to sum to 1, and the weight of the client's own model is 0.
 - Distances and cosines are computed over the parameters; BatchNorm's statistics are averaged with the same weights.
-- Absent clients count with their last upload, and their u_i follows the others'.
+- For an absent client the last upload is used, and its start point is updated as well.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from flsv.utilities.declared import NonNegative, Positive, Share
 
 
 class FedAMP(UploadKeeper):
-    """Personalizer with start points u_i = (1 - sum_j xi_ij) w_i + sum_{j != i} xi_ij w_j and attention
+    """Personalizer with start points u_i = (1 - sum_{j != i} xi_ij) w_i + sum_{j != i} xi_ij w_j and attention weights
 
-        xi_ij = alpha A'(|w_i - w_j|^2),  A(x) = 1 - exp(-x / sigma).
+        xi_ij = alpha A'(|w_i - w_j|^2),  where A' is the derivative of A(x) = 1 - exp(-x / sigma).
 
-    w_i is client i's last upload. The personalized model is the result of a client's training from u_i: evaluate it
-    with ``ClientEvaluation(models="trained")``.
+    w_i is the last model that client i uploaded. The personalized model is the model that the client has trained from
+    u_i; evaluate it with ``ClientEvaluation(models="trained")``.
 
     Args:
-        alpha: the step of the message passing; alpha / sigma is the greatest weight of another client.
-        sigma: the squared distance at which the attention has fallen to 1/e.
+        alpha: step size of the message passing; alpha / sigma is the largest possible weight of another client's model.
+        sigma: squared distance of two models at which the attention is 1/e of its maximum.
 
     Raises:
-        ConfigurationError: an argument that is not above 0.
+        ConfigurationError: an argument is not above 0.
 
     Example:
         >>> amp = FedAMP(alpha=1.0, sigma=4.0)
@@ -55,7 +56,10 @@ class FedAMP(UploadKeeper):
         self.sigma = sigma
 
     def attention(self, parameters: Tensor) -> Tensor:
-        """Compute xi, float64 ``[m, m]`` with rows that sum to 1, from m clients' parameters ``[m, P]``."""
+        """Compute the weights of all models for each client, float64 ``[m, m]``, from m clients' parameters ``[m, P]``.
+
+        Row i has the weights of all models in client i's start point; it sums to 1.
+        """
         squared = torch.cdist(parameters.double(), parameters.double(), compute_mode=_EXACT) ** 2
         others = (self.alpha / self.sigma * torch.exp(-squared / self.sigma)).fill_diagonal_(0)
         others = others / others.sum(1, keepdim=True).clamp_min(1)
@@ -69,16 +73,19 @@ class FedAMP(UploadKeeper):
 
 
 class HeurFedAMP(FedAMP):
-    """FedAMP with the paper's heuristic for deep networks: attention by cosine, and a fixed weight of the own model.
+    """FedAMP with the paper's heuristic for deep networks: attention by cosine, and a fixed weight of a client's own
+    model.
 
-        xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w_h)).
+        xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w_h))
+
+    is the weight of client j's model w_j in the start point of client i.
 
     Args:
-        self_weight: xi_ii, in [0, 1].
-        sigma: preference for more similar models; 0: equal weights.
+        self_weight: xi_ii, the weight of a client's own model, in [0, 1].
+        sigma: preference for similar models, at least 0; with 0 all other models have equal weights.
 
     Raises:
-        ConfigurationError: a self_weight outside of [0, 1]; a negative sigma.
+        ConfigurationError: ``self_weight`` lies outside [0, 1], or ``sigma`` is negative.
 
     Example:
         >>> HeurFedAMP(self_weight=0.5, sigma=2.0).attention(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]))[0]
@@ -100,5 +107,5 @@ class HeurFedAMP(FedAMP):
         return (1 - self.self_weight) * others + self.self_weight * own
 
 
-# Distances from differences of entries: from inner products, distances of close models would be lost in rounding.
+# Distances are computed from differences of entries: with inner products, small distances would be lost in rounding.
 _EXACT = "donot_use_mm_for_euclid_dist"

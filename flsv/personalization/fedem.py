@@ -1,7 +1,7 @@
 """FedEM: clients share the components of a mixture and keep their mixture weights.
 
-Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1. The local
-EM steps are :class:`flsv.models.MixtureClient`'s; the server averages components as FedAvg does.
+Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1. The local EM
+steps are implemented by :class:`flsv.models.MixtureClient`; the server averages components as FedAvg does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class FedEM(Personalizer):
-    """Personalizer that combines the global components with a client's own mixture weights, equal at first.
+    """Personalizer that combines the global mixture components with each client's own mixture weights, initially equal.
 
-    A client's previous weights count as one sample, so that the round's responsibilities soon dominate.
+    A client's previous mixture weights count as one sample, so that the responsibilities (the components' shares of
+    each sample) of the current round soon dominate.
 
     Raises:
-        ConfigurationError: before training, a module without a :class:`flsv.models.mixture.Mixture` in it.
+        ConfigurationError: before training: the module does not contain exactly one
+            :class:`flsv.models.mixture.Mixture`.
 
     Example:
         >>> FedEM()

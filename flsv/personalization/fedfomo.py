@@ -1,12 +1,12 @@
-"""FedFomo: every client weights the others' models by how much they reduce its own validation loss.
+"""FedFomo: every client weights the other clients' models by how much they reduce its own validation loss.
 
 Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, equation 3, and section
 3.2 for the choice of downloads.
 
 Where the paper is silent, or we depart:
 
-- The affinities P are running sums of equation 3's weights with their signs, scaled so that one round's magnitudes sum
-  to 1: otherwise the first rounds, whose losses fall the fastest, would outweigh all later ones.
+- The affinities P are running sums of the signed weights of equation 3, whose magnitudes are scaled to sum to 1 in each
+  round: otherwise the first rounds, in which losses fall fastest, would outweigh all later rounds.
 - Distances are computed over the parameters; BatchNorm's statistics are averaged with the same weights.
 - A client downloads the last upload of an absent client.
 """
@@ -30,29 +30,31 @@ from flsv.utilities.seeding import generator_for
 
 
 class FedFomo(UploadKeeper):
-    """Personalizer in which client i continues from sum_j w_ij x_j over its own and the downloaded models.
+    """Personalizer in which client i continues from sum_j w_ij x_j over its own model and the models x_j that it
+    downloads.
 
-    With theta_i the model that the client started this round from and L_i its validation loss (equation 3),
+    The weights follow from the client's validation loss L_i and its start point theta_i of this round (equation 3):
 
         w_ij = max((L_i(theta_i) - L_i(x_j)) / |x_j - theta_i|, 0),  normalized to sum to 1;
 
-    if no model is better than theta_i, the client keeps theta_i. Downloads are chosen by affinity, ties at random; each
-    is replaced by a random client's model with a probability that falls from round to round. A client outside the
-    cohort keeps its model.
+    If no model is better than theta_i, the client keeps theta_i. A client downloads the models with the highest
+    affinity (the sum of their previous weights), ties in random order; each download is replaced by a random client's
+    model with a probability that falls from round to round. A client outside the cohort keeps its model.
 
-    The round's ``peer_values`` are the weights without the maximum, with their signs, in [-1, 1].
+    The ``peer_values`` of the round are the signed weights (without the maximum), in [-1, 1].
 
     Args:
-        num_downloads: M, number of other clients' models that a client downloads per round.
-        epsilon: probability of a random download, in the first round.
+        num_downloads: number of other clients' models that a client downloads per round.
+        epsilon: probability in the first round that a download is random.
         epsilon_decay: decrease of ``epsilon`` per round.
-        performance: minus L_i: by default of the cross-entropy; for other tasks a value that the module logs in
-            validation (``"val_loss"``) or a torchmetrics metric; see :mod:`flsv.games.performance`.
-        mode: whether lower (``"min"``) or higher (``"max"``) logged values are better.
+        performance: score that takes the place of -L_i; by default minus the cross-entropy. For other tasks: a value
+            that the module logs in validation (``"val_loss"``) or a torchmetrics metric; see
+            :mod:`flsv.games.performance`.
+        mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better.
 
     Raises:
-        ConfigurationError: a wrong argument; before training, a client without validation samples, or a value that is
-            not logged.
+        ConfigurationError: at construction: an argument is out of range. Before training: a client has no validation
+            samples, or ``performance`` is not logged.
 
     Example:
         >>> FedFomo(num_downloads=3)
@@ -89,7 +91,7 @@ class FedFomo(UploadKeeper):
         self._affinity = self._affinity.cpu()
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
-        # A client that has uploaded before has its own mixture since.
+        # A client that has uploaded a model before has stored its own mixture.
         return None if client in self._uploads else state.model()
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Personalized:
@@ -107,7 +109,7 @@ class FedFomo(UploadKeeper):
         return Personalized(peer_values=values.to(round.client_ids.device))
 
     def _choose(self, client: int, round: Round) -> list[int]:
-        """Choose the clients whose models the client downloads."""
+        """Return the numbers of the clients whose models the client ``client`` downloads in this round."""
         draw = generator_for(round.seed, "fedfomo", round.round_index, client)
         epsilon = self.epsilon - self.epsilon_decay * round.round_index
         others = sorted(other for other in self._uploads if other != client)
@@ -123,16 +125,17 @@ class FedFomo(UploadKeeper):
 def mix_models(
     local: LocalData, others: list[Tensor], num_parameters: int, performance: str | ModelScore = "negative_loss"
 ) -> Tensor:
-    """Compute, at the client, the signed weights of its own and the others' models, and store its next model.
+    """Compute, at a client, the signed weights of its own and the downloaded models, and store the client's next model.
 
     Args:
-        local: the client's data, its trained model and its start point.
-        others: the s downloaded models, ``[P]`` each.
-        num_parameters: number of leading entries of a model that are parameters.
-        performance: as for :class:`FedFomo`.
+        local: the client's data, with the model that it trained and its start point.
+        others: the s downloaded models, a vector ``[P]`` each.
+        num_parameters: number of entries at the beginning of a model's vector that are parameters; the others are
+            buffers.
+        performance: score of models on the client's validation samples, see :class:`FedFomo`.
 
     Returns:
-        ``[1 + s]``, the own model first; magnitudes sum to 1.
+        Signed weights ``[1 + s]``, the client's own model first; their magnitudes sum to 1.
     """
     assert local.model is not None
     assert local.start is not None
@@ -149,12 +152,15 @@ def mix_models(
 
 
 def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
-    """Compute equation 3 with signs: (L(theta) - L(x_j)) / |x_j - theta|, and 0 for theta itself and non-finite losses.
+    """Compute the signed weights of equation 3 of FedFomo: (L(theta) - L(x_j)) / |x_j - theta|.
+
+    theta is the client's start point, and L its validation loss. The weight is 0 for x_j = theta and for non-finite
+    losses.
 
     Args:
-        start_loss: L(theta), a scalar.
-        losses: L(x_j), ``[s]``.
-        distances: |x_j - theta|, ``[s]``.
+        start_loss: L(theta), the loss of the start point, a scalar.
+        losses: L(x_j), the losses of the s models, ``[s]``.
+        distances: |x_j - theta|, the models' distances from the start point, ``[s]``.
 
     Example:
         >>> first_order_weights(torch.tensor(2.0), torch.tensor([1.0, 2.5, 2.0]), torch.tensor([4.0, 0.5, 0.0]))

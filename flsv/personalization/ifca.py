@@ -5,10 +5,11 @@ Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS
 
 Where the paper is silent, or we depart:
 
-- The first cluster starts from the global model, every other from the global model with noise on each layer's weights
-  as large as their own spread: random initial models, as in the paper's experiments, that also make sense for a
-  pretrained network. The paper's theory wants them near the truth, and its experiments restart several times.
-- A cluster that no client chose stays as it is. BatchNorm's statistics belong to the cluster's model.
+- The first cluster starts from the global model, each other cluster from the global model with noise on each layer's
+  weights that has the standard deviation of these weights. These are random initial models, as in the paper's
+  experiments, which also suit a pretrained network. The paper's theory requires initial models near the optimum, and
+  its experiments restart several times.
+- The model of a cluster that no client chose stays unchanged. BatchNorm's statistics belong to the cluster's model.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from flsv.utilities.seeding import generator_for
 class IFCA(Personalizer):
     """Personalizer in which each client starts from the cluster model with the lowest loss on its training samples.
 
-    The next model of a cluster is the mean of the models that its members trained. Every client downloads all clusters'
-    models. The global model, an aggregate over all clusters, is meaningless.
+    The next model of a cluster is the mean of the models that the clients of the cluster trained. Every client
+    downloads the models of all clusters. The global model, an aggregate over all clusters, is meaningless.
 
     Args:
-        num_clusters: K, at least 1. 1 is FedAvg with equal weights.
-        spread: the noise between the clusters' first models, in units of each layer's standard deviation.
+        num_clusters: number of clusters, at least 1; with 1 the method is FedAvg with equal weights.
+        spread: standard deviation of the noise that distinguishes the clusters' first models, in units of the standard
+            deviation of each layer's weights.
 
     Raises:
-        ConfigurationError: fewer than 1 cluster; a spread that is not above 0.
+        ConfigurationError: ``num_clusters`` is below 1, or ``spread`` is not above 0.
 
     Example:
         >>> IFCA(num_clusters=3)
@@ -67,7 +69,7 @@ class IFCA(Personalizer):
         self._clusters = self._clusters.to(federation.global_vector.device)
 
     def start(self, client: int, state: FederationState) -> None:
-        """Return None: the client chooses among the clusters that it is sent."""
+        """Return None: the client chooses its start point among the clusters' models that :meth:`send` sends."""
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         return {"clusters": self._clusters}
@@ -93,5 +95,10 @@ class IFCA(Personalizer):
 
 
 def closest(local: LocalData, clusters: Tensor) -> int:
-    """Find, at the client, which of the models ``[K, P]`` has the lowest training loss, the first of equals."""
+    """Return, at the client, the number of the cluster with the lowest training loss; of equal ones the first.
+
+    Args:
+        local: the client's data.
+        clusters: models ``[K, P]`` of the K clusters.
+    """
     return int(local.evaluate(clusters, "train").value("negative_loss").nan_to_num(-torch.inf).argmax())

@@ -1,22 +1,23 @@
-"""pFedSV: each client downloads relevant models and mixes them by Shapley value.
+"""pFedSV: each client downloads relevant models and averages them with weights from their Shapley values.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, Algorithms 1 and 2 and equations 4, 6 and 7; section V-A for the shared feature extractor. Where we depart:
 
-- Algorithm 2, line 4 puts "p(l) <= j" where it must be p(l) < p(j), or every marginal contribution is zero.
-- Its R orders of the players cost R(|S| - 1) + 2 evaluations. Here values of coalitions are stored, so that this budget
-  suffices for more orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, for all coalitions: the exact
-  value instead of an estimate.
-- The weight of the own model: :func:`flsv.functional.personalized_weights`.
-- U(empty) = 0 gives a positive value to every model better than none: a model that knows one of a client's two classes
-  has a value of about a quarter even where it harms the mixture. ``safeguard`` lets the client refuse such a mixture.
-- ``game="joining"`` and ``shared`` are ours. The paper's game values a model by its own accuracy, and its clients drift
-  apart, so that averages of their models are worse than each. In the joining game a client's own model is a member of
-  every coalition, U(empty) is its own accuracy, and a model's value is the accuracy that it adds. Clients that start
-  from the shared model have models that can be averaged; a client then uses the mixture, but does not train from it.
-  docs/results/pfedsv.md shows where this helps.
-- Partial participation, on which the paper is silent: the server stores all clients' last uploads, which can be
-  downloaded while their clients are outside the cohort.
+- In Algorithm 2, line 4, the condition "p(l) <= j" has to be p(l) < p(j); otherwise every marginal contribution is 0.
+- The paper's R orders of the set S of players (models) cost R(|S| - 1) + 2 evaluations. Here values of coalitions are
+  stored, so that this budget suffices for more orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, for
+  all coalitions, which gives the exact value instead of an estimate.
+- The weight of a client's own model is computed as in :func:`flsv.functional.personalized_weights`.
+- With U(empty) = 0 every model that is better than none has a positive value: a model that knows one of a client's two
+  classes has a value of about a quarter even if it harms the mixture. With ``safeguard`` a client refuses such a
+  mixture.
+- ``game="joining"`` and ``shared`` are not in the paper. In the paper's game a model's value depends on its own
+  accuracy, and the clients' models drift apart, so that averages are worse than each model. In the joining game a
+  client's own model is a member of every coalition, U(empty) is the accuracy of this model, and another model's value
+  is the accuracy that it adds. The models of clients that start from the shared model can be averaged; a client then
+  uses the mixture, but does not train from it. docs/results/pfedsv.md shows in which federations this helps.
+- For partial participation, which the paper does not treat, the server stores the last upload of each client, which
+  can be downloaded while the client is outside the cohort.
 """
 
 from __future__ import annotations
@@ -40,42 +41,45 @@ from flsv.utilities.seeding import generator_for
 
 
 class PFedSV(UploadKeeper):
-    """Personalizer in which client i starts from sum_j w_j x_j over its own model and the models that it downloads.
+    """Personalizer in which client i starts from sum_j w_j x_j over its own model and the models x_j that it downloads.
 
-    Downloads follow its relevance scores (:func:`flsv.functional.top_k_download`). The Shapley values of the game
-    U(X) = accuracy of the plain mean of the models in X on the client's own validation split, U(empty) = 0, give the
-    weights (:func:`flsv.functional.personalized_weights`) and, as ``round.peer_values``, the scores that
-    :class:`flsv.metrics.DomainRelevance` averages. A client without a helpful download keeps its own model, the one
-    before noise.
+    Downloads are chosen by the client's relevance scores (:func:`flsv.functional.top_k_download`). The utility U(X) of
+    a set X of models is the accuracy of their plain mean on the client's own validation split, with U(empty) = 0. The
+    Shapley values of this game determine the weights w_j (:func:`flsv.functional.personalized_weights`); as
+    ``round.peer_values`` they are also the scores that :class:`flsv.metrics.DomainRelevance` averages. A client without
+    a helpful download keeps its own model, without the noise of its upload.
 
-    A client's first round starts from the run's initial model: the server has no global one to give, except in
-    ``mode="extractor"``, where only the classifier is personalized and all else is the new global model's (with
-    FedAvg, the paper's), and where ``shared`` is above 0.
+    In its first round a client starts from the initial model of the run, because there is no meaningful global model.
+    The exceptions are ``mode="extractor"``, where only the classifier is personalized and all other layers are those of
+    the new global model (with FedAvg as in the paper), and ``shared`` above 0.
 
     Args:
-        metric: the name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
-        k: downloads per round, as long as there are clients whose models a client has never evaluated.
-        permutations_factor: R/|S|, orders of the players per player of a game, which determine the budget of
-            evaluations.
-        self_weight: distance assigned to the own model in eq. 6: ``"mean"``, ``"min"``, ``"exclude"``, or a
-            number, see :func:`flsv.functional.personalized_weights`.
-        mode: ``"model"``: whole models are downloaded; ``"extractor"``: one shared extractor, and classifiers.
-        explore: whether clients never evaluated are ranked by ``"score"`` or come first (``"unvisited"``).
-        classifier: names of the layers, as in ``module.named_modules()``, that make up the classifier in
-            ``mode="extractor"``. Default: the head.
+        metric: name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
+        k: number of downloads per round, as long as there are clients whose models the client has never evaluated.
+        permutations_factor: number of orders of the players (models) divided by the number of players, which determines
+            the budget of evaluations.
+        self_weight: distance assigned to the client's own model in equation 6: ``"mean"``, ``"min"``, ``"exclude"``, or
+            a number, see :func:`flsv.functional.personalized_weights`.
+        mode: ``"model"``: whole models are downloaded; ``"extractor"``: classifiers are downloaded, and all clients
+            share one extractor.
+        explore: whether models that the client has never evaluated are ranked by ``"score"`` or come first
+            (``"unvisited"``).
+        classifier: names of the classifier's layers for ``mode="extractor"``, as in ``module.named_modules()``; None:
+            the head.
         safeguard: whether a client keeps its own model if the mixture is less accurate on its validation split. Not in
             the paper.
-        game: ``"coalition"`` is the paper's, as above. ``"joining"`` (not in the paper): U(X) is the accuracy of the
-            plain mean of the client's own model and those in X, and U(empty) that of its own model; equation 6 gives
-            the weights of the others, and the client moves from its own model towards their mixture, in tenths of the
-            way, to the lowest validation loss. Negative scores count as 0 when downloads are chosen, so that no client
-            is excluded for ever.
-        shared: start point of training between a client's own model (0) and the global one (1). At 0 (the paper)
-            clients train the model that they use; at 1 all train the global model, and the mixture is only used.
+        game: ``"coalition"`` is the paper's game, as above. ``"joining"`` (not in the paper): U(X) is the accuracy of
+            the plain mean of the client's own model and the models in X, and U(empty) the accuracy of its own model.
+            Equation 6 gives the weights of the downloaded models. Of the 11 equally spaced points from the client's own
+            model to their mixture, the client takes the one with the lowest validation loss. Negative scores count as 0
+            when downloads are chosen, so that no client is excluded for ever.
+        shared: position of the start point of training between a client's own model (0) and the global model (1). At 0
+            (the paper) clients train the model that they use; at 1 all clients train the global model, and the mixture
+            is only used.
 
     Raises:
-        ConfigurationError: an argument out of range; ``shared`` or the joining game with options that they replace;
-            before the first round, clients without validation samples, or a classifier that does not exist.
+        ConfigurationError: at construction: an argument is out of range, or options contradict ``shared`` or the
+            joining game. Before the first round: a client has no validation samples, or the classifier does not exist.
 
     Example:
         >>> PFedSV(k=3)
@@ -137,7 +141,7 @@ class PFedSV(UploadKeeper):
 
     def resume(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
-        # Mask of the personal entries of a vector; None for all.
+        # Mask of the personal entries of a model's vector; None: all entries are personal.
         self._personal = None if self.mode == "model" else layer_mask(federation.space, self.classifier)
         super().resume(federation)
 
@@ -145,7 +149,7 @@ class PFedSV(UploadKeeper):
         if self.shared:
             return state.model()
         if client in self._uploads:
-            return None  # it has a mixture of its own since
+            return None  # the client has stored its own mixture
         model = state.model()
         return insert_entries(select_entries(self._initial.to(model), self._personal), model, self._personal)
 
@@ -186,7 +190,7 @@ class PFedSV(UploadKeeper):
         def download(client: Client) -> tuple[list[int], Tensor | None]:
             draw = generator_for(round.seed, "pfedsv", round.round_index, client.id)
             scores = relevance[client.id]
-            if self.game == "joining":  # a model that adds nothing now may do so later
+            if self.game == "joining":  # a model that adds nothing now may add accuracy later
                 scores = scores.clamp_min(0)
             ids = top_k_download(scores, available, client.id, self.k, self.explore, draw).tolist()
             others = [self._uploads[i].to(vectors) for i in ids]
@@ -197,10 +201,10 @@ class PFedSV(UploadKeeper):
         return Personalized(peer_values=self.judge_all(nothing, round, download, before))
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
-        """Return :func:`collaborate` with the arguments that both sides know, which do not count as traffic.
+        """Return :func:`collaborate` with the arguments that server and clients know, which do not count as traffic.
 
         Args:
-            num_parameters: number of leading entries of a whole model that are parameters.
+            num_parameters: number of entries at the beginning of a whole model that are parameters.
         """
         return partial(
             collaborate,

@@ -1,4 +1,4 @@
-"""pFedSV's part at a client: Shapley values of the downloaded models, and the mixture that follows."""
+"""Client side of pFedSV: Shapley values of the downloaded models, and the mixture of models weighted by them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flsv.functional.pfedsv import SelfWeight, personalized_weights
 from flsv.personalization.base import OWN_MODEL
 from flsv.utilities.errors import ConfigurationError
 
-_CHUNK = 2**26  # numbers in the coalition models that exist at the same time
+_CHUNK = 2**26  # largest number of entries in the coalition models that exist at the same time
 
 
 def collaborate(
@@ -31,23 +31,25 @@ def collaborate(
     game: str,
     generator: Generator,
 ) -> Tensor:
-    """Compute, at a client, the Shapley values of its own and the downloaded models, and store its next model.
+    """Compute, at a client, the Shapley values of its own and the downloaded models, and store the client's next model.
 
     Args:
-        local: the client's data, and the model that it has just trained.
-        others: the downloaded models, ``[Q]`` each; Q = P, or the size of the classifier.
-        extractor: the shared rest of the models ``[P - Q]``; None if Q = P.
-        personal: mask of the Q personal entries, bool ``[P]``; None for all.
-        num_parameters: number of leading entries of a whole model that are parameters; distances leave out the
-            buffers (BatchNorm's statistics) after them.
-        permutations_factor: as for :class:`flsv.personalization.PFedSV`.
-        self_weight: as for :class:`flsv.personalization.PFedSV`.
-        safeguard: as for :class:`flsv.personalization.PFedSV`.
-        game: as for :class:`flsv.personalization.PFedSV`.
-        generator: source of the orders of the players, unless all coalitions are evaluated.
+        local: the client's data, with the model that it has just trained.
+        others: the downloaded models, a vector ``[Q]`` each; Q is the size P of a whole model, or that of its
+            classifier.
+        extractor: the shared other entries of the models, ``[P - Q]``; None if Q = P.
+        personal: mask of the Q personal entries, bool ``[P]``; None: all entries are personal.
+        num_parameters: number of entries at the beginning of a whole model that are parameters; the buffers
+            (BatchNorm's statistics) after the parameters do not count in distances.
+        permutations_factor: orders per player, see :class:`flsv.personalization.PFedSV`.
+        self_weight: distance assigned to the client's own model, see :class:`flsv.personalization.PFedSV`.
+        safeguard: whether to keep the client's own model if the mixture is less accurate.
+        game: ``"coalition"`` or ``"joining"``, see :class:`flsv.personalization.PFedSV`.
+        generator: generator of the random orders of the models, unless all coalitions are evaluated.
 
     Returns:
-        Shapley values ``[s]``, the own model's first; in the joining game the own model's is its accuracy.
+        Shapley values ``[s]`` of the s models, the client's own model first; in the joining game the first value is the
+        accuracy of the client's own model.
     """
     assert local.model is not None
     base = local.model
@@ -87,7 +89,7 @@ def collaborate(
     if joins:
         steps = torch.linspace(0, 1, 11).to(models)[:, None]
         path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
-        # Of equal losses the first, with the smallest step. A clone, since a view would store the whole path.
+        # Of equal losses, argmax takes the smallest step. A clone, since a view would keep the whole path in memory.
         mixed = path[int(evaluate(path, "negative_loss").argmax())].clone()
     elif safeguard:
         before, after = evaluate(torch.stack([models[0], mixed])).tolist()
@@ -97,12 +99,13 @@ def collaborate(
 
 
 def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
-    """Select the personal entries ``[Q]`` of a vector ``[P]``."""
+    """Return the personal entries ``[Q]`` of a model's vector ``[P]``; all entries if the mask ``personal`` is None."""
     return vector if personal is None else vector[personal.to(vector.device)]
 
 
 def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
-    """Combine personal entries ``[..., Q]`` with the other entries of ``base [P]`` into whole models ``[..., P]``."""
+    """Return whole models ``[..., P]`` with the personal entries ``own [..., Q]`` and the other entries of ``base
+    [P]``."""
     if personal is None:
         return own
     vectors = base.expand(*own.shape[:-1], -1).clone()
@@ -111,10 +114,10 @@ def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor
 
 
 def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
-    """Mark the entries of a vector that belong to the named layers, by default to the head, bool ``[P]``.
+    """Return which entries of a model's vector belong to the named layers, bool ``[P]``; by default to the head.
 
     Raises:
-        ConfigurationError: a layer that does not exist; no head.
+        ConfigurationError: a layer does not exist, or ``layers`` is None and the module has no head.
 
     Example:
         >>> from torch import nn

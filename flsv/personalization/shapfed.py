@@ -15,22 +15,23 @@ from flsv.personalization.base import Personalizer, Starts
 
 
 class ShapFedPersonalizer(Personalizer):
-    """Personalizer in which client i starts its next round from gamma_i x_s + (1 - gamma_i) x_i.
+    """Personalizer in which client i starts its next round from gamma_i x_s + (1 - gamma_i) x_i, as in ShapFed.
 
-    x_s is the new global model, x_i the client's own after local training, and gamma_i in [0, 1] its contribution by
-    eq. 6, this round's included and not normalized over clients: 1 for updates in the aggregate's direction, 1/2 for
-    orthogonal ones, 0 for opposed ones. Buffers (BatchNorm's statistics) are mixed in the same way. With
-    :class:`flsv.aggregation.ShapFedWA` this is ShapFed: ``configs/shapfed.yaml``.
+    x_s is the new global model, x_i the client's own model after local training, and gamma_i in [0, 1] its contribution
+    by equation 6 of the paper, including this round and not normalized over clients: 1 if the client's updates point in
+    the direction of the aggregate, 1/2 if they are orthogonal to it, 0 if they are opposed. Buffers (BatchNorm's
+    statistics) are mixed in the same way. With :class:`flsv.aggregation.ShapFedWA` this is the paper's method:
+    ``configs/shapfed.yaml``.
 
-    Where the paper, with full participation, is silent: a client outside the cohort keeps its model, a client that was
-    in no cohort yet starts from the global model, and a client of the cohort without a contribution (NaN) gets the mean
-    of the others.
+    The paper assumes full participation. Here, a client outside the cohort keeps its model, a client that was in no
+    cohort yet starts from the global model, and a client of the cohort without a contribution (NaN) gets the mean of
+    the other clients' contributions.
 
     Args:
-        metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
+        metric: name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
 
     Raises:
-        ConfigurationError: before training, a metric whose values are not per class.
+        ConfigurationError: before training: the values of the metric are not per class.
 
     Example:
         >>> ShapFedPersonalizer()

@@ -1,4 +1,4 @@
-"""Standalone: every client trains alone, the baseline for collaboration."""
+"""Standalone: every client trains alone, as a baseline without collaboration."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from flsv.personalization.base import OWN_MODEL, Personalizer, Starts
 
 
 class Standalone(Personalizer):
-    """Personalizer with which each client continues from its own model: the baseline for collaboration.
+    """Personalizer in which each client continues from its own model: the baseline without collaboration.
 
-    A client's first round, whenever it comes, starts from the run's initial model. The global model is an aggregate of
-    unrelated models, and meaningless; look at the clients' own accuracies (``ClientEvaluation(every=...)``).
+    In its first round a client starts from the initial model of the run. The global model is an aggregate of unrelated
+    models and meaningless; evaluate the clients' own models instead (``ClientEvaluation(every=...)``).
 
     Example:
         >>> Standalone()

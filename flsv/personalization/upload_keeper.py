@@ -1,4 +1,4 @@
-"""UploadKeeper: base class of personalizers in which clients use each other's last uploads."""
+"""Base class of personalizers in which clients use the models that other clients uploaded last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class UploadKeeper(Personalizer):
-    """Base class of personalizers that store every client's last upload, to use it while the client is absent."""
+    """Base class of personalizers that store the model that each client uploaded last, for rounds in which it is
+    absent."""
 
     saved: ClassVar[Sequence[str]] = ("_uploads",)
 
@@ -32,7 +33,15 @@ class UploadKeeper(Personalizer):
     def store_uploads(
         self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector
     ) -> dict[int, Tensor]:
-        """Store the cohort's models, or a part of each, and return the previous uploads."""
+        """Store the models of the round's clients.
+
+        Args:
+            round: the round.
+            part: returns the entries of a model to store; by default all entries.
+
+        Returns:
+            ``{client: model}``, the models that were stored before this round.
+        """
         before = dict(self._uploads)
         # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
         self._uploads.update(
@@ -43,16 +52,17 @@ class UploadKeeper(Personalizer):
     def judge_all(
         self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
     ) -> Tensor:
-        """Ask every client of the cohort for the values of its own and the others' models.
+        """Ask every client of the round for the values of its own and of other clients' models.
 
         Args:
-            values: ``[k, n]``, filled in place.
+            values: ``[k, n]``, values of the n clients' models for the k clients of the round; filled in place.
             round: the round.
-            judge: asks a client; returns whose models it evaluated, and :func:`ask_model_values`' result.
-            before: the uploads before the round, which are restored for clients that do not answer.
+            judge: asks one client; returns the numbers of the other clients whose models it evaluated, and the result
+                of :func:`ask_model_values`.
+            before: the models stored before the round, which are restored for clients that do not answer.
 
         Returns:
-            ``values``.
+            ``values``, filled.
         """
         assert round.clients is not None
         ids = round.client_ids.tolist()
@@ -69,12 +79,12 @@ class UploadKeeper(Personalizer):
 def ask_model_values(
     client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
 ) -> Tensor | None:
-    """Ask a client for the values of its own model and of the others'.
+    """Ask a client for the values of its own model and of other clients' models.
 
     Args:
         client: the client to ask.
         question: function of the client's data and ``others`` that returns the values.
-        others: the others' models.
+        others: the other clients' models.
         args: further positional arguments of ``question``.
         kwargs: keyword arguments of ``question``.
 
@@ -94,7 +104,7 @@ def ask_model_values(
 
 
 def check_validation(strategy: Personalizer, federation: FederationInfo) -> None:
-    """Raise a ConfigurationError if a client has no validation samples to evaluate models on."""
+    """Raise ConfigurationError if a client has no validation samples, on which ``strategy`` evaluates models."""
     empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
     if empty:
         raise ConfigurationError(

@@ -1,17 +1,17 @@
-"""Checks of your own parts, like scikit-learn's ``check_estimator``: metrics, aggregators, client algorithms and
-sources of data.
+"""Checks of your own metrics, aggregators, client algorithms and sources of data, like scikit-learn's
+``check_estimator``.
 
 >>> from flsv.aggregation import FedAvg
 >>> check_aggregator(FedAvg(server_lr=0.5))
 
-A part that does not pass raises an ``AssertionError`` with the check's name, the result and what to do:
+If a check fails, it raises an ``AssertionError`` with the name of the check, the result and advice:
 
 >>> check_metric(FedAvg())
 Traceback (most recent call last):
 ...
 AssertionError: FedAvg fails is_one: got no Metric. Write a subclass of the base class of its kind.
 
-With pytest every check becomes a test of its own: :func:`parametrize_with_checks`.
+With pytest, :func:`parametrize_with_checks` makes a separate test of every check.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["check_aggregator", "check_client_algorithm", "check_metric", "check_
 
 
 def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) -> None:
-    """Check a contribution metric, on four rounds made by hand and in tiny fits.
+    """Check a contribution metric on four prepared rounds and in tiny fits.
 
-    The names of its ``update``'s arguments have to be parts of a :class:`flsv.Round` or in ``given``.
+    The names of the arguments of its ``update`` have to be fields of a :class:`flsv.Round` or keys of ``given``.
 
     Args:
-        metric: the metric, made without ``num_clients`` and ``num_classes``.
-        given: arguments of ``update`` that a round lacks, such as clients' reports: name to a function of the
-            :class:`flsv.Round`.
-        options: ``expected_failures``, a check's name to the reason why the metric cannot pass it; ``module``, a
-            function that makes the LightningModule of the fits; and other arguments of the
+        metric: the metric, created without ``num_clients`` and ``num_classes``.
+        given: ``{name: function}`` for the arguments of ``update`` that a round lacks, such as clients' reports; each
+            function returns the argument, given the :class:`flsv.Round`.
+        options: ``expected_failures``, ``{check: reason}`` for the checks that the metric cannot pass; ``module``, a
+            function that returns the LightningModule of the fits; and further arguments of the
             :class:`flsv.FederatedLoop`.
 
     Raises:
@@ -60,8 +60,9 @@ def check_aggregator(aggregator: Aggregator, **options: Any) -> None:
     """Check an aggregator in tiny fits.
 
     Args:
-        aggregator: the aggregator. A metric that it reads by name is provided; give your own in ``metrics={...}``.
-        options: see :func:`check_metric`.
+        aggregator: the aggregator. If it reads a metric by name, a suitable metric is provided, unless
+            ``metrics={...}`` has one.
+        options: ``expected_failures``, ``module`` and arguments of the loop, see :func:`check_metric`.
 
     Raises:
         AssertionError: a check fails.
@@ -74,7 +75,7 @@ def check_client_algorithm(algorithm: ClientAlgorithm, **options: Any) -> None:
 
     Args:
         algorithm: the client algorithm.
-        options: see :func:`check_metric`.
+        options: ``expected_failures``, ``module`` and arguments of the loop, see :func:`check_metric`.
 
     Raises:
         AssertionError: a check fails.
@@ -86,11 +87,12 @@ def check_source(source: Source, given: Any, *, broken: Sequence[Any] = (), **op
     """Check a kind of source of data.
 
     Args:
-        source: the source, with ``match`` and ``open``.
-        given: an example that it opens: the ``Path`` of an existing file or folder, a name, or an object.
-        broken: examples of its kind that cannot be opened.
+        source: the source, with the methods ``match`` and ``open``.
+        given: an example of data that the source opens: the ``Path`` of an existing file or folder, a name, or an
+            object.
+        broken: examples of data that the source matches but cannot open.
         options: ``expected_failures``, see :func:`check_metric`; and further arguments of the
-            :class:`flsv.FederatedDataModule` that partitions it, such as ``labels``.
+            :class:`flsv.FederatedDataModule` that partitions the example, such as ``labels``.
 
     Raises:
         AssertionError: a check fails.
@@ -99,17 +101,18 @@ def check_source(source: Source, given: Any, *, broken: Sequence[Any] = (), **op
 
 
 def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
-    """Parametrize a pytest test with the argument ``check``: it becomes one test for each check of each part.
+    """Return a decorator that makes one pytest test for each check of each part, from a test with the argument
+    ``check``.
 
     Args:
-        parts: metrics, aggregators and client algorithms.
-        options: options of all parts, see :func:`check_metric`.
+        parts: the metrics, aggregators and client algorithms to check.
+        options: options for all parts, see :func:`check_metric`.
 
     Returns:
         The decorator.
 
     Raises:
-        ConfigurationError: a part of another kind.
+        ConfigurationError: a part is not a metric, aggregator or client algorithm.
 
     Example:
         >>> from flsv.aggregation import ShapleyWeighted

@@ -1,5 +1,5 @@
-"""Runner of checks: a case is a part with everything that its checks need; a check is a function of a case, whose
-docstring tells the user what to do."""
+"""Runner of checks. A case is an object under test (a "part", such as a metric) with everything that its checks need; a
+check is a function of a case, whose docstring tells the user what to do."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Check = Callable[[Any], None]
 
 
 class Case:
-    """Part under test.
+    """Object under test, called part: a metric, an aggregator, a client algorithm or a source.
 
     Args:
-        part: the part as its user makes it, not used yet.
-        expected_failures: a check's name to the reason why the part cannot pass it. Such a check has to fail.
+        part: the part as a user creates it, not used yet.
+        expected_failures: ``{check: reason}`` for the checks that the part cannot pass; these checks have to fail.
     """
 
     checks: Sequence[Check] = ()
@@ -41,7 +41,7 @@ class Case:
         return getattr(self.part, "__name__", None) or type(getattr(self.part, "func", self.part)).__name__
 
     def new(self) -> Any:
-        """Copy the part in its initial state."""
+        """Return a new copy of the part in its initial state."""
         return copy.deepcopy(self.part)
 
 
@@ -50,7 +50,7 @@ class PartCheck:
     """Check of one part; a call runs it.
 
     Raises:
-        AssertionError: the part does not pass, or passes where that was not expected.
+        AssertionError: the part fails the check, or passes a check of ``expected_failures``.
     """
 
     case: Case
@@ -61,7 +61,7 @@ class PartCheck:
         why = self.case.expected_failures.get(self.check.__name__)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of tiny fits
+                warnings.simplefilter("ignore")  # warnings of tiny fits
                 self.check(self.case)
         except Exception as error:
             if why is not None:
@@ -76,12 +76,12 @@ class PartCheck:
             )
 
     def __str__(self) -> str:
-        """Return the check's name for pytest."""
+        """Return the names of the part and the check, for pytest."""
         return f"{self.case.name}-{self.check.__name__}"
 
 
 def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
-    """List all checks of a case, each of which is to be called.
+    """Return all checks of a case; calling one runs it.
 
     Args:
         case: the part under test.
@@ -103,14 +103,14 @@ def ensure(holds: object, got: object) -> None:
 
     Args:
         holds: the condition.
-        got: the result, for the message, instead of the expected one.
+        got: the actual result, for the message.
     """
     if not holds:
         raise AssertionError(str(got))
 
 
 def equal(one: Any, other: Any, rtol: float | None = None) -> bool:
-    """Return whether two values are equal; tensors to the bit, or to ``rtol``. NaN equals NaN."""
+    """Return whether two values are equal, where NaN equals NaN; tensors bitwise, or up to ``rtol`` if it is given."""
     if isinstance(one, float) and isinstance(other, float):
         one, other = torch.tensor(one), torch.tensor(other)
     if isinstance(one, Tensor):
@@ -131,7 +131,7 @@ def _same_tensors(one: Tensor, other: Tensor, rtol: float | None) -> bool:
 
 
 def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> bool:
-    """Return whether a call raises the error; a ``ConfigurationError`` is a ``ValueError``."""
+    """Return whether a call raises an error of the type ``error``; a ``ConfigurationError`` is a ``ValueError``."""
     try:
         call()
     except error:
@@ -140,7 +140,7 @@ def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> boo
 
 
 def saved(state: Any) -> Any:
-    """Save a state and load it as a checkpoint does; raise if a checkpoint cannot hold it."""
+    """Save a state, load it again as a checkpoint does, and return it; raise if a checkpoint cannot hold the state."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -149,7 +149,8 @@ def saved(state: Any) -> Any:
 
 @contextmanager
 def untouched_rngs(who: str) -> Iterator[None]:
-    """Raise where the global random generator is drawn from."""
+    """Raise AssertionError if the code in the context draws from torch's global random generator; ``who`` is its
+    name."""
     before = torch.get_rng_state()
     yield
     ensure(torch.equal(torch.get_rng_state(), before), f"{who} that draws from torch's global random generator")

@@ -1,5 +1,5 @@
-"""Tiny fits: three rounds of four clients with 32 samples, resumed, and with vmap; and the checks of aggregators and
-client algorithms in them."""
+"""Checks of aggregators and client algorithms in tiny fits: three rounds of four clients with 32 samples, also resumed
+or with ``engine="vmap"``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from flsv.utilities.seeding import generator_for, isolated_rngs
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, VALIDATION = 4, 3, 4, 12
 SIZES = (8, 6, 8, 10)
-#: Client 3 never takes part.
+#: Clients of each round; client 3 is in no round.
 COHORTS = ((0, 2), (0, 1, 2), (1, 2))
-#: Other numbers for all clients.
+#: New numbers of all clients, to check that results do not depend on the numbers.
 ORDER = (2, 0, 3, 1)
 SEED, ROUNDS = 1, len(COHORTS)
 _SPLITS = Splits(client_val=0.25, client_test=0.125)
@@ -40,7 +40,7 @@ _QUIET = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model
 
 
 class TinyClassifier(ClassifierClient):
-    """Classifier of two layers with plain SGD."""
+    """Classifier with two linear layers, trained by SGD without momentum."""
 
     def __init__(self) -> None:
         network = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, NUM_CLASSES))
@@ -48,10 +48,10 @@ class TinyClassifier(ClassifierClient):
 
 
 class Turns(ClientSampler):
-    """Sampler of the cohorts of a list, one after the other.
+    """Sampler that returns the cohorts of a list one after the other.
 
     Args:
-        cohorts: client ids of each cohort.
+        cohorts: numbers of the clients of each cohort.
     """
 
     def __init__(self, cohorts: Sequence[Sequence[int]]) -> None:
@@ -66,10 +66,10 @@ class Turns(ClientSampler):
 
 
 def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
-    """Draw a client's samples x ``[m, 4]`` and classes ``[m]``; number -1 is the server.
+    """Draw samples of a client and return them, ``[m, 4]``, with their classes ``[m]``.
 
     Args:
-        client: the client's number.
+        client: number of the client; -1 for the server.
         alike: whether a client's samples are all equal, so that the split and the order do not matter.
     """
     size = VALIDATION if client < 0 else SIZES[client]
@@ -80,26 +80,26 @@ def samples_of(client: int, alike: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def tiny_data(order: Sequence[int] = range(NUM_CLIENTS), alike: bool = False) -> FederatedDataModule:
-    """Make a data module of four clients with validation and test samples, and the server's validation set.
+    """Return a data module of four clients with validation and test samples, and with a validation set of the server.
 
     Args:
-        order: the number of each client.
-        alike: see :func:`samples_of`.
+        order: number of each of the four clients.
+        alike: whether the samples of a client are all equal, see :func:`samples_of`.
     """
     clients = {f"site {place}": samples_of(list(order).index(place), alike) for place in range(NUM_CLIENTS)}
     return FederatedDataModule(clients=clients, val=samples_of(-1), batch_size=4, splits=_SPLITS)
 
 
 class Fit(L.Callback):
-    """Recorder of a fit.
+    """Callback that records the models and values of a fit.
 
     Args:
         loop: the loop of the fit.
-        checkpoint: file to which the fit is saved after the second round; None: it is not saved.
+        checkpoint: file of the checkpoint that is saved after the second round; None: no checkpoint.
 
     Attributes:
-        models: the global model ``[P]`` after each round.
-        contributions: the metrics' values after each round.
+        models: the parameters ``[P]`` of the global model after each round.
+        contributions: ``{metric: values}`` after each round.
     """
 
     def __init__(self, loop: FederatedLoop, checkpoint: Path | None = None) -> None:
@@ -115,7 +115,7 @@ class Fit(L.Callback):
             trainer.save_checkpoint(self.checkpoint)
 
     def results(self) -> dict[str, Any]:
-        """Collect the final model, values, metrics' states and the loop's state."""
+        """Return the final model, the metrics' values and states, and the loop's state, by name."""
         state = self.loop.state_dict()
         names = ("starts", "clients", "trained", "strategies", "weights")
         metrics = {name: metric.state_dict() for name, metric in self.loop.metrics.items()}
@@ -125,21 +125,21 @@ class Fit(L.Callback):
 
 
 class FitCase(Case):
-    """Part under test in fits.
+    """Part under test (such as an aggregator) whose checks run tiny fits.
 
     Args:
-        part: see :class:`flsv.testing.checks.Case`.
-        expected_failures: likewise.
-        module: function that makes the trained module; by default a classifier of two layers with plain SGD.
-        loop: other arguments of the :class:`flsv.FederatedLoop`.
+        part: the part as a user creates it, not used yet.
+        expected_failures: ``{check: reason}`` for the checks that the part cannot pass; these checks have to fail.
+        module: function that returns the LightningModule to train; by default a classifier with two linear layers.
+        loop: further arguments of the :class:`flsv.FederatedLoop`.
     """
 
-    #: Name of the loop's argument for the part, and the base class of such parts.
+    #: Name of the loop's argument that takes the part, and base class of such parts.
     role: str
     base: type
-    #: Whether a loop can have the part.
+    #: Whether the part can be used in a loop.
     in_a_loop = True
-    #: Whether the part uses clients, and not only the server's data of a round.
+    #: Whether the part uses clients, rather than only the data of a round at the server.
     sees_clients = True
 
     def __init__(
@@ -154,20 +154,26 @@ class FitCase(Case):
         super().__init__(part, expected_failures)
 
     def module(self) -> L.LightningModule:
-        """Make the module that is trained, always with the same weights."""
+        """Return a new module to train, always with the same initial weights."""
         with isolated_rngs(0, "module"):
             return self._module()
 
     def placed(self, part: Any) -> dict[str, Any]:
-        """Return the arguments that put the part into a loop."""
+        """Return the arguments of :class:`flsv.FederatedLoop` that contain the part."""
         return {self.role: part}
 
     def taken(self, loop: FederatedLoop) -> Any:
-        """Return a loop's part."""
+        """Return the part that a loop contains."""
         return getattr(loop, self.role)
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
-        """Make a loop with a new copy of the part, and with metrics for the names that parts read."""
+        """Return a loop with a new copy of the part, and with the metrics that aggregators and other parts read by
+        name.
+
+        Args:
+            cohorts: numbers of the clients of each round.
+            changes: arguments of the loop that replace those of the case.
+        """
         arguments: dict[str, Any] = {"sampler": Turns(cohorts), "filters": [], "seed": SEED}
         arguments |= copy.deepcopy({**self.loop, **self.placed(self.part)})
         arguments |= {"reporting": Reporting(table=False, files=False), **changes}
@@ -188,7 +194,15 @@ class FitCase(Case):
         checkpoint: Path | None = None,
         start: Path | None = None,
     ) -> Fit:
-        """Train three rounds, or ``rounds``, from the checkpoint ``start`` if given."""
+        """Train a loop and return the record of the fit.
+
+        Args:
+            loop: the loop to train.
+            rounds: number of rounds.
+            data: the data module; None: :func:`tiny_data`.
+            checkpoint: file of the checkpoint that is saved after the second round; None: no checkpoint.
+            start: checkpoint from which the fit is resumed; None: it starts anew.
+        """
         fit = Fit(loop, checkpoint)
         options: dict[str, Any] = dict.fromkeys(_QUIET, False)
         trainer = L.Trainer(
@@ -205,11 +219,18 @@ class FitCase(Case):
 
     @cached_property
     def uninterrupted(self) -> Fit:
-        """Uninterrupted fit, with which others are compared."""
+        """Uninterrupted fit, with which other fits are compared."""
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
     def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:
-        """Raise unless the first rounds of another kind of fit end the same, or it is refused before the first."""
+        """Raise unless another kind of fit gives the same models and values, or is refused before its first round.
+
+        Args:
+            fit: function that trains a loop and returns the record of the fit.
+            rounds: number of rounds to compare.
+            rtol: tolerance of the comparison.
+            changes: arguments of the loop that replace those of the case.
+        """
         loop = None
         try:
             loop = self.make(**changes)
@@ -260,7 +281,7 @@ def state_is_saved(case: FitCase) -> None:
 
 
 def expect_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], rtol: float | None = None) -> None:
-    """Raise unless the values of two mappings are equal, to the bit or to ``rtol``."""
+    """Raise AssertionError unless the values of two mappings are equal, bitwise or, if given, up to ``rtol``."""
     differ = [name for name in theirs if not equal(mine.get(name), theirs[name], rtol)]
     got, instead = (reprlib.repr([each.get(name) for name in differ]) for each in (mine, theirs))
     ensure(not differ, f"other {', '.join(differ)}: {got} instead of {instead}")
@@ -313,7 +334,7 @@ def reports_are_declared(case: ClientAlgorithmCase) -> None:
     ensure(all(names) and len(set(names)) == len(names), names)
 
 
-#: Methods of a part that run at a client; all others run at the server.
+#: Names of the methods that run at a client; all other methods of a part run at the server.
 _CLIENT_SIDE = (
     "report", "receive", "own", "keep", "begin_client", "begin_batch", "frozen_parameters", "gradients",
     "leave_client", "end_client",
@@ -329,7 +350,7 @@ def sides_are_apart(case: FitCase) -> None:
         return
     server, client = (case.taken(case.make()) for _ in range(2))
     sides = {name: partialmethod(_at_client, getattr(client, name)) for name in own}
-    # Named like a local class, which command lines do not confuse with one of the same short name.
+    # Named like a local class, so that the command line does not confuse it with a class of the same short name.
     named = {"__module__": kind.__module__, "__qualname__": f"sides_are_apart.<locals>.{kind.__name__}"}
     server.__class__ = type(kind.__name__, (kind,), {**sides, **named})
     apart = case.fit(case.make(**{case.role: server}))

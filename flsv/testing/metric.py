@@ -1,4 +1,4 @@
-"""Checks of contribution metrics on rounds made by hand; those within a fit are in :mod:`flsv.testing.fits`."""
+"""Checks of contribution metrics on prepared rounds; checks of metrics in fits are in :mod:`flsv.testing.fits`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class MetricCase(fits.FitCase):
     """Metric under test.
 
     Args:
-        part: the metric, made without numbers of clients and classes.
-        given: arguments of ``update`` that a round lacks: name to a function of the round.
-        options: see :class:`flsv.testing.fits.FitCase`.
+        part: the metric, created without numbers of clients and classes.
+        given: ``{name: function}`` for the arguments of ``update`` that a round lacks; each function returns the
+            argument, given the round.
+        options: further arguments of :class:`flsv.testing.fits.FitCase`.
     """
 
     base = Metric
@@ -45,18 +46,18 @@ class MetricCase(fits.FitCase):
 
     @property
     def sees_clients(self) -> bool:  # type: ignore[override]  # depends on the metric
-        """True if the metric asks clients, or reads their reports."""
+        """True if the metric asks clients for evaluations, or reads their reports."""
         return self.in_a_loop and bool({"clients", *self.given} & self.fields.keys())
 
     @property
     def in_a_loop(self) -> bool:  # type: ignore[override]  # likewise
-        """True if a loop can update it; other metrics are updated outside of a loop."""
+        """True if a loop can update the metric; other metrics are updated outside of a loop."""
         reported = {name for part in self.loop.values() for name in getattr(part, "reports", ())}
         return isinstance(self.part, ContributionMetric) and self.given.keys() <= reported
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Arguments of its ``update``, see :class:`flsv.server.ContributionMetrics`."""
+        """Fields of a round from which the arguments of the metric's ``update`` are taken, by argument."""
         return ContributionMetrics({"mine": self.part}, self.given).fields["mine"]
 
     def new(self) -> Any:
@@ -70,12 +71,12 @@ class MetricCase(fits.FitCase):
         return Rounds(self.given, **options)
 
     def arguments(self, round: Round) -> dict[str, Any]:
-        """Take the arguments of the metric's ``update`` from a round."""
+        """Return the arguments of the metric's ``update`` for a round."""
         return {name: field(round) if callable(field) else round.get(field) for name, field in self.fields.items()}
 
     @torch.no_grad()
     def fed(self, indices: Iterable[int] = EVERY, metric: Any = None, **options: Any) -> Any:
-        """Update a new metric, or this one, with these rounds, and return it."""
+        """Update ``metric``, or by default a new metric, with the rounds of these indices, and return it."""
         metric = self.new() if metric is None else metric
         rounds = self.rounds(**options)
         for index in indices:
@@ -83,7 +84,7 @@ class MetricCase(fits.FitCase):
         return metric
 
     def half(self) -> Any:
-        """Update a new metric with the first half of the rounds."""
+        """Return a new metric after the first half of the rounds."""
         return self.fed(EVERY[:HALF])
 
     @cached_property
@@ -93,7 +94,7 @@ class MetricCase(fits.FitCase):
 
 
 def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
-    """Collect all results of a metric; ``value`` is by default the one that it computes."""
+    """Return all results of a metric by name; ``value`` is the result of its ``compute``, by default computed here."""
     value = metric.compute() if value is None else value
     if not isinstance(metric, ContributionMetric):
         return {"value": value}
@@ -175,7 +176,7 @@ def parts_merge(case: MetricCase) -> None:
         merged = all_of(case.fed(EVERY[-1:], later))
     except ValueError:
         return
-    # Blocks of rounds, of which intervals are made, end where the parts meet.
+    # Intervals are computed from blocks of rounds; a block ends at the end of each part of the run.
     fits.expect_same({**merged, "intervals": case.whole.get("intervals")}, case.whole, 1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Rounds made by hand: a real :class:`flsv.Round` of a tiny model."""
+"""Rounds for checks of metrics: objects of :class:`flsv.Round` with a tiny model, made without training."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.utilities.seeding import generator_for
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, SAMPLES = 5, 3, 2, 6
-#: Clients that take part. Client 4 never does; client 3 not in the first half, client 1 not in the second.
+#: Clients of each round. Client 4 is in no round, client 3 not in the first half, client 1 not in the second half.
 COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
 NEVER = 4
-#: Other numbers for all clients.
+#: New numbers of all clients, to check that results do not depend on the numbers.
 ORDER = (3, 0, 4, 1, 2)
 
 
 class Rounds:
-    """Four rounds of five clients, always the same, to be read in their order.
+    """Four rounds of five clients, always the same; read them in order by index.
 
     Args:
-        given: fields that a round lacks: name to a function of the round.
-        order: the number of each of the five clients.
-        dtype: type of the models and the samples.
+        given: ``{name: function}``, each returns a field that a round lacks, given the round.
+        order: number of each of the five clients.
+        dtype: data type of the models and the samples.
     """
 
     cohorts: Sequence[Sequence[int]] = COHORTS
@@ -63,7 +63,8 @@ class Rounds:
         return [(x, self._labels)]
 
     def normal(self, *shape: int, of: Sequence[Any]) -> Tensor:
-        """Draw normal numbers of a shape, the same ones for the same ``of``."""
+        """Draw normal random numbers of a shape; ``of`` is the key of their seed, so that equal keys give equal
+        numbers."""
         return torch.randn(*shape, generator=generator_for(0, *of)).to(self._dtype)
 
     def _evaluator(self, batches: Any) -> ModelEvaluator:
@@ -79,7 +80,7 @@ class Rounds:
         return LocalData(name, batches, counts, population.cpu(), self._evaluator, self._with, guarded=guarded)
 
     def __getitem__(self, index: int) -> Round:
-        """Make the round of this index, after all parameters have been sent."""
+        """Return the round of this index, after aggregation."""
         who = sorted(self.cohorts[index], key=lambda client: self.order[client])
         numbers = [self.order[client] for client in who]
         start = self.normal(self.space.size, of=("start", index))

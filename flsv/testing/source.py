@@ -27,10 +27,11 @@ class SourceCase(Case):
 
     Args:
         part: the source, with ``match`` and ``open``, see :class:`flsv.data.Source`.
-        given: an example that it opens: the path of an existing file or folder, a name, or an object.
-        broken: examples of its kind that cannot be opened.
-        expected_failures: see :class:`flsv.testing.checks.Case`.
-        options: further arguments of the :class:`flsv.FederatedDataModule` that partitions it, such as ``labels``.
+        given: an example of data that the source opens: the path of an existing file or folder, a name, or an object.
+        broken: examples of data that the source matches but cannot open.
+        expected_failures: ``{check: reason}``, the checks that the source cannot pass.
+        options: further arguments of the :class:`flsv.FederatedDataModule` that partitions the example, such as
+            ``labels``.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class SourceCase(Case):
 
     @property
     def reading(self) -> Reading:
-        """Options of reading, taken from the data module's arguments."""
+        """Options of reading, taken from the arguments of the data module."""
         names = {"label": "labels", "group": "groups", "columns": "columns", "files": "files"}
         return Reading(**{mine: self.options[theirs] for mine, theirs in names.items() if theirs in self.options})
 

@@ -1,13 +1,14 @@
-"""FedBary: valuation of clients and samples before any training, from interpolants and distances.
+"""FedBary: valuation of clients and samples before any training, from interpolating measures and Wasserstein distances.
 
-Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 with the server's
-validation set, or with the clients' Wasserstein barycenter in its place where there is none; section 4.3 for samples.
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024: Algorithm 1 for clients, section
+4.3 for samples. The target with which clients are compared is the server's validation set or, without one, the clients'
+Wasserstein barycenter.
 
-Departures from the paper: labels enter with a weight (``label_weight``), without which label noise stays invisible;
-potentials are debiased entropic ones and not the linear program's (see ``flsv.functional.transport.potentials``); a
-sample is compared with its own class (``calibration``), and the rule that flags samples is a choice (``rule``). Without
-validation data the barycenter is computed first and the protocol run against it, so that clients are valued in the same
-way in both cases.
+Departures from the paper: the distance has a term for labels (``label_weight``), without which label noise stays
+undetected; potentials are those of debiased entropic transport instead of a linear program (see
+``flsv.functional.transport.potentials``); a sample is compared with its own class (``calibration``); and there are two
+rules for flagging samples (``rule``). Without validation data the barycenter is computed first and then used as the
+target, so that clients are valued in the same way in both cases.
 """
 
 from __future__ import annotations
@@ -36,21 +37,24 @@ from flsv.valuation import questions
 from flsv.valuation.features import Features, make_features
 from flsv.valuation.questions import Covariance, FirstAnswer, Judging, Labels, Verdict
 
-LARGEST = 100  # the default S for large clients
-FEW = 10  # points, below which distances are too coarse
+LARGEST = 100  # default number of support points for large clients
+FEW = 10  # with fewer support points, distances are too coarse
 
 
 @dataclass(frozen=True)
 class Valuation:
-    """Result of a valuation of k clients, as the server has it.
+    """Result of a valuation of k clients, as the server receives it.
 
     Args:
-        clients: the clients' numbers.
-        samples: int64 ``[k]``, training samples that took part.
-        broken: int64 ``[k]``, training samples that did not, because they are not finite.
-        distances: ``[k]``, distances from the target, in feature units; NaN for a client without samples.
-        verdicts: each client's verdict on its samples; None for a client without samples, or without judging.
-        support: S, the number of points sent.
+        clients: numbers of the k clients.
+        samples: int64 ``[k]``, number of each client's training samples that took part.
+        broken: int64 ``[k]``, number of each client's training samples that did not take part, because they are not
+            finite.
+        distances: ``[k]``, each client's distance W_i from the target, in units of the features; NaN for a client
+            without samples.
+        verdicts: summary of each client's values of its samples; None for a client without samples, or if samples were
+            not valued.
+        support: S, the number of support points of the measures that clients and server exchanged.
     """
 
     clients: tuple[int, ...]
@@ -62,54 +66,61 @@ class Valuation:
 
     @property
     def shares(self) -> Tensor:
-        """Contribution shares ``[k]``: (1/W_i) / sum_j (1/W_j); NaN for a client without samples."""
+        """Contribution shares ``[k]``: (1/W_i) / sum_j (1/W_j) with the distances W; NaN for a client without
+        samples."""
         return contribution_shares(self.distances)
 
     @property
     def flagged(self) -> Tensor:
-        """Numbers of suspicious samples, int64 ``[k]``; all broken ones are counted."""
+        """Number of each client's suspicious samples, int64 ``[k]``, including all samples that are not finite."""
         counts = [b if v is None else v.flagged for v, b in zip(self.verdicts, self.broken.tolist())]
         return torch.tensor(counts, dtype=torch.long)
 
     @property
     def flagged_shares(self) -> Tensor:
-        """Flagged samples as a share of all samples, ``[k]``; NaN for a client without samples."""
+        """Share of each client's samples that are flagged, ``[k]``; NaN for a client without samples."""
         return self.flagged / (self.samples + self.broken)
 
 
 class FedBary(ValidatedArguments):
-    """Valuation of clients by the Wasserstein distance of their data from the server's, and of samples by gradients.
+    """Valuation of clients by the Wasserstein distance of their data from the server's, and of samples by its
+    gradients.
 
-    Clients send only interpolants and distances, and for samples a count and a histogram. Interpolants are means of a
-    client's samples, and of too few samples if S is large: see ``allow_reconstruction``. Clients work in a thread pool.
+    Clients send only interpolants (points between their data and the server's) and distances, and if samples are
+    valued, the number of flagged samples and a histogram. Interpolants are means of a client's samples; with a large
+    ``support`` they are means of so few samples that the server could reconstruct these, see ``allow_reconstruction``.
+    Clients work in a thread pool.
 
     Args:
         features: features in which samples are compared: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a loop only),
             or a :class:`flsv.valuation.features.Features`.
-        support: S, points of the interpolating measures, the same for all clients. Fewer cost less, reveal less of
-            each client, and bias distances upwards. None: 100, or as many as the smallest client can safely send
-            (:func:`flsv.functional.transport.checks.safe_support`).
-        iterations: K. The error about halves with each.
-        label_weight: w of the label term of the distance, in units of the features'; 0 for none.
-        covariance: a class's spread in the label term: ``"diag"``, ``"none"``, or ``"full"`` for up to 64 features.
-        t: position of the interpolants between both measures, in (0, 1).
-        p: exponent of the distance.
-        calibration: reference of a sample's gradient: the other samples of its ``"class"``, or all of the ``"client"``
-            (equation 11). The latter also depends on how often a class occurs, which hides wrong labels; the former
-            does not notice that a whole class is bad.
+        support: S, the number of points of the interpolating measures, the same for all clients. Fewer points cost
+            less, reveal less of each client, and bias distances upwards. None: 100, or as many points as the smallest
+            client can safely send (:func:`flsv.functional.transport.checks.safe_support`).
+        iterations: number of exchanges between the server and each client. Each one halves the error approximately.
+        label_weight: weight of the label term of the distance relative to the features; 0: labels are ignored.
+        covariance: covariance of a class in the label term: ``"diag"``, ``"none"``, or ``"full"`` for up to 64
+            features.
+        t: position of the interpolants between the client's and the server's measure, in (0, 1).
+        p: exponent of the Wasserstein distance.
+        calibration: samples with which a sample's gradient is compared: the other samples of its ``"class"``, or all
+            samples of the ``"client"`` (equation 11 of the paper). With ``"client"`` a gradient also depends on how
+            often a class occurs, which hides wrong labels; with ``"class"`` a class that is bad as a whole is not
+            noticed.
         rule: rule that flags samples, see :func:`flsv.valuation.flag_samples`.
-        blur: see :func:`flsv.functional.client_values`.
-        scaling: likewise.
-        part: part of a sample that is judged: its ``"features"``, its ``"labels"`` or ``"both"``, see
-            ``flsv.functional.transport.fedbary``. If the kind of noise is known, its part alone finds more of it.
-        chunk: samples that are valued at once.
-        workers: threads; None: as many as there are cores.
-        allow_reconstruction: accept S of half a client's samples and more, from which the server can reconstruct them
-            (``docs/results/fedbary_reconstruction.md``).
+        blur: regularization of the transport, see :func:`flsv.functional.client_values`.
+        scaling: factor by which the regularization decreases per step, see :func:`flsv.functional.client_values`.
+        part: part of a sample that is valued: its ``"features"``, its ``"labels"`` or ``"both"``, see
+            ``flsv.functional.transport.fedbary``. If the noise is known to be in one part, valuing this part alone
+            finds more bad samples.
+        chunk: number of samples that are valued at once.
+        workers: number of threads; None: as many as there are cores.
+        allow_reconstruction: whether to accept ``support`` of half a client's number of samples or more, from which the
+            server can reconstruct the samples (``docs/results/fedbary_reconstruction.md``).
 
     Raises:
-        ConfigurationError: arguments out of range; from :meth:`value`, clients or a server of different features, no
-            client with samples, or one with too few for S.
+        ConfigurationError: an argument is out of range. From :meth:`value`: participants have different numbers of
+            features, no client has samples, or a client has too few samples for ``support``.
 
     Example:
         >>> from flsv.valuation import clients_of, server_of
@@ -148,10 +159,13 @@ class FedBary(ValidatedArguments):
         self.workers, self.allow_reconstruction = workers, allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
-        """Choose S for clients of these sizes, by number; clients without samples take no part.
+        """Return the number of support points for clients with these numbers of samples.
+
+        Args:
+            samples: ``{client: number of samples}``; clients without samples are ignored.
 
         Raises:
-            ConfigurationError: a client has too few samples for S, or for any S.
+            ConfigurationError: a client has too few samples for ``support``, or for any number of points.
         """
         sizes = {client: size for client, size in samples.items() if size}
         support = LARGEST if self.support is None else self.support
@@ -180,19 +194,19 @@ class FedBary(ValidatedArguments):
         judge: bool = True,
         others: Mapping[int, int] | None = None,
     ) -> Valuation:
-        """Run the protocol.
+        """Value clients and, if asked, their samples.
 
         Args:
             clients: the k clients.
-            server: holds the validation set; None: the target is the clients' barycenter.
-            generator: source of randomness; None: torch's default.
-            vector: ``[P]``, the current global model, for features that need it.
-            judge: whether the clients value their samples, too.
-            others: numbers of samples of further clients, by client, which limit a default S as well, because
-                distances with different S are not comparable.
+            server: the server's data with the validation set; None: the target is the clients' barycenter.
+            generator: random generator; None: torch's default generator.
+            vector: parameters ``[P]`` of the current global model, for features that need a model.
+            judge: whether the clients also value their samples.
+            others: ``{client: number of samples}`` of further clients. They also limit the default number of support
+                points, because distances with different numbers are not comparable.
 
         Returns:
-            The clients' distances and, if ``judge``, their verdicts.
+            The clients' distances and, with ``judge``, summaries of their samples' values.
         """
         key = object()
         seed = int(torch.randint(2**62, (1,), generator=generator))
@@ -202,7 +216,7 @@ class FedBary(ValidatedArguments):
         enter = partial(questions.enter, key=key, embed=embed, labels=self.labels, t=self.t, p=self.p)
         enter = partial(enter, allow_reconstruction=self.allow_reconstruction)
         try:
-            # One after the other: all share the features' network, which uses the cores itself.
+            # One client after the other: all use the features' network, which uses all cores itself.
             present = map_clients(clients, lambda client: client.ask(enter))
             there = {client: presence for client, presence in zip(clients, present) if presence.samples}
             sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
@@ -229,7 +243,15 @@ class FedBary(ValidatedArguments):
         )
 
     def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        """Compute the target's points ``[m2, d']`` from the server's samples; return also d."""
+        """Compute the points of the target from the server's samples.
+
+        Args:
+            features: the samples' features ``[m, d]``.
+            y: the samples' classes ``[m]``.
+
+        Returns:
+            The points of the samples with finite features, features and label coordinates together; and d.
+        """
         x = features.detach().float().cpu()
         whole = x.isfinite().all(1)
         if not whole.any():
@@ -250,7 +272,17 @@ class FedBary(ValidatedArguments):
                 )
 
     def _barycenter(self, there: Mapping[Client, FirstAnswer], key: object, seed: int, support: int) -> Tensor:
-        """Compute the clients' barycenter ``[S, d']``, the target where the server has no samples."""
+        """Compute the clients' Wasserstein barycenter, which is the target if the server has no samples.
+
+        Args:
+            there: the clients with samples, and the numbers of their samples and dimensions.
+            key: key of this valuation in the clients' memory.
+            seed: seed of the starting points.
+            support: number S of the barycenter's points.
+
+        Returns:
+            The points ``[S, d']``, where d' counts features and label coordinates.
+        """
         found = wasserstein_barycenter(
             [_BarycenterClient(client, key, presence.dim) for client, presence in there.items()],
             support=support,
@@ -264,7 +296,19 @@ class FedBary(ValidatedArguments):
     def _value_client(
         self, client: Client, target: Tensor, key: object, seed: int, judge: bool, support: int
     ) -> tuple[Tensor, Verdict | None]:
-        """Run the server's side of one client's valuation; return its distance and verdict."""
+        """Run the server's side of one client's valuation.
+
+        Args:
+            client: the client to value.
+            target: points of the target, with which the client's samples are compared.
+            key: key of this valuation in the clients' memory.
+            seed: seed of the valuation.
+            judge: whether the client also values its samples.
+            support: number of support points.
+
+        Returns:
+            The client's distance from the target, and the summary of its samples' values; None without ``judge``.
+        """
         server = TransportServer(target, t=self.t, p=self.p)
         gamma = server.start(support, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
@@ -285,7 +329,7 @@ class FedBary(ValidatedArguments):
 
 @dataclass(frozen=True)
 class _BarycenterClient:
-    """Client of the barycenter's protocol."""
+    """Client as :func:`flsv.functional.wasserstein_barycenter` asks it."""
 
     client: Client
     key: object

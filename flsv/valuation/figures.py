@@ -1,5 +1,5 @@
-"""Figures of a valuation for the server, and, for a client only, a picture of its most harmful samples and a list of
-those that it flags."""
+"""Figures of a valuation for the server; and, for the client only, a picture of its most harmful samples and a CSV file
+of its flagged samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ MOST_PANELS = 24
 
 
 def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Draw a small histogram of calibrated gradients for each of up to 24 clients, empty without a verdict."""
+    """Draw a histogram of the samples' calibrated gradients for each of up to 24 clients; empty if samples were not
+    valued."""
     from matplotlib.figure import Figure
 
     shown = min(len(found.clients), MOST_PANELS)
@@ -48,7 +49,7 @@ def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figur
 
 
 def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Draw the clients' distances and contribution shares, side by side; NaN has no bar."""
+    """Draw bar charts of the clients' distances and contribution shares side by side; a NaN value has no bar."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
@@ -64,7 +65,8 @@ MOST_HARMFUL = "most_harmful"
 
 
 def keep_pictures(local: LocalData, count: int) -> None:
-    """Keep a picture of a client's ``count`` most harmful samples, at the client, if they are images and judged."""
+    """Store a picture of a client's ``count`` most harmful samples at the client, if its samples are images and were
+    valued."""
     found: SampleValues | None = local.memory.get(SampleValues)
     if found is None or count < 1:
         return
@@ -78,7 +80,14 @@ def keep_pictures(local: LocalData, count: int) -> None:
 
 
 def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged: list[bool]) -> Figure:
-    """Draw images ``[k, C, H, W]``, with their labels and values above; those flagged in red."""
+    """Draw images in a grid, each with its label and calibrated gradient above it, in red if the image is flagged.
+
+    Args:
+        images: ``[k, C, H, W]``, with 1 or 3 channels.
+        labels: class of each image.
+        gradients: calibrated gradient of each image.
+        flagged: whether each image is flagged.
+    """
     from matplotlib.figure import Figure
     from torchvision.utils import make_grid
 
@@ -104,18 +113,21 @@ FLAGGED = "flagged.csv"
 
 
 def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
-    """Write the samples that a client has flagged to its own folder; the server gets nothing.
+    """Write a CSV file of the samples that a client has flagged to the client's own folder; the server receives
+    nothing.
 
-    Columns: ``index`` of the sample in the data set, its ``label`` as the client has it (the class's name, where there
-    are names), ``score`` (the calibrated gradient in squared feature units, the higher the more harmful; empty for a
-    sample that is not finite) and ``why``. The most suspicious come first. A client that flags no sample has a file
-    with the header alone; one that has not judged its samples has no file.
+    The columns are the ``index`` of the sample in the data set; its ``label`` at the client (the class's name, if there
+    are names); ``score``, the calibrated gradient in squared feature units, which is higher the more harmful the sample
+    is, and empty for a sample that is not finite; and ``why``, the reason in words. The most harmful samples come
+    first. If no sample is flagged, the file has only the header; if the client has not valued its samples, there is no
+    file.
 
     Args:
         local: the client's own data.
-        folder: the client's own folder; created if missing.
-        indices: int64 ``[m]``, indices of its training samples in the data set, in the order in which it reads them.
-        class_names: M names.
+        folder: the client's own folder, which is created if it does not exist.
+        indices: int64 ``[m]``, indices of the client's training samples in the data set, in the order in which the
+            client reads them.
+        class_names: names of the M classes; None: the file has the classes' numbers.
     """
     found: SampleValues | None = local.memory.get(SampleValues)
     if found is None or len(found.why) != len(found.gradients):

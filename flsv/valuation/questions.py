@@ -1,8 +1,8 @@
-"""Questions that a valuation by optimal transport asks clients; only these functions read samples.
+"""Functions that run at the clients during a valuation by optimal transport; only these functions read samples.
 
-Each function's first argument is one client's data, and the server receives exactly its return value: counts,
-interpolants and distances, and of the per-sample values their number above a threshold and a histogram.
-Features, per-sample values and pictures stay in the client's memory.
+The first argument of each function is one client's data, and the server receives exactly the return value: counts,
+interpolants and distances, and for the per-sample values the number of flagged samples and a histogram. Features,
+per-sample values and pictures stay in the client's memory.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Judging:
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """Numbers of a client's samples and features, its answer at the start of a valuation.
+    """Numbers of a client's samples and features, which it sends at the start of a valuation.
 
     Args:
-        samples: training samples that take part.
-        broken: training samples that do not, because they or their features are not finite.
+        samples: number of training samples that take part.
+        broken: number of training samples that do not take part, because they or their features are not finite.
         features: d, the number of features of a sample; 0 for a client without samples.
-        dim: d', the dimension of its points in the protocol.
+        dim: d', the number of coordinates of a point: features and label coordinates.
     """
 
     samples: int
@@ -77,9 +77,9 @@ class Verdict:
     """Summary of a client's calibrated gradients, which it sends to the server.
 
     Args:
-        flagged: number of suspicious samples, the broken ones included.
+        flagged: number of suspicious samples, including all samples that are not finite.
         edges: ``[BINS + 1]``, edges of the histogram of the finite gradients, in squared feature units.
-        counts: int64 ``[BINS]``, samples in each bin.
+        counts: int64 ``[BINS]``, number of samples in each bin.
     """
 
     flagged: int
@@ -89,13 +89,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class SampleValues:
-    """Values of a client's samples, in the order of ``local.samples()``; they stay at the client.
+    """Values of a client's m samples, in the order of ``local.samples()``; these values stay at the client.
 
     Args:
-        gradients: ``[m]`` calibrated gradients in squared feature units, positive means harmful; inf for a broken
-            sample.
-        flagged: bool ``[m]``, the suspicious samples.
-        why: reason in words for each sample; empty before judging.
+        gradients: ``[m]``, calibrated gradients in squared feature units, positive for harmful samples; inf for a
+            sample that is not finite.
+        flagged: bool ``[m]``, True for suspicious samples.
+        why: the reason for each sample's value in words; empty if there are none yet.
     """
 
     gradients: Tensor
@@ -108,12 +108,12 @@ class _ClientState:
     """State of a client during a valuation, on the CPU.
 
     Args:
-        x: ``[m, d]`` features of its finite samples.
-        y: ``[m]`` classes of these.
-        whole: bool, True for the finite ones of all its samples.
-        statistics: statistics of the classes.
-        role: its part in the protocol, whose exact transport runs on the CPU.
-        device: device on which features were computed, and samples are judged.
+        x: ``[m, d]``, features of the client's finite samples.
+        y: ``[m]``, classes of the finite samples.
+        whole: bool, one entry per sample of the client, True if the sample is finite.
+        statistics: mean and covariance of each class.
+        role: object that answers the server; its exact transport runs on the CPU.
+        device: device on which features were computed and samples are valued.
     """
 
     x: Tensor
@@ -125,7 +125,16 @@ class _ClientState:
 
 
 def embed_labels(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassStatistics]:
-    """Compute points ``[m, d']`` from features ``[m, d]`` and classes ``[m]``; return also the classes' statistics."""
+    """Compute points from features and classes by appending label coordinates to the features.
+
+    Args:
+        x: features ``[m, d]``.
+        y: classes ``[m]``.
+        labels: options of the label coordinates.
+
+    Returns:
+        The points ``[m, d']``, and the statistics of the classes.
+    """
     statistics = class_statistics(x, y, covariance=labels.covariance)
     if labels.weight == 0:
         return x, statistics
@@ -136,12 +145,22 @@ def embed_labels(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassSta
 def enter(
     local: LocalData, key: Any, embed: Embed, labels: Labels, t: float, p: float, allow_reconstruction: bool = False
 ) -> FirstAnswer:
-    """Compute the features of the training samples, and take the client's role in the protocol with them."""
+    """Prepare a client for a valuation: compute the features of its training samples and store them in its memory.
+
+    Args:
+        local: the client's data.
+        key: key of this valuation in the client's memory.
+        embed: computes the features of samples.
+        labels: options of the label term.
+        t: position of the interpolants between both measures, in (0, 1).
+        p: exponent of the Wasserstein distance.
+        allow_reconstruction: see :class:`flsv.valuation.FedBary`.
+    """
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)
     x, y = local.samples()
     found = embed(local, x).detach().float()
-    # Judging is in float64, which Apple's GPUs lack.
+    # Samples are valued in float64, which Apple's GPUs lack.
     device = torch.device("cpu") if found.device.type == "mps" else found.device
     features, y = found.cpu(), y.cpu()
     whole = features.isfinite().all(1)
@@ -157,14 +176,29 @@ def enter(
 
 
 def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the interpolant ``[S, d']`` of the client's samples and gamma, and the distance between both."""
+    """Compute the interpolant ``[S, d']`` between the client's samples and the server's points, and their distance.
+
+    Args:
+        local: the client's data.
+        key: key of this valuation in the client's memory.
+        gamma: the server's points ``[S, d']``.
+    """
     return local.memory[key].role.answer(gamma)
 
 
 def judge(local: LocalData, key: Any, points: Tensor, labels: Labels, how: Judging, seed: int) -> Verdict:
-    """Value the client's samples against points that the server has sent.
+    """Value the client's samples against the server's points, store the values at the client and return their summary.
 
-    Samples are valued in random parts of at most ``chunk``, because the costs are a matrix of samples against samples.
+    Samples are valued in random subsets of at most ``how.chunk`` samples, because the costs form a matrix of samples by
+    samples.
+
+    Args:
+        local: the client's data.
+        key: key of this valuation in the client's memory.
+        points: points ``[S, d']`` between the client's measure and the target.
+        labels: options of the label term.
+        how: options of the valuation of samples.
+        seed: seed of the random subsets.
     """
     held: _ClientState = local.memory[key]
     values = torch.empty(len(held.x))
@@ -202,7 +236,14 @@ NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
 
 
 def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tuple[str, ...]:
-    """Give a reason in words for each sample, in the order of ``local.samples()``."""
+    """Return the reason for each sample's value in words, in the order of ``local.samples()``.
+
+    Args:
+        values: calibrated gradients ``[m]`` of the finite samples.
+        whole: bool, True for each finite sample.
+        y: classes ``[m]`` of the finite samples; None if samples are compared with the whole client.
+        rule: rule by which samples are flagged.
+    """
     peers = "the client's samples" if y is None else "its class"
     reasons = [NOT_FINITE] * len(whole)
     texts = [f"more weight on it would move the client away from the target ({peers} as the measure)"] * len(values)
@@ -214,14 +255,17 @@ def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tupl
 
 
 def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
-    """Calibrate gradients within each class, by equation 11 with sums over a class: ``[m]``, which sum to 0 in each.
+    """Calibrate gradients within each class (equation 11 of FedBary, CVPR 2024, with sums over a class).
 
-    The potential of a class as a whole depends on how often it occurs on either side, which hides the wrong labels in
-    it. A calibrated gradient is the rate of change if a sample gains weight at the cost of the others of its class.
+    The results ``[m]`` sum to 0 in each class.
+
+    A potential also depends on how often the sample's class occurs at the client and in the target, which hides wrong
+    labels. A calibrated gradient is the rate of change of the distance if a sample gains weight at the cost of the
+    other samples of its class.
 
     Args:
-        gradients: ``[m]`` potentials or gradients, up to a constant.
-        y: ``[m]`` classes.
+        gradients: ``[m]``, potentials or gradients, up to a constant.
+        y: ``[m]``, classes.
 
     Example:
         >>> calibrated_by_class(torch.tensor([1.0, 3.0, 9.0, 9.0]), torch.tensor([0, 0, 1, 1]))
@@ -234,12 +278,12 @@ def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
 
 
 def sample_values(local: LocalData) -> SampleValues:
-    """Return the last values of the client's own samples. A server does not ask this: a client asks itself."""
+    """Return the latest values of a client's samples; called only by the client itself, never by the server."""
     return local.memory[SampleValues]
 
 
 def leave(local: LocalData, key: Any) -> None:
-    """Drop the client's features of a valuation."""
+    """Delete the features that the client stored under ``key`` for a valuation."""
     local.memory.pop(key, None)
 
 
@@ -251,23 +295,24 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
     """Flag samples by their calibrated gradients.
 
     ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3): gradients above 0 are harmful. Calibrated
-    gradients sum to 0, so it flags about half of a client without a single bad sample; the paper's "as many positive
-    gradients as noisy samples" holds for a large share of strong noise only. ``"outlier"`` takes the samples in the
-    shortest interval that holds half of them for good ones, the interval's median c for their center, and 1.4826 times
-    the median distance below c for their deviation s. It flags gradients above c + 4.5 s and above 0: bad samples lie
-    above and affect neither c nor s, up to half of the client. With ``y`` every class has a center of its own, and all
-    classes have one deviation.
+    gradients sum to 0, so this rule flags about half of the samples of a client without bad samples; the paper's "as
+    many positive gradients as noisy samples" holds only for a large share of strong noise.
+
+    ``"outlier"`` assumes that at least half of the samples are good. The center c is the median of the shortest
+    interval that contains half of the gradients; the deviation s is 1.4826 times the median distance of the gradients
+    below c from c. The rule flags gradients above c + 4.5 s and above 0. Bad samples have large gradients and so affect
+    neither c nor s. With ``y`` there is a center for each class, and one deviation for all classes.
 
     Args:
-        gradients: ``[m]`` finite numbers, positive means harmful.
+        gradients: ``[m]``, finite numbers, positive for harmful samples.
         rule: ``"outlier"`` or ``"positive"``.
-        y: ``[m]`` classes, where gradients are relative to the class.
+        y: ``[m]``, classes, if gradients were calibrated by class; else None.
 
     Returns:
         bool ``[m]``, True for suspicious samples.
 
     Raises:
-        ConfigurationError: an unknown rule.
+        ConfigurationError: the rule is unknown.
 
     Example:
         >>> flag_samples(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0, -1.2, -1.7]))
@@ -280,14 +325,18 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
 
 
 def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
-    """Compute each gradient's distance above the center c in units of s, which the rule ``"outlier"`` compares to 4.5.
+    """Compute how many deviations each gradient lies above the center, as the rule ``"outlier"`` of
+    :func:`flag_samples` does.
+
+    The rule flags a sample if the result exceeds 4.5.
 
     Args:
-        gradients: ``[m]`` finite numbers.
-        y: ``[m]`` classes, each with a center of its own.
+        gradients: ``[m]``, finite numbers.
+        y: ``[m]``, classes, each of which gets its own center; None: one center for all samples.
 
     Returns:
-        ``[m]``; infinite above and below where the deviation is 0, and 0 at the center.
+        Numbers of deviations ``[m]``, negative below the center. If the deviation is 0, they are 0 at the center and
+        infinite elsewhere.
 
     Example:
         >>> deviations(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0])).round(decimals=1)
@@ -298,7 +347,12 @@ def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute each gradient's distance above its center, and the deviation of all."""
+    """Compute each gradient's distance above the center of its class, ``[m]``, and one deviation for all gradients.
+
+    Args:
+        gradients: ``[m]``, finite numbers.
+        y: ``[m]``, classes; None: one center for all samples.
+    """
     above = gradients.clone()
     for label in [None] if y is None else y.unique():
         members = torch.ones_like(gradients, dtype=torch.bool) if y is None or label is None else y == label
@@ -307,7 +361,7 @@ def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _center(values: Tensor) -> Tensor:
-    """Compute the median of the shortest interval that holds half of the values."""
+    """Compute the median of the shortest interval that contains half of the values."""
     ordered = values.sort().values
     half = len(ordered) // 2 + 1
     first = int((ordered[half - 1 :] - ordered[: len(ordered) - half + 1]).argmin())

@@ -15,11 +15,11 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
-    """Make clients that hold these samples.
+    """Return clients that have the given samples.
 
     Args:
-        sets: x ``[m, ...]`` and classes ``[m]`` of each client; m may be 0.
-        num_classes: M; None: the largest class plus one.
+        sets: samples ``[m, ...]`` and classes ``[m]`` of each client; m, a client's number of samples, may be 0.
+        num_classes: number of classes; None: the largest class plus one.
 
     Example:
         >>> (client,) = clients_of([(torch.zeros(3, 2), torch.tensor([0, 1, 1]))])
@@ -32,20 +32,20 @@ def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = 
 
 
 def server_of(x: Tensor, y: Tensor) -> LocalData:
-    """Make a server that holds this validation set: x ``[m, ...]`` and classes ``[m]``."""
+    """Return a server whose validation set has the samples ``x [m, ...]`` of the classes ``y [m]``."""
     nothing = torch.zeros(int(y.max()) + 1 if len(y) else 1, dtype=torch.long)
     return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
 
 
 def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
-    """Make the clients of a data module, and its server; None for a server without validation set.
+    """Return the clients of a data module and its server; None instead of a server without a validation set.
 
     Args:
         data: a :class:`flsv.FederatedDataModule` after ``setup``.
-        device: device of the samples, on which their features are computed. Transport runs on the CPU.
+        device: device to which samples are moved, and on which their features are computed. Transport runs on the CPU.
 
     Raises:
-        ConfigurationError: the samples have no classes, or there is no such device.
+        ConfigurationError: the samples have no classes, or the device does not exist.
     """
     try:
         torch.empty(0, device=device)

@@ -1,4 +1,4 @@
-"""Common form of all sources; data sets of arrays ``(X, y)``; several data sets as one, with one numbering of
+"""Common form of all sources; data sets made of arrays ``(X, y)``; concatenation of data sets with the same numbers of
 classes."""
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ else:
 
 @dataclass(frozen=True)
 class ColumnCard:
-    """Record of what a table's column became.
+    """Record of a table's column: its kind and its values.
 
     Args:
         name: name of the column.
-        kind: its kind, such as ``"numbers"``, ``"categories"``, ``"left out"``.
-        values: values of the training samples, numbers or words, ``[N]``; NaN for a gap.
-        categories: the words that the training rows have, sorted; None for other kinds.
+        kind: kind of the column, such as ``"numbers"``, ``"categories"``, ``"left out"``.
+        values: values of the column for the training samples, numbers or words, ``[N]``; NaN for missing values.
+        categories: the different words of the training rows, sorted; None if the column does not have categories.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ColumnCard:
 
     @property
     def became(self) -> str:
-        """Result of encoding, in words, such as ``"3 categories"``."""
+        """Words for the inputs that the column became, such as ``"3 categories"``."""
         if self.categories is not None:
             return f"{len(self.categories)} categories"
         return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
@@ -62,20 +62,20 @@ class SourceData:
     Args:
         train: the training data, map-style.
         val: the source's own validation data, or None.
-        val_loaders: a loader, or several, to validate with as they are, where a data set ``val`` cannot replace them.
+        val_loaders: one or several loaders of validation data, used unchanged, if the data cannot be given as ``val``.
         test: test data, or None.
-        indices: which samples of ``train`` may be used, int64 ``[n]``; None for all.
-        class_names: names of the classes, empty where the source has none.
-        train_options: ``batch_size`` and other options of a ``DataLoader``, as far as the source has them.
-        eval_options: the same for evaluation.
-        groups: number of each training sample's group, int64 ``[N]``, where the source itself has groups.
-        group_names: their names, by number.
-        clients: whether these groups are clients that the user gave: they are kept as they are, and none may be lost.
+        indices: indices of the samples of ``train`` that may be used, int64 ``[n]``; None: all samples.
+        class_names: names of the classes; empty if the source has none.
+        train_options: ``batch_size`` and other options of a ``DataLoader`` for training, as far as the source has them.
+        eval_options: ``batch_size`` and other options of a ``DataLoader`` for evaluation.
+        groups: number of each training sample's group, int64 ``[N]``; None if the source itself has no groups.
+        group_names: names of the groups, by number.
+        clients: whether the groups are clients that the user gave; then each of them must keep a sample.
         labeled: whether the targets are the column that ``labels`` names.
         pooled: whether inputs depend on statistics of all training samples, such as means.
         columns: one card per column of a table.
-        fitted: returns the same data with inputs fitted on the samples on which the clients train (their indices,
-            client by client); None where the inputs need no such fit.
+        fitted: function that returns the data with inputs fitted on the clients' training samples, given the indices of
+            each client's samples; None if the inputs need no fit.
     """
 
     train: Dataset
@@ -102,11 +102,11 @@ class Files:
 
     Args:
         root: folder of named data sets and files; None: ``$FLSV_DATA_ROOT``, else ``data``.
-        download: fetch torchvision's data sets if they are missing.
+        download: whether to download torchvision's data sets if they are missing.
         image_size: side in pixels to which the images of a folder are resized.
 
     Raises:
-        ConfigurationError: an ``image_size`` below 1, or anything of another type.
+        ConfigurationError: ``image_size`` is below 1, or an argument has another type.
     """
 
     root: str | None = None
@@ -123,8 +123,8 @@ class Reading:
 
     Args:
         files: location of files, and the size of a folder's images.
-        label: the column to predict, of data with columns.
-        group: the column of the rows' clients.
+        label: the column to predict, for data with columns; None without such a column.
+        group: the column with each row's client; None without such a column.
         columns: options by which the other columns become inputs.
     """
 
@@ -134,10 +134,10 @@ class Reading:
     columns: Columns = field(default_factory=Columns)
 
     def table_label(self, table: Table) -> str:
-        """Return the column to predict of a table.
+        """Return the name of the column to predict, which ``table`` must have.
 
         Raises:
-            ConfigurationError: no column was named, or the table has none of that name.
+            ConfigurationError: the user named no column to predict, or the table has no such column.
         """
         if self.label is None:
             has = f"It has {listed(table.frame.columns, 20)}."
@@ -151,8 +151,8 @@ def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[floa
 
     Args:
         images: uint8 tensor or array ``[N, H, W]`` or ``[N, H, W, C]``.
-        mean: one number, or one per channel, of pixels in 0 .. 1.
-        std: likewise.
+        mean: mean of pixels scaled to 0 .. 1, one number or one per channel.
+        std: standard deviation of pixels scaled to 0 .. 1, one number or one per channel.
 
     Example:
         >>> image_tensor(np.full((2, 4, 4, 3), 255, np.uint8), mean=[0.5], std=[0.5])[1, 2].unique()
@@ -160,13 +160,13 @@ def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[floa
     """
     pixels = torch.as_tensor(images)
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
-    # In place on one contiguous copy: the sets are large beside the memory of a laptop.
+    # In place on one contiguous copy: the data sets are large compared with the memory of a laptop.
     floats = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     return floats.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
 
 
 def tensor_set(images: Tensor, labels: Any) -> TensorDataset:
-    """Make a data set of images and their classes, which become int64."""
+    """Return a data set of images and their classes, which are converted to int64."""
     return TensorDataset(images, torch.from_numpy(np.asarray(labels).astype(np.int64)))
 
 
@@ -197,21 +197,21 @@ def is_pair_of_arrays(value: Any) -> bool:
 
 
 def array_set(x: Any, y: Any = None) -> TensorDataset:
-    """Make a data set of tensors from inputs and, if given, targets.
+    """Return a data set of tensors made of inputs and, if given, targets.
 
     Floating-point inputs become float32; 8-bit pixels ``[N, H, W]`` or ``[N, H, W, 1 or 3]`` images ``[N, C, H, W]`` in
     0 .. 1; other whole numbers int64, which are tokens to a model. Targets of whole numbers or words are classes, words
     in sorted order; floating-point targets are numbers (float32).
 
     Args:
-        x: ``[N, ...]``.
-        y: ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``; None: no targets.
+        x: inputs ``[N, ...]``.
+        y: targets ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``; None: no targets.
 
     Returns:
-        The data set, with the attribute ``classes`` if ``y`` are words.
+        The data set; if ``y`` are words, its attribute ``classes`` has the names of the classes.
 
     Raises:
-        ConfigurationError: inputs that are no numbers, different lengths, or a missing target.
+        ConfigurationError: the inputs are not numbers, ``x`` and ``y`` have different lengths, or a target is missing.
 
     Example:
         >>> data = array_set(np.eye(3), ["ill", "well", "ill"])
@@ -256,8 +256,10 @@ def _inputs(x: Any) -> Tensor:
 
 
 def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
-    """Convert an object with named columns to a table; leave a Hugging Face data set as it is unless ``labels`` names a
-    column: its rows are dictionaries, which the user's model may read."""
+    """Convert an object with named columns to a table.
+
+    A Hugging Face data set is returned unchanged unless ``labels`` names a column: its rows are dictionaries, which the
+    user's model may read."""
     as_it_is = isinstance(getattr(frame, "features", None), Mapping) and reading.label is None
     return frame if as_it_is else frame_table(frame)
 
@@ -265,21 +267,22 @@ def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
 def one_numbering(
     parts: Mapping[str, Dataset], held_out: Mapping[str, Dataset | None]
 ) -> tuple[dict[str, Dataset], dict[str, Dataset | None], tuple[str, ...]]:
-    """Give the classes of several data sets the same numbers, by their names.
+    """Change the labels of several data sets so that classes of the same name have the same number.
 
-    A folder of images, or labels that are words, number their own classes from 0: at a client without cats, dogs are
-    class 0. The classes of all clients are numbered in sorted order, unless all clients name the same classes.
+    In a folder of images, or for labels that are words, classes are numbered from 0: at a client without cats, dogs may
+    be class 0. The classes of all clients are numbered in sorted order, unless all clients name the same classes.
 
     Args:
-        parts: the clients' data sets by name.
-        held_out: validation and test data by name.
+        parts: ``{client: data set}``.
+        held_out: ``{name: data set}`` of validation and test data.
 
     Returns:
-        The parts, the data held out, and the classes' names, empty where the data sets have no names.
+        The clients' data sets, the validation and test data, and the names of the classes; no names if the data sets
+        have none.
 
     Raises:
-        ConfigurationError: names at some clients only; names that differ only in spelling; classes that no client has;
-            a data set whose labels cannot be numbered anew.
+        ConfigurationError: only some clients name their classes, names differ only in spelling, validation or test data
+            have a class that no client has, or the labels of a data set cannot be changed.
     """
     everybody = {**parts, **{name: part for name, part in held_out.items() if part is not None}}
     named = {name: class_names_of(part) for name, part in everybody.items()}
@@ -302,10 +305,10 @@ def one_numbering(
 
 
 def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
-    """Concatenate data sets, as tensors if all are tensors.
+    """Concatenate the clients' data sets; if all consist of tensors, the result does so, too.
 
     Raises:
-        ConfigurationError: tensors of other shapes or types than the first data set's.
+        ConfigurationError: the data sets' tensors differ in shape or type.
 
     Example:
         >>> data = concatenated({"a": TensorDataset(torch.zeros(2, 3)), "b": TensorDataset(torch.ones(1, 3))})

@@ -1,4 +1,4 @@
-"""Options of a table's columns, and reading of one column: numbers, truth values, words, or dates."""
+"""Options of a table's columns, and functions that read a column as numbers, truth values, words, or dates."""
 
 from __future__ import annotations
 
@@ -34,37 +34,41 @@ class Columns:
     Columns of dates are refused unless ``dates`` turns them into days since 1970 or since another column's date (the
     length of a stay from ``{"left": "came"}``). One message reports all unusable columns, with options to paste.
 
-    Numbers are standardized, and a gap becomes 0, the mean. Other columns are one-hot; a gap, or a category that no
-    training row has, is a row of zeros. A column with a gap among the training rows gets another one, 1 where the gap
-    is. Rows without a target are left out, with a warning.
+    Numbers are standardized, and a gap (a missing value) becomes 0, the mean. Other columns are one-hot encoded; a gap,
+    or a category that no training row has, becomes a row of zeros. For a column with a gap in a training row there is
+    another feature, which is 1 for rows with a gap and 0 for others. Rows without a target are left out, with a
+    warning.
 
-    Means, deviations and categories are fitted on all clients' training rows together. So every client's rows influence
-    the others' features a little; on several machines the clients would have to send the count, the sum and the sum of
-    squares of each column. The clients have to agree beforehand on the columns, the categories' names (the union over
-    the clients' training rows), the classes' names (the union over all rows) and which columns have gaps.
+    Means, deviations and categories are fitted on all clients' training rows together. So every client's rows have a
+    small influence on the other clients' features; on several machines the clients would have to send the count, the
+    sum and the sum of squares of each column. The clients have to agree beforehand on the columns, the categories'
+    names (the union over the clients' training rows), the classes' names (the union over all rows) and which columns
+    have gaps.
 
-    A number to predict stays as in the table, or, with ``standardize_target``, the training rows' mean is subtracted
-    and it is divided by their deviation: squared errors are then shares of its variance. Without it a network starts
-    far from the mean, and the first gain of every client's training is to learn the mean.
+    A number to predict stays as in the table. With ``standardize_target``, the mean of the training rows is subtracted
+    and the result is divided by their standard deviation; squared errors are then shares of the target's variance.
+    Without it a network starts far from the mean, and the first gain of every client's training is to learn the mean.
 
     Args:
         task: ``"classification"`` if the target's values are classes, or ``"regression"``.
-        features: columns to predict from; None: all others, also identifiers and columns known only after the target.
-        exclude: columns to leave out; not every client's table needs to have them.
+        features: columns to predict from; None: all columns except the target and the group, even identifiers and
+            columns known only after the target.
+        exclude: columns to leave out; some tables may lack them.
         categorical: columns whose numbers are names of categories.
-        gaps: marks of a missing value, besides blanks; None for :data:`GAPS` in a file of text, and no more marks in a
-            DataFrame. A dictionary adds marks for its columns. Numbers match however they are written: ``-99`` is
-            ``-99.0``, too.
-        standardize_target: subtract the mean of a regression's target and divide by its deviation.
-        max_categories: how many categories a column may have; more are taken for a mistake.
-        delimiter: one character between values of a file.
-        decimal: decimal mark of numbers in a file; ``"12,5"`` is a number only with ``","``, and with it ``"12.5"`` and
-            ``"1.234,5"`` are none.
-        dates: for a column of dates ``"days"``, or the column of dates from which days are counted.
-        date_format: format of dates, as of ``strftime``; None: ISO 8601, ``2024-03-31``.
+        gaps: marks of a missing value besides blanks; None: :data:`GAPS` in a text file, no marks in a DataFrame. A
+            dictionary ``{column: marks}`` adds marks for some columns. Numbers match in every notation: ``-99`` also
+            matches ``-99.0``.
+        standardize_target: whether to subtract the mean of a regression's target and divide by its standard deviation.
+        max_categories: largest number of categories of a column; a column with more is refused.
+        delimiter: character between the values in a file.
+        decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number, and ``"12.5"`` and
+            ``"1.234,5"`` are not.
+        dates: ``{column: start}`` for columns of dates, which become numbers of days: since 1970 if ``start`` is
+            ``"days"``, else since the date in the column ``start``.
+        date_format: format of dates, as for ``strftime``; None: ISO 8601, such as ``2024-03-31``.
 
     Raises:
-        ConfigurationError: arguments out of range or that contradict each other.
+        ConfigurationError: arguments are out of range or contradict each other.
     """
 
     rules: ClassVar[Rules] = (
@@ -87,7 +91,7 @@ class Columns:
     date_format: str | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
-        """Return the marks of a gap in a column; with ``typed``, of an object with columns, which has its own gaps."""
+        """Return the marks of a missing value in the column ``name``; with ``typed``, in a DataFrame's column."""
         usual = () if typed else GAPS
         if isinstance(self.gaps, dict):
             return {"", *usual, *self.gaps.get(name, ())}
@@ -104,14 +108,14 @@ class Columns:
         self.dates = {str(name).strip(): how.strip() for name, how in (self.dates or {}).items()}
 
     def check_roles(self, target: str, group: str | None) -> None:
-        """Raise ConfigurationError where a column has two roles."""
+        """Raise ConfigurationError if the column ``target`` or ``group`` has another role as well."""
         used = [*(self.features or ()), *(self.categorical or ()), *(self.dates or ())]
         twice = next((name for name in (target, group) if name in used or target == group), None)
         if twice is not None:
             raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot be anything else.")
 
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
-        """Return the options that differ from their defaults, with those added that solve the problems."""
+        """Return the options that differ from their defaults, together with the options that solve the problems."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {name: value for name, value in options.items() if value not in (None, {}, getattr(Columns, name))}
         for problem in problems:
@@ -120,7 +124,7 @@ class Columns:
                 if isinstance(value, list):
                     value = list(dict.fromkeys([*held, *value]))
                 options[name] = {**held, **value} if isinstance(value, dict) else value
-        # A column that is left out after another remedy failed, needs no other option.
+        # A column that is excluded, because another remedy failed, needs no other option.
         left = [name for name in options.get("categorical", ()) if name not in options.get("exclude", ())]
         return {**options, "categorical": left} if left else {k: v for k, v in options.items() if k != "categorical"}
 
@@ -137,7 +141,7 @@ else:
 
 
 def as_columns(given: GivenColumns) -> Columns:
-    """Convert a dictionary of options to ``Columns``; None gives the defaults."""
+    """Return the options as ``Columns``; a dictionary is converted, and None gives the defaults."""
     found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
     check_kind("columns", "columns", found, Columns, "flsv.data.Columns(...) or its options")
     return found
@@ -145,7 +149,7 @@ def as_columns(given: GivenColumns) -> Columns:
 
 NUMBERS, TRUTH, WORDS = "numbers", "truth values", "categories"
 DAYS = "days"
-#: Kinds by the names of pandas' ``infer_dtype``.
+#: Kinds of columns by the results of pandas' ``infer_dtype``.
 _KINDS = {
     "integer": NUMBERS,
     "floating": NUMBERS,
@@ -156,7 +160,7 @@ _KINDS = {
     "empty": "",
 }
 _TRUTHS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
-#: Largest number, nearly, of single precision.
+#: Approximately the largest number of single precision.
 LARGEST = 1e38
 #: Largest number of different values that may still be categories.
 FEW = 10
@@ -166,7 +170,7 @@ _DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*
 
 
 def parsed(values: Iterable[Any], decimal: str = ".") -> np.ndarray:
-    """Convert values to numbers, float64 ``[N]``; NaN where one is no finite number.
+    """Convert values to numbers, float64 ``[N]``; a value that is not a finite number becomes NaN.
 
     Example:
         >>> parsed(["3", "-1e3", "high", "1_000", "inf", None])
@@ -174,7 +178,7 @@ def parsed(values: Iterable[Any], decimal: str = ".") -> np.ndarray:
         >>> parsed(["3", "3,5", "3.5"], ",")
         array([3. , 3.5, nan])
     """
-    # Python reads 1_000 as a number, which a table hardly means.
+    # Python reads 1_000 as a number, which is hardly meant in a table.
     wrong = "_" if decimal == "." else "_."
 
     def number(value: Any) -> float:
@@ -190,7 +194,14 @@ def parsed(values: Iterable[Any], decimal: str = ".") -> np.ndarray:
 
 
 def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
-    """Return a column's values, NaN where one is missing; words without white space around them."""
+    """Return the values of a column, with NaN for missing values and without white space around words.
+
+    Args:
+        table: the rows.
+        name: name of the column.
+        argument: the argument in which the user gave ``name``, for messages.
+        columns: options of reading, with the marks of missing values.
+    """
     column, marks = table.column(name, argument), columns.missing(name, table.typed)
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column
@@ -201,7 +212,7 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
 
 
 def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> set[str]:
-    """Find the words of a column that equal one of these marks, as words or as numbers.
+    """Return the words of a column that equal one of the ``marks`` of a missing value, as words or as numbers.
 
     Example:
         >>> sorted(gap_words(pd.Series(["-99.0", "-99", "?", "1"]), {"-99", "?"}))
@@ -216,7 +227,7 @@ def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> s
 
 
 def _kind_of_texts(texts: set[str], decimal: str) -> str:
-    """Return the kind of a text file's column, by its different values."""
+    """Return the kind of a text file's column from its different values: numbers, truth values or words."""
     if not texts or texts <= _TRUTHS.keys():
         return TRUTH if texts else ""
     numbers = np.isfinite(parsed(texts, decimal))
@@ -225,11 +236,11 @@ def _kind_of_texts(texts: set[str], decimal: str) -> str:
 
 
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
-    """Read a column: return its kind and its values, numbers or words, NaN for a gap.
+    """Return the kind of a column and its values: numbers or words, and NaN for missing values.
 
     Raises:
-        ColumnError: a column of several kinds, or of one that is no feature, such as dates; numbers and words in one
-            column; a number too large for single precision.
+        ColumnError: the column has values of several kinds, such as numbers and words, or of a kind that cannot be a
+            feature, such as dates; or a number is too large for single precision.
 
     Example:
         >>> table = Table("a.csv", pd.DataFrame({"came": ["2024-01-30", ""], "left": ["2024-02-02"] * 2}))
@@ -260,7 +271,8 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
 
 
 def _no_kind(table: Table, name: str, values: pd.Series) -> ColumnError:
-    """Make the error of a column of several kinds, or of one that is no feature, such as dates."""
+    """Return the error for a column with values of several kinds, or of a kind that cannot be a feature, such as
+    dates."""
     kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
     kinds = kinds if table.typed else {"dates": table.path}
     iso = not table.typed and pd.to_datetime(values.dropna(), format="ISO8601", errors="coerce", utc=True).notna().all()
@@ -298,7 +310,7 @@ def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Serie
 
 
 def _check_decimals(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
-    """Refuse numbers that are written with the other decimal mark: as words they would be categories."""
+    """Raise ColumnError if numbers are written with the other decimal mark, because they would become categories."""
     other = "," if columns.decimal == "." else "."
     texts = {value for value in values.dropna() if isinstance(value, str)}
     strange = {text for text in texts if re.fullmatch(rf"[-+]?\d+[{other}]\d+", text)}
@@ -315,10 +327,10 @@ def _check_decimals(table: Table, name: str, values: pd.Series, columns: Columns
 
 
 def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
-    """Read a column's dates; times with a time zone are converted to UTC.
+    """Return the dates of a column; times with a time zone are converted to UTC.
 
     Raises:
-        ColumnError: a value that is no date.
+        ColumnError: a value is not a date.
     """
     values = without_gaps(table, name, "dates", columns)
     if is_datetime64_any_dtype(table.column(name, "dates")):

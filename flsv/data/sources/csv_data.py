@@ -1,8 +1,9 @@
-"""Data modules that read CSV files: their base class, tables, texts with classes, and running text.
+"""Data modules that read CSV files: a base class, tables, texts with classes, and running text.
 
 Texts become hashed words. Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL
 2017: a text is the mean of its words' vectors; Weinberger et al., "Feature Hashing for Large Scale Multitask Learning",
-ICML 2009: a word's vector is found by its hash. So no vocabulary is collected, which would reveal the clients' words.
+ICML 2009: the vector of a word is found by the word's hash. So there is no need to collect a vocabulary, which would
+reveal the clients' words.
 """
 
 from __future__ import annotations
@@ -40,28 +41,30 @@ class CSVData(L.LightningDataModule):
     training.
 
     Args:
-        path: the file, looked up below ``root``, then as it is.
-        group: the column whose values are the natural clients; None: there are none.
+        path: path of the file, looked up below ``root``, then as given.
+        group: the column whose values are the natural clients; None: there is no such column.
         root: folder of the files; None: ``$FLSV_DATA_ROOT``, else ``data``.
-        test_path: a second file with the same columns for testing; None: ``test_fraction`` of the first.
+        test_path: path of a second file with the same columns, for testing; None: test samples are taken from the first
+            file, see ``test_fraction``.
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation; 0: no validation set.
-        test_fraction: share of them for testing, unless there is a ``test_path``; 0: no test set.
-        seed: seed of the choice of validation and test samples; None: ``seed_everything``'s.
+        test_fraction: share of the first file's samples for testing, without ``test_path``; 0: no test set.
+        seed: seed of the choice of validation and test samples; None: the seed of ``seed_everything``.
 
     Attributes:
-        train_set, val_set, test_set: after ``setup``, each None where there is none. ``train_set.groups`` has the group
+        train_set, val_set, test_set: the data sets, set by ``setup``; None for a set without samples.
+        ``train_set.groups`` has the group
             of each sample, ``train_set.group_kind`` the column's name, ``train_set.classes`` the classes' names.
         group_names: the groups in the order in which :class:`~flsv.data.GroupPartitioner` makes clients of them.
         input_shape: shape of one sample.
-        num_classes: number of classes; None where there are none.
+        num_classes: number of classes; None for data without classes.
     """
 
     pooled_inputs = False
     """True if samples depend on statistics of all training rows, such as means, which a single site cannot compute."""
 
     delimiter = ","
-    """Character between values."""
+    """Character between the values in a file."""
 
     def __init__(
         self,
@@ -87,12 +90,17 @@ class CSVData(L.LightningDataModule):
         self.group_names: tuple[str, ...] = ()
         self.input_shape: tuple[int, ...] | None = None
         self.num_classes: int | None = None
-        #: One card per column of a table, which says what it became.
+        #: One card per column of a table, with the kind of input that the column became.
         self.columns_read: tuple[ColumnCard, ...] = ()
 
     @abstractmethod
     def encode(self, train: Table, test: Table | None) -> None:
-        """Make the data sets from the files; called once."""
+        """Create the data sets from the rows of the files; called once by ``setup``.
+
+        Args:
+            train: rows of the first file.
+            test: rows of the test file; None without one.
+        """
 
     def setup(self, stage: str | None = None) -> None:
         """Read the files. Calling it again changes nothing."""
@@ -120,7 +128,12 @@ class CSVData(L.LightningDataModule):
         return DataLoader(self._set("test"), batch_size=max(self.batch_size, 256))
 
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Draw the samples of ``train``, ``val`` and ``test``; return their ascending numbers."""
+        """Draw the training, validation and test samples; return the sorted indices of ``train``, ``val`` and ``test``.
+
+        Args:
+            samples: number of samples in the first file.
+            groups: group of each sample, of which one sample stays for training; None without groups.
+        """
         order = torch.randperm(samples, generator=generator_for(self.seed, "csv", "split")).numpy()
         # The first sample of each group in this order stays for training.
         of = np.zeros(samples, dtype=int) if groups is None else groups
@@ -146,7 +159,15 @@ class CSVData(L.LightningDataModule):
         test: Sequence[Tensor] | None,
         classes: Sequence[str] | None = None,
     ) -> None:
-        """Make the data sets: ``tensors`` by ``splits``, and ``test`` if there is a file for it."""
+        """Create and store the data sets.
+
+        Args:
+            tensors: inputs and targets of the samples in the first file.
+            splits: indices of the samples of ``train``, ``val`` and ``test``.
+            groups: group of each sample; None without groups.
+            test: inputs and targets of the test file; None without one.
+            classes: names of the classes; None without classes.
+        """
         parts = {name: [tensor[torch.from_numpy(rows)] for tensor in tensors] for name, rows in splits.items()}
         sets = {name: TensorDataset(*part) if len(part[0]) else None for name, part in parts.items()}
         self.train_set, self.val_set = sets["train"], sets["val"]
@@ -174,15 +195,15 @@ class TableData(CSVData):
     categories are those of all rows that are not held out here.
 
     Args:
-        path: the file, looked up below ``root``, then as it is.
+        path: path of the file, looked up below ``root``, then as given.
         target: the column to predict.
-        group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`; no feature.
-        columns: options by which the others become features, and the task.
-        options: see :class:`~flsv.data.CSVData`.
+        group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`; it is not a feature.
+        columns: the task, and options by which the other columns become features.
+        options: further arguments of :class:`~flsv.data.CSVData`.
 
     Attributes:
-        encoder: after ``setup`` has the features' names, and the mean and deviation of a standardized target; see
-            :class:`~flsv.data.sources.encoder.TableEncoder`.
+        encoder: after ``setup``, has the names of the features, and the mean and deviation of a standardized target;
+            see :class:`~flsv.data.sources.encoder.TableEncoder`.
 
     Example:
         >>> import tempfile
@@ -230,7 +251,9 @@ _WORD = re.compile(r"\w+")
 
 
 def hashed_words(text: str, max_words: int) -> list[int]:
-    """Hash a text's first words to numbers in 1 .. 2^32 - 1: CRC-32 of their UTF-8, the same on every machine.
+    """Hash the first ``max_words`` words of a text to numbers in 1 .. 2^32 - 1, which are the same on every machine.
+
+    A hash is the CRC-32 of the word in UTF-8.
 
     A word is a run of letters, digits and underscores of any script; case and Unicode's compatible forms do not matter.
 
@@ -247,16 +270,16 @@ class TextData(CSVData):
     """Data module of a CSV file's rows: a text, its class, and perhaps a column with the natural clients.
 
     Samples are ``(words int64 [max_words], class int64)``: the hashes of the text's first words, then zeros, as
-    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. One without words is all zeros; rows
+    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. A text without words is all zeros; rows
     without a class are left out, with a warning.
 
     Args:
-        path: the file, looked up below ``root``, then as it is.
+        path: path of the file, looked up below ``root``, then as given.
         text: the column with the texts.
         label: the column with the classes.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
-        max_words: number of words of a text that are used.
-        options: see :class:`~flsv.data.CSVData`.
+        max_words: largest number of words of a text that are used.
+        options: further arguments of :class:`~flsv.data.CSVData`.
 
     Example:
         >>> import tempfile
@@ -326,11 +349,11 @@ class CharacterData(CSVData):
     as several. Validation and test samples are pieces, not whole documents: the same document may be in both.
 
     Args:
-        path: the file, looked up below ``root``, then as it is.
+        path: path of the file, looked up below ``root``, then as given.
         text: the column with the documents.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
-        length: characters that a sample predicts.
-        options: see :class:`~flsv.data.CSVData`.
+        length: number of characters that a sample predicts.
+        options: further arguments of :class:`~flsv.data.CSVData`.
 
     Example:
         >>> import tempfile
@@ -365,6 +388,7 @@ class CharacterData(CSVData):
         self.input_shape = (self.length + 1,)
 
     def _pieces(self, file: Table) -> tuple[Tensor, list[int]]:
-        """Cut the texts into pieces int64 ``[n, length + 1]``; return also their number for each text."""
+        """Cut all texts into pieces; return the pieces, int64 ``[n, length + 1]``, and the number of pieces of each
+        text."""
         found = [windows(text, self.length) for text in file.column(self.text, "text")]
         return torch.from_numpy(np.concatenate(found).astype(np.int64)), [len(pieces) for pieces in found]

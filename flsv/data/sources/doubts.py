@@ -1,5 +1,5 @@
-"""Doubts about columns as they are read: identifiers, codes for a missing value, marks of gaps that no row has, and one
-column under two names."""
+"""Checks for doubtful columns: identifiers, codes for a missing value, marks of gaps that no row has, and columns with
+two names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flsv.utilities.errors import ColumnError, listed
 _IDENTIFIER = re.compile(
     r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
 )
-#: Largest number of codes at either end of a column's numbers.
+#: Largest number of codes for missing values at either end of a column's sorted numbers.
 _CODES = 3
 
 
 def doubts(table: Table, cards: Sequence[ColumnCard], columns: Columns) -> Iterator[ColumnError]:
-    """Yield an error for each doubt about columns that were read."""
+    """Yield an error for each column that looks like an identifier or has numbers that look like codes for gaps."""
     for card in cards:
         if card.categories is None:
             yield from _identifier(table, card, columns)
@@ -37,7 +37,7 @@ def doubts(table: Table, cards: Sequence[ColumnCard], columns: Columns) -> Itera
 
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield an error for whole numbers with an identifier's name that differ in every row of a table."""
+    """Yield an error if a column is called like an identifier and has a different whole number in every row."""
     if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
         return
     table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
@@ -50,7 +50,15 @@ def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[Co
 def codes_for_gaps(
     table: Table, name: str, numbers: pd.Series, words: pd.Series, columns: Columns
 ) -> Iterator[ColumnError]:
-    """Yield an error for numbers, or days, that look like codes for a missing value, as written in the table."""
+    """Yield an error if numbers of a column look like codes for a missing value.
+
+    Args:
+        table: the rows, for the message.
+        name: name of the column.
+        numbers: the column's numbers, or its dates as days.
+        words: the same values as written in the table.
+        columns: options of reading, with the known marks of gaps.
+    """
     known = columns.gaps or {}
     codes = [] if isinstance(known, dict) and known.get(name) == [] else codes_in(numbers)
     if not codes:
@@ -68,7 +76,8 @@ def codes_for_gaps(
 
 
 def codes_in(numbers: pd.Series) -> list[float]:
-    """Find numbers that repeat and lie far outside of all others, as -999 does among ages, and 9 among 1 and 2.
+    """Return the numbers that look like codes: they repeat and lie far from all others, as -999 among ages, or 9 among
+    1 and 2.
 
     Example:
         >>> codes_in(pd.Series([61.0, 44.0, -999.0, 57.5, -999.0, *range(30, 70)]))
@@ -88,8 +97,16 @@ def codes_in(numbers: pd.Series) -> list[float]:
 
 
 def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
-    """Return whether the numbers at one end repeat, and are farther from the ``rest`` than it is wide. For nines, half
-    the distance suffices among more than ``FEW`` values, and any distance if they alone are negative."""
+    """Return whether the smallest or largest numbers of a column look like codes for a missing value.
+
+    They do if each occurs at least twice and their distance from the other numbers exceeds the range of these. For
+    nines (-99, 999), half that distance suffices if there are more than ``FEW`` other numbers, and any distance if only
+    the nines are negative.
+
+    Args:
+        end: how often each of the smallest or largest numbers occurs, by number.
+        rest: the other numbers, sorted.
+    """
     if len(rest) < 2 or end.min() < 2:
         return False
     nines = [word for number in end.index if re.fullmatch(r"-?9+(\.9+)?", word := f"{number:.12g}")]
@@ -102,7 +119,7 @@ def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
 
 
 def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
-    """Yield a message for marks that ``gaps`` names and no row has."""
+    """Yield a message for the marks of gaps in ``columns`` that occur in no row."""
     gaps = columns.gaps or {}
     unusual = {"": [mark for mark in gaps if mark not in GAPS]} if isinstance(gaps, list) else gaps
     for name, marks in unusual.items():
@@ -113,7 +130,7 @@ def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
 
 
 def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnError]]:
-    """Find columns that some tables call otherwise than the others: their names, and an error for each.
+    """Find columns that have different names in different tables; return the names of each and an error for it.
 
     Example:
         >>> from flsv.data.sources.table import one_table

@@ -1,5 +1,5 @@
-"""Encoding of tables as features and targets, fitted on the training rows only; and tables as the data of a federation:
-one with a column of clients, or one of each client."""
+"""Encoding of tables as features and targets, fitted on the training rows only; and sources made of tables: one table
+with a column of clients, or one table per client."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 class TableEncoder:
-    """Encoder of tables with the same columns, of one or several clients and of the server.
+    """Encoder of the tables of clients and server, which have the same columns.
 
     Args:
-        columns: options of the columns.
+        columns: options by which columns become features and targets.
         target: the column to predict.
-        group: the column of the rows' clients, which is no feature; None: there is none.
+        group: the column with each row's client, which is not a feature; None: there is no such column.
 
     Attributes:
-        feature_names: ``D`` names, such as ``("age", "ward=A", "ward=B", "age missing")``, after :meth:`features`.
-        read: the columns that these were made of, likewise.
-        target_mean, target_std: a prediction times ``target_std`` plus ``target_mean`` is in the table's unit; 0 and 1
-            unless ``standardize_target``, after :meth:`targets`.
+        feature_names: names of the ``D`` features, such as ``("age", "ward=A", "ward=B", "age missing")``; set by
+            :meth:`features`.
+        read: cards of the columns from which the features were made; set by :meth:`features`.
+        target_mean, target_std: mean and standard deviation of a standardized target, set by :meth:`targets`; 0 and 1
+        for other targets. A prediction times ``target_std`` plus ``target_mean`` is in the unit of the table.
 
     Example:
         >>> frame = pd.DataFrame({"age": ["30", "50", ""], "ill": ["no", "yes", "no"]})
@@ -61,23 +62,23 @@ class TableEncoder:
         self._classes: tuple[str, ...] | None = None
 
     def rows(self, table: Table) -> Table:
-        """Keep the rows that have a target."""
+        """Return the rows of ``table`` that have a target."""
         return with_values(table, self.target, "target", self.columns)
 
     def row_names(self, table: Table) -> dict[str, list[str]]:
-        """Return names by which readers of the file recognize each row; see :meth:`Table.row_names`."""
+        """Return labels by which a reader of the file recognizes each row; see :meth:`Table.row_names`."""
         return table.row_names(self.columns.exclude or (), self.group)
 
     def features(self, table: Table, fit: np.ndarray) -> Tensor:
-        """Encode features, float32 ``[N, D]``: numbers, then categories, then marks of missing values.
+        """Encode the features, float32 ``[N, D]``: first numbers, then categories, then indicators of missing values.
 
         Args:
-            table: training rows, then others.
-            fit: the rows on which statistics and categories are fitted, bool ``[N]``.
+            table: rows of all tables, the training rows first.
+            fit: which rows means, deviations and categories are fitted on, bool ``[N]``.
 
         Raises:
-            ConfigurationError: columns that are missing in a table, partly numbers and partly words, without a value or
-                with too many categories.
+            ConfigurationError: a column is missing in a table, has both numbers and words, has no value in a training
+                row, or has too many categories.
         """
         self.read = tuple(read_columns(table, self.names(table), fit, self.columns))
         kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
@@ -87,7 +88,11 @@ class TableEncoder:
         return torch.from_numpy(self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32))
 
     def _transformer(self, fit: np.ndarray) -> ColumnTransformer:
-        """Make the transformer of the columns that were read, and name its features."""
+        """Return an unfitted transformer of the columns in :attr:`read`, and set :attr:`feature_names`.
+
+        Args:
+            fit: which rows it will be fitted on, bool ``[N]``.
+        """
         numbers = [each.name for each in self.read if each.categories is None]
         words = {each.name: each.categories for each in self.read if each.categories is not None}
         gappy = [each.name for each in self.read if each.values[fit].isna().any()]
@@ -105,18 +110,22 @@ class TableEncoder:
         return ColumnTransformer(parts, sparse_threshold=0)
 
     def classes(self, table: Table) -> tuple[str, ...] | None:
-        """Find the classes' names in the training rows; return None for regression."""
+        """Return the names of the classes in the training rows ``table``; None for regression."""
         if self.columns.task == "classification":
             self._classes = class_names(table, self.target, "target")
         return self._classes
 
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
-        """Encode targets: classes int64 ``[N]``, after :meth:`classes`, or numbers float32 ``[N]``.
+        """Encode the targets: classes int64 ``[N]`` (call :meth:`classes` before), or numbers float32 ``[N]``.
 
-        Numbers are standardized if ``Columns.standardize_target``, but not without ``fit``.
+        Args:
+            table: the rows.
+            fit: which rows the mean and deviation of a standardized target are fitted on, bool ``[N]``; None: numbers
+                are not standardized.
 
         Raises:
-            ConfigurationError: a class that no training table has, a value that is no number, numbers without spread.
+            ConfigurationError: no training row has a class, a value is not a number, or all training rows have the same
+                number.
         """
         if self._classes is not None:
             return class_labels(table, self.target, "target", self._classes)
@@ -128,13 +137,19 @@ class TableEncoder:
         return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
     def encoded(self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None) -> list[TensorDataset]:
-        """Encode features and targets and split them by ``sizes``; without ``fit`` there are no features yet."""
+        """Encode the features and targets of several tables and return one data set per table.
+
+        Args:
+            table: rows of all tables, one table after the other.
+            sizes: number of rows of each table.
+            fit: which rows the encoding is fitted on, bool ``[N]``; None: the data sets have no features yet.
+        """
         features = torch.zeros(len(table), 0) if fit is None else self.features(table, fit)
         pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
         return [TensorDataset(*pair) for pair in pairs]
 
     def cards(self, table: Table, rows: int) -> tuple[ColumnCard, ...]:
-        """Describe what the columns of the first ``rows`` rows became, after :meth:`features`."""
+        """Return one card per column with its values in the first ``rows`` rows; call :meth:`features` before."""
         cards = list(self.read)
         used = {each.name for each in self.read} | {self.target, self.group}
         for name in table.frame.columns.difference(list(used - {None}), sort=False):
@@ -144,7 +159,7 @@ class TableEncoder:
         return tuple(replace(each, values=each.values.iloc[:rows].reset_index(drop=True)) for each in cards)
 
     def names(self, table: Table) -> list[str]:
-        """List the columns to predict from, whether all tables have them or not."""
+        """Return the names of the columns that become features, including columns that some tables lack."""
         for argument in ("features", "categorical", "dates", "exclude", "gaps"):
             named = getattr(self.columns, argument) or ()
             for name in () if argument == "gaps" and isinstance(named, list) else named:
@@ -164,21 +179,21 @@ def tables_source(
     columns: Columns,
     clients: bool,
 ) -> SourceData:
-    """Encode tables into features and targets by the options of :class:`~flsv.data.Columns`.
+    """Encode tables as features and targets by the options of :class:`~flsv.data.Columns`.
 
-    Means, deviations and categories are fitted on the clients' training rows, once these are known: neither the
-    server's validation rows nor the clients' own count.
+    Means, deviations and categories are fitted on the clients' training rows, once these are known; no validation or
+    test rows are used.
 
     Args:
-        tables: each client's table by name, or a single table.
-        held_out: ``val`` and ``test``, whose rows belong to no client.
+        tables: ``{client: table}``, or a single table under any name.
+        held_out: the tables ``val`` and ``test``, whose rows belong to no client; None without such a table.
         label: the column to predict.
-        group: the column of the rows' clients in a single table.
-        columns: options by which the others become features.
-        clients: whether ``tables`` are of one client each.
+        group: the column with each row's client in a single table; None without such a column.
+        columns: options by which the other columns become features.
+        clients: whether each table belongs to one client.
 
     Raises:
-        ConfigurationError: tables with other columns than the first; columns that :class:`TableEncoder` refuses.
+        ConfigurationError: the tables differ in their columns, or :class:`TableEncoder` refuses a column.
     """
     if clients:  # for messages: a file has a name of its own
         tables = {
@@ -194,7 +209,8 @@ def tables_source(
     classes = encoder.classes(one_table(train)) or ()
 
     def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
-        """Encode with statistics of the clients' training rows ``fit_rows``; None leaves features for later."""
+        """Return the source with features fitted on each client's training rows ``fit_rows``; None: without features
+        yet."""
         fit = None
         if fit_rows is not None:
             fit = np.zeros(len(table), dtype=bool)

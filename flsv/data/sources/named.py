@@ -1,5 +1,5 @@
-"""Image data by name: scikit-learn's digits, Gaussians, torchvision's sets, and MedMNIST-style ``.npz`` files, with the
-arrays ``train_images``, ``train_labels``, ``test_...`` and perhaps ``val_...``; and folders of images."""
+"""Data sets by name: scikit-learn's digits, Gaussians and torchvision's data sets; MedMNIST-style ``.npz`` files with
+the arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val_...``; and folders of images."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ SPREAD = 0.8
 
 
 def gaussians() -> SourceData:
-    """Draw 4,000 training and 2,000 test points of four equally large classes, always the same ones.
+    """Draw 4,000 training and 2,000 test points of four equally large classes; every call returns the same points.
 
-    Items are ``(float32 [5], class)``: x, y, x^2, y^2, xy of a point.
+    A sample is ``(float32 [5], class)``: x, y, x^2, y^2 and xy of a point with the coordinates x and y.
 
     Example:
         >>> data = gaussians()
@@ -79,15 +79,15 @@ KINDS = {
 
 
 def vision(name: str, root: str | None, download: bool = False) -> SourceData:
-    """Load the set called ``name`` from the torchvision-style folder ``root``, normalized by its mean and deviation.
+    """Load one of torchvision's data sets, normalized by the mean and standard deviation of its training pixels.
 
     Args:
-        name: a key of ``KINDS``.
+        name: name of the data set, a key of ``KINDS``.
         root: the folder that holds ``MNIST``, ``FashionMNIST``, ``cifar-10-batches-py``, ``cifar-100-python``.
-        download: fetch what is missing.
+        download: whether to download missing files.
 
     Raises:
-        ConfigurationError: files that are missing, damaged, or cannot be downloaded.
+        ConfigurationError: files are missing, damaged, or cannot be downloaded.
     """
     from torchvision import datasets
 
@@ -105,9 +105,9 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
     return SourceData(sets[0], test=sets[1], class_names=names)
 
 
-#: How messages say where data lie.
+#: Options with which the user sets the folder of the data, for messages.
 ROOT = "--data.files.root (in Python files=Files(root=...)) or $FLSV_DATA_ROOT"
-#: The data sets known by name.
+#: Names of the data sets that can be loaded by name.
 DATA_SETS = ("digits", *KINDS, "gaussians")
 
 
@@ -117,13 +117,13 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
     Args:
         name: one of :data:`DATA_SETS`, a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
             ``test/<class>`` images or with ``<class>`` images alone. Files and folders are looked up below ``root``,
-            then as they are.
+            then as given.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``, else ``data``.
-        download: fetch torchvision's sets if they are missing.
-        image_size: side in pixels of the images of a folder.
+        download: whether to download torchvision's data sets if they are missing.
+        image_size: side in pixels to which the images of a folder are resized.
 
     Raises:
-        ConfigurationError: an unknown name, or data that are missing.
+        ConfigurationError: the name is unknown, or data are missing.
 
     Example:
         >>> data = load_image_data("digits")
@@ -151,21 +151,21 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
 
 
 def known_as(name: object) -> str | None:
-    """Return ``name`` if it is a data set of :data:`DATA_SETS`, else None (it may be a path)."""
+    """Return ``name`` if it is in :data:`DATA_SETS`, else None (then it may be a path)."""
     return name if isinstance(name, str) and name in DATA_SETS else None
 
 
 def npz(path: Path) -> SourceData:
     """Load the images of an ``.npz`` file.
 
-    Images are ``[N, H, W]`` or ``[N, H, W, 3]`` (or ``1``). 8-bit pixels are brought to -1 .. 1, as is usual for
-    MedMNIST; floating-point ones are taken as they are. Labels are one integer per image in 0 .. M-1, ``[N]`` or
-    ``[N, 1]``. Any other array ``train_<name>`` with one entry per training image becomes the attribute ``<name>`` of
-    the training set, so that ``groups: <name>`` can name it.
+    Images are ``[N, H, W]`` or ``[N, H, W, 3]`` (or ``1``). 8-bit pixels are scaled to -1 .. 1, as is usual for
+    MedMNIST; floating-point pixels stay unchanged. Labels are one integer per image in 0 .. M-1, ``[N]`` or ``[N, 1]``.
+    Any other array ``train_<name>`` with one entry per training image becomes the attribute ``<name>`` of the training
+    set, so that ``groups: <name>`` can name it.
 
     Raises:
-        ConfigurationError: a file that is not such an archive, a missing array, shapes that do not fit, labels or
-            pixels that are no such numbers.
+        ConfigurationError: the file is not an ``.npz`` archive, an array is missing, or shapes or types differ from
+            these.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -189,7 +189,14 @@ def npz(path: Path) -> SourceData:
 
 
 def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDataset:
-    """Make a data set of a split's images float32 ``[N, C, H, W]`` and classes."""
+    """Return a data set of the images float32 ``[N, C, H, W]`` and classes of one split (``train``, ``val`` or
+    ``test``).
+
+    Args:
+        path: path of the file, for messages.
+        split: name of the split.
+        arrays: all arrays of the file, by name.
+    """
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if {*labels.shape[:1], labels.size} != {len(images)} or labels.dtype.kind not in "biu":
         about = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
@@ -207,18 +214,18 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
 
 
 def folder(path: Path, image_size: int = 224) -> SourceData:
-    """Open image files in class folders; images are decoded when they are needed.
+    """Open a folder with images in class folders; an image is decoded when it is read.
 
-    Every file's header is checked here; a file that turns out broken when it is decoded raises an error that names it.
+    The header of every file is checked here; a file that cannot be decoded later raises an error with the file's name.
 
     Args:
-        path: the folder with ``train`` and ``test`` and, optionally, ``val``; or with a folder for each class, whose
-            images are then all for training.
-        image_size: images are resized to a square of this many pixels; values lie in 0 .. 1.
+        path: the folder with the subfolders ``train``, ``test`` and optionally ``val``; or with one subfolder per
+            class, whose images are then all for training.
+        image_size: side in pixels of the square to which images are resized; pixels lie in 0 .. 1.
 
     Raises:
-        ConfigurationError: a missing or empty subfolder, splits whose classes differ, files that are no images, or
-            images of more than 8 bits per channel.
+        ConfigurationError: a subfolder is missing or empty, the splits' classes differ, a file is not an image, or an
+            image has more than 8 bits per channel.
     """
     if not (path / "train").is_dir():
         whole = image_folder(path, image_size)
@@ -237,7 +244,8 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
 
 
 def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) -> ImageFolder:
-    """Open the images of ``<class>/*.png``; an empty folder is a class without images here."""
+    """Open the images ``<class>/*.png`` of a folder, resized to ``image_size``; with ``allow_empty``, classes may have
+    no images."""
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
@@ -252,7 +260,7 @@ def read_image(path: str, decode: bool = True) -> Image.Image | None:
     """Read an image in RGB; with ``decode=False`` check only its header and checksums (PNG) and return None.
 
     Raises:
-        ConfigurationError: an image that cannot be decoded, or has more than 8 bits per channel.
+        ConfigurationError: the image cannot be decoded, or has more than 8 bits per channel.
     """
     try:
         with Image.open(path) as image:
@@ -267,25 +275,29 @@ def read_image(path: str, decode: bool = True) -> Image.Image | None:
 
 
 def has_class_folders(path: Path) -> bool:
-    """Return whether a folder has images in folders by class, some of which may be empty, and no other folders."""
+    """Return whether all subfolders of a folder contain images of one class or are empty, and at least one has
+    images."""
     folders = [entry for entry in _entries(path) if entry.is_dir()]
     with_images = [each for each in folders if any(map(_is_image, _entries(each)))]
     return bool(with_images) and all(each in with_images or not _entries(each) for each in folders)
 
 
 def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_file) -> dict[str, Path]:
-    """List the data in a folder by client: folders of class folders, folders with a table, or tables; also ``val`` and
-    ``test``. Hidden files and folders and files of other kinds are left out.
+    """Return the paths of each client's data in a folder: subfolders with class folders, subfolders with a table, or
+    tables.
+
+    The data ``val`` and ``test`` of the server are among them. Hidden files and folders and files of other kinds are
+    ignored.
 
     Args:
         path: path of the folder.
-        is_table: tells whether a file, or a folder as a whole, holds one participant's samples.
+        is_table: returns whether a file, or a folder as a whole, has one participant's samples.
 
     Returns:
-        Name to path; empty for images by class, or by split and class.
+        ``{client: path}``; empty for a folder with images by class, or by split and class.
 
     Raises:
-        ConfigurationError: nothing that can be read, or several kinds of data.
+        ConfigurationError: the folder has no data that can be read, or data of several kinds.
     """
     folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
     tables = {entry.stem: entry for entry in _entries(path) if entry.is_file() and is_table(entry)}
@@ -314,7 +326,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Return a key that sorts names naturally: clinic 2 comes before clinic 10.
+    """Return a sorting key with which numbers in names are compared as numbers: clinic 2 comes before clinic 10.
 
     Example:
         >>> sorted(["clinic 10", "Annex", "clinic 2"], key=natural_key)

@@ -1,4 +1,5 @@
-"""Reading of tables' columns; one message for all columns that cannot be used or are in doubt, with a line to paste."""
+"""Reading of tables' columns, with one message for all unusable or doubtful columns and the options that repair
+them."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 
 def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
-    """Read columns of all tables together, so that the same categories apply to each.
+    """Read the columns of all tables together, so that every table has the same categories.
 
     Args:
-        table: training rows, then others.
-        names: names of the columns; those that ``columns`` excludes are not read.
-        fit: the rows from which categories are taken, bool ``[N]``.
+        table: rows of all tables, the training rows first.
+        names: names of the columns; columns that ``columns`` excludes are not read.
+        fit: which rows the categories are taken from, bool ``[N]``.
         columns: options of reading.
 
     Raises:
-        ConfigurationError: columns that cannot be used. The message says what is wrong with each, and suggests options
-            that were tried and work.
+        ConfigurationError: some columns cannot be used. The message says what is wrong with each column, and suggests
+            options that were tried and work.
     """
     cards, problems, doubted = _tried(table, names, fit, columns)
     usable = not problems
@@ -60,7 +61,7 @@ def _points(lines: Sequence[str]) -> list[str]:
 def _tried(
     table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns
 ) -> tuple[list[ColumnCard], list[ColumnError], list[ColumnError]]:
-    """Read the usable columns; return their cards, the errors of the others, and the doubts about those read."""
+    """Return the cards of the usable columns, an error for each unusable column, and a doubt for each doubtful one."""
     names = [name for name in names if name not in (columns.exclude or ())]
     twice = renamed(table, names)
     cards: list[ColumnCard] = []
@@ -94,7 +95,7 @@ def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnC
 
 
 def _warn(table: Table, cards: Sequence[ColumnCard], fit: np.ndarray, columns: Columns) -> None:
-    """Warn of columns that are read in a way that may not be meant."""
+    """Warn of marks for gaps that no row has, of categories without a training row, and of similar spellings."""
     for message in marks_that_are_nowhere(table, columns):
         rank_zero_warn(message)
     for card in cards:

@@ -53,7 +53,7 @@ KINDS = (
 
 
 class Source(Protocol):
-    """Protocol of a kind of source.
+    """Protocol of a kind of source, which reads data of one kind.
 
     Example:
         >>> class Numbers:
@@ -70,11 +70,11 @@ class Source(Protocol):
         """Return whether this kind reads ``given``.
 
         Args:
-            given: the ``Path`` of a file or of a folder that is there; a name of which there is neither; or an object.
+            given: the ``Path`` of an existing file or folder, a name that is not such a path, or an object.
         """
 
     def open(self, given: Any, reading: Reading) -> Any:
-        """Read samples.
+        """Read the samples.
 
         Args:
             given: an object for which :meth:`match` is True.
@@ -86,11 +86,11 @@ class Source(Protocol):
             so are partitioned as a whole, a :class:`~flsv.data.SourceData`.
 
         Raises:
-            ConfigurationError: it cannot be read; the message says which forms can.
+            ConfigurationError: the data cannot be read; the message says which forms can be read.
         """
 
 
-#: A subclass that overrides one of these makes other batches, or of other samples, than torch's loader would.
+#: A subclass of ``DataLoader`` that overrides one of these methods makes other batches than ``DataLoader`` would.
 _BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 
@@ -98,7 +98,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     """Read the data sets and options of a data module's training and validation loaders, after its ``setup("fit")``.
 
     Raises:
-        ConfigurationError: a training loader whose samples cannot be listed, or that makes its own batches.
+        ConfigurationError: the samples of the training loader cannot be listed, or the loader makes its own batches.
     """
     name, loader = type(module).__name__, _single(module.train_dataloader())
     if (
@@ -114,7 +114,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         )
     indices, sampler = None, loader.batch_sampler.sampler
     if isinstance(sampler, SubsetRandomSampler):
-        # The usual way to hold out validation samples of the same data set: they must stay held out.
+        # This sampler usually holds out validation samples of the same data set, which must stay held out.
         indices = torch.as_tensor(sampler.indices, dtype=torch.long)
     elif not isinstance(sampler, SequentialSampler) and not (
         # For mypy: a map-style data set has a length.
@@ -140,7 +140,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
 
 
 def _single(loaders: Any) -> Any:
-    """Return None for no loader, the loader itself for one, several as they are."""
+    """Return None for an empty list of loaders, the only loader of a list, and several loaders unchanged."""
     if isinstance(loaders, list | tuple) and len(loaders) <= 1:
         return loaders[0] if loaders else None
     return loaders
@@ -177,7 +177,7 @@ def _options(loader: DataLoader) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Kind of source made of two functions."""
+    """Kind of source given by two functions."""
 
     match: Callable[[Any], bool]
     open: Callable[[Any, Reading], Any]
@@ -187,7 +187,7 @@ def _image_set(given: str | Path, reading: Reading) -> SourceData:
     files = reading.files
     data = load_image_data(str(given), files.root, files.download, files.image_size)
     for part in (data.train, data.val, data.test):
-        # Validation and test data given beside it must number the classes alike.
+        # The user's own validation and test data must have the same numbers of classes.
         if type(part) is TensorDataset:
             part.classes = data.class_names  # type: ignore[attr-defined]  # an attribute of ours
     return data
@@ -221,7 +221,7 @@ def sources() -> tuple[Source, ...]:
 
 
 def _is_rows(place: Path | str) -> bool:
-    """Return whether some kind reads a place as one participant's samples."""
+    """Return whether some kind of source reads a path or name as samples of one participant."""
     return any(kind.match(place) for kind in sources() if kind is not _IMAGES)
 
 
@@ -231,16 +231,16 @@ def _is_one(path: Path) -> bool:
 
 
 def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> Dataset | Table | SourceData:
-    """Read one data set, of a client, of all or held out, as samples or as a table.
+    """Read one data set (of one client, of all clients, or validation or test data) as samples or as a table.
 
     Args:
-        given: one of :data:`KINDS`.
+        given: the data, in one of the forms listed in :data:`KINDS`.
         reading: options of reading.
-        what: the owner of the data, with which messages begin.
+        what: words for the owner of the data, with which messages begin.
         whole: whether data with splits of their own are accepted.
 
     Raises:
-        ConfigurationError: it cannot be read, or has no samples.
+        ConfigurationError: the data cannot be read, or have no samples.
     """
     try:
         part = _open(_place(given, reading, whole) if isinstance(given, str | Path) else given, reading)
@@ -255,7 +255,8 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
 
 
 def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
-    """Find the path of a name, or the only file of samples in a client's folder; return the name if it is no path."""
+    """Return the path that a name stands for, or the only file of samples in a client's folder; else the name
+    itself."""
     name = str(given)
     place = find_place(name, reading.files.root)
     if whole or (place is None and _is_rows(name)):
@@ -270,7 +271,7 @@ def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
 
 
 def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
-    """Open data by the first kind that matches."""
+    """Open data by the first kind of source that matches."""
     kind = next((kind for kind in sources() if kind.match(given)), None)
     if kind is None:
         raise ConfigurationError(
@@ -285,16 +286,16 @@ def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
 def open_source(
     source: Any, reading: Reading, held_out: Mapping[str, Any], clients: Mapping[str, Any] | None = None
 ) -> SourceData:
-    """Open a source, or the clients' data, by the first kind that matches.
+    """Open a source, or the data of each client, by the first kind of source that matches.
 
     Args:
-        source: see :class:`~flsv.data.FederatedDataModule`.
-        reading: options of reading all of them.
-        held_out: ``val`` and ``test``, each None where there is none.
-        clients: the clients' data by name, in place of ``source``.
+        source: the user's argument ``source`` of :class:`~flsv.data.FederatedDataModule`.
+        reading: options of reading, for all data.
+        held_out: the user's validation data ``val`` and test data ``test``, or None.
+        clients: ``{client: data}``, in place of ``source``.
 
     Raises:
-        ConfigurationError: data that cannot be read; the message says which forms can.
+        ConfigurationError: the data cannot be read; the message says which forms can be read.
 
     Example:
         >>> len(open_source("digits", Reading(), {}).train)
@@ -321,13 +322,18 @@ def open_source(
 
 
 def _splits(source: Any) -> dict[str, Any]:
-    """Split a source into ``train`` and perhaps ``test``, if it is a pair of data sets."""
+    """Return a source as ``{"train": data}``, or a pair of data sets as ``{"train": data, "test": data}``."""
     splits = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
     return dict(zip(("train", "test"), source if splits else [source]))
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return validation and test data as given, or else as found with the source; refuse both."""
+    """Return the user's validation and test data, else the source's; raise ConfigurationError if both have one of them.
+
+    Args:
+        given: the user's ``val`` and ``test``.
+        found: the source's ``val`` and ``test``.
+    """
     twice = [name for name, each in found.items() if each is not None and given.get(name) is not None]
     if twice:
         raise ConfigurationError(f"{twice[0]}: the source has {twice[0]} data of its own. Leave it out.")
@@ -335,7 +341,7 @@ def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any
 
 
 def source_name(source: Any) -> str:
-    """Name a source for messages: by its name, or by its types."""
+    """Return a name of a source for messages: the name or path that the user gave, or the types of its objects."""
     if isinstance(source, str):
         return source
     return ", ".join(type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source]))
@@ -344,7 +350,14 @@ def source_name(source: Any) -> str:
 def _own_source(
     train: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading, clients: bool = False
 ) -> SourceData:
-    """Combine the clients' data, or a single data set under any name, into one source."""
+    """Combine the clients' data, or a single data set under any name, into one source.
+
+    Args:
+        train: ``{client: data}``, or ``{name: data}`` of a single data set.
+        held_out: validation data ``val`` and test data ``test``, or None.
+        reading: options of reading.
+        clients: whether ``train`` has one entry per client.
+    """
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
     parts = {

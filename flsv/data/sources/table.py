@@ -18,12 +18,12 @@ from flsv.utilities.errors import ColumnError, ConfigurationError, in_words, lis
 
 #: Endings of table files.
 TABLES = (".csv", ".tsv", ".parquet")
-#: Characters that a value may have: csv's own limit, 131,072, is too low for long texts.
+#: Largest number of characters of a value: the csv module's limit, 131,072, is too low for long texts.
 _LONGEST = 2**31 - 1
 
 
 def is_table_file(path: Any) -> bool:
-    """Return whether ``path`` is that of a file of comma- or tab-separated values or of a Parquet file."""
+    """Return whether ``path`` is the ``Path`` of a file of comma- or tab-separated values or of a Parquet file."""
     return isinstance(path, Path) and path.suffix.lower() in TABLES and path.is_file()
 
 
@@ -32,11 +32,11 @@ class Table:
     """Rows with named columns.
 
     Args:
-        path: the file, or another origin of the rows, for messages.
-        frame: the columns, by names without white space around them. A row's index is the line of the file in which it
-            ends, or its number.
-        typed: whether columns have types; else all are text, as in a file of comma-separated values.
-        together: the tables that are concatenated here; empty for a single one.
+        path: path of the file, or another name for the origin of the rows, for messages.
+        frame: the columns; their names have no white space around them. The index of a row is the number of the line in
+            which it ends in the file, or the number of the row.
+        typed: whether columns have types; if False, all values are texts, as in a file of comma-separated values.
+        together: the tables from which this one was concatenated; empty for a single table.
     """
 
     path: Path | str
@@ -49,11 +49,11 @@ class Table:
 
     @property
     def parts(self) -> Sequence[Table]:
-        """Tables that are concatenated here, or this one alone."""
+        """Tables from which this one was concatenated, or only this table."""
         return self.together or (self,)
 
     def places(self, rows: Sequence[int]) -> str:
-        """Name rows by their lines or numbers, for messages.
+        """Return words for some rows, by their lines in the file or their numbers, for messages.
 
         Example:
             >>> Table("wards.csv", pd.DataFrame(index=[2, 3, 4, 9])).places([0, 1, 2, 3])
@@ -62,13 +62,14 @@ class Table:
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
 
     def holding(self, rows: Any) -> str:
-        """Name the tables that have some of the rows, bool ``[N]``; if all have, by their common name."""
+        """Return the names of the tables with at least one of the ``rows``, bool ``[N]``; the common name if all tables
+        have one."""
         ends = np.cumsum([len(part) for part in self.parts])
         found = [part.path for part, held in zip(self.parts, np.split(np.asarray(rows), ends[:-1])) if held.any()]
         return str(self.path) if len(found) == len(ends) else listed(found)
 
     def where(self, row: int) -> str:
-        """Name the table of a row and its line there, for messages."""
+        """Return the name of the table that has the row number ``row``, and the row's line in it, for messages."""
         for part in self.parts:
             if row < len(part):
                 break
@@ -76,15 +77,16 @@ class Table:
         return f"{part.path}, {part.places([row])}"
 
     def take(self, rows: np.ndarray) -> Table:
-        """Return a table of some of the rows."""
+        """Return a table with the rows of the numbers ``rows`` only."""
         return replace(self, frame=self.frame.iloc[rows])
 
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
-        """Return names by which readers of the file recognize each row: line, client, and columns that are no features.
+        """Return labels by which a reader of the file recognizes each row: its line, its client and identifying
+        columns.
 
         Args:
-            ids: columns; those that the table lacks are left out.
-            group: the column of the rows' clients, or None.
+            ids: names of the identifying columns; columns that the table lacks are left out.
+            group: the column with each row's client; None without such a column.
 
         Example:
             >>> frame = pd.DataFrame({"ward": ["A", "B"], "id": ["7", "9"]}, index=[2, 3])
@@ -100,10 +102,10 @@ class Table:
 
         Args:
             name: name of the column.
-            argument: the argument that gave ``name``, for the message.
+            argument: the argument in which the user gave ``name``, for the message.
 
         Raises:
-            ConfigurationError: a table has no column of that name.
+            ConfigurationError: a table has no column ``name``.
         """
         lacking = next((part for part in self.parts if name not in part.frame), None)
         if lacking is None:
@@ -115,7 +117,7 @@ class Table:
 
 
 def one_table(tables: Sequence[Table]) -> Table:
-    """Concatenate tables; with a text file among them, all columns become text."""
+    """Concatenate tables. If one of them is a text file, the values of all tables become text."""
     if len(tables) == 1:
         return tables[0]
     typed = all(table.typed for table in tables)
@@ -124,7 +126,7 @@ def one_table(tables: Sequence[Table]) -> Table:
 
 
 def words_of(column: pd.Series) -> pd.Series:
-    """Convert values to text without white space around it; a gap is NaN.
+    """Convert values to texts without white space around them; gaps become NaN.
 
     Whole numbers have no decimal point, though pandas makes floats of them where a column has gaps.
 
@@ -148,17 +150,18 @@ def data_root(root: str | None) -> Path:
 
 
 def find_place(name: str | Path, root: str | None) -> Path | None:
-    """Find a file or a folder, below :func:`data_root` or as given; return None if there is none."""
+    """Return the path of a file or folder, looked up below :func:`data_root`, then as given; None if it does not
+    exist."""
     return next((place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()), None)
 
 
 def looked_at(name: str, root: str | None) -> str:
-    """List the paths at which :func:`find_place` looks, for messages."""
+    """Return the paths at which :func:`find_place` looks for ``name``, as text for messages."""
     return " and ".join(dict.fromkeys(str(place.absolute()) for place in (data_root(root) / name, Path(name))))
 
 
 def read_table_file(path: Path, delimiter: str = ",") -> Table:
-    """Read a table's file by its ending; ``.tsv`` has tabs."""
+    """Read a table from a Parquet file, or a text file with ``delimiter`` between values (tabs in a file ``.tsv``)."""
     if path.suffix.lower() == ".parquet":
         return read_parquet(path)
     return read_csv_table(path, "\t" if path.suffix.lower() == ".tsv" and delimiter == "," else delimiter)
@@ -172,8 +175,8 @@ def read_csv_table(path: Path, delimiter: str = ",") -> Table:
         delimiter: one character between values.
 
     Raises:
-        ConfigurationError: a file that is not UTF-8 or no table, no rows, columns without a name or with the same one,
-            or a row with more or fewer values than the header has names.
+        ConfigurationError: the file is not UTF-8 or not a table, a column has no name, two columns have the same name,
+            or a row has more or fewer values than the header.
 
     Example:
         >>> import tempfile
@@ -209,7 +212,7 @@ def read_csv_table(path: Path, delimiter: str = ",") -> Table:
 
 
 def _check_delimiter(path: Path, delimiter: str) -> None:
-    """Refuse a file whose first line has another delimiter than ``delimiter``."""
+    """Raise ConfigurationError if the file's first line has another delimiter than ``delimiter``."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             header = file.readline()
@@ -225,7 +228,7 @@ def _check_delimiter(path: Path, delimiter: str) -> None:
 
 
 def check_column_names(path: Path | str, names: Sequence[str]) -> None:
-    """Raise ConfigurationError where a column has no name, or two have the same."""
+    """Raise ConfigurationError if a column has no name, or two columns have the same name."""
     wrong = [name for name in names if not name or names.count(name) > 1]
     if wrong:
         raise ConfigurationError(
@@ -234,7 +237,7 @@ def check_column_names(path: Path | str, names: Sequence[str]) -> None:
 
 
 def read_parquet(path: Path) -> Table:
-    """Read a Parquet file, whose columns have types; needs ``pip install "flsv[parquet]"``.
+    """Read a Parquet file, whose columns keep their types; this needs ``pip install "flsv[parquet]"``.
 
     Raises:
         ConfigurationError: the package ``pyarrow`` is not installed, or the file is damaged.
@@ -249,13 +252,13 @@ def read_parquet(path: Path) -> Table:
 
 
 def is_columnar(given: Any) -> bool:
-    """Return whether ``given`` is a DataFrame, or becomes one by ``to_pandas()`` (polars, Arrow, Hugging Face)."""
+    """Return whether ``given`` is a DataFrame or can be converted by ``to_pandas()`` (polars, Arrow, Hugging Face)."""
     named = hasattr(given, "columns") or hasattr(given, "column_names")
     return isinstance(given, pd.DataFrame) or (named and hasattr(given, "to_pandas") and not isinstance(given, type))
 
 
 def frame_table(given: Any) -> Table:
-    """Make a table of a DataFrame's columns with their types; its index is dropped.
+    """Convert a DataFrame to a table; columns keep their types, and the index is dropped.
 
     Example:
         >>> frame_table(pd.DataFrame({7: ["x"]}, index=["a"])).frame.to_dict()

@@ -17,10 +17,16 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:
-    """Keep the rows that have a value in a column, and warn how many others are left out.
+    """Return the rows with a value in a column, and warn of the number of rows without one, which are left out.
+
+    Args:
+        table: the rows.
+        name: name of the column.
+        argument: the argument in which the user gave ``name``, for messages.
+        columns: options of reading, with the marks of missing values.
 
     Raises:
-        ConfigurationError: no such column, or no row has a value.
+        ConfigurationError: there is no such column, or no row has a value in it.
     """
     missing = without_gaps(table, name, argument, columns).isna().to_numpy()
     if missing.all():
@@ -34,7 +40,7 @@ def with_values(table: Table, name: str, argument: str, columns: Columns) -> Tab
 
 
 def natural_order(values: Sequence[str]) -> list[int] | list[str]:
-    """Convert values to whole numbers, of which 2 comes before 10, if that loses nothing; else return them unchanged.
+    """Convert texts to whole numbers if this loses nothing, so that 2 is sorted before 10; else return them unchanged.
 
     Example:
         >>> natural_order(["10", "2"]), natural_order(["10", "02"])
@@ -48,10 +54,10 @@ def natural_order(values: Sequence[str]) -> list[int] | list[str]:
 
 
 def group_values(table: Table, name: str) -> np.ndarray:
-    """Read the group of each row ``[N]``, as numbers if all are.
+    """Return the group of each row, ``[N]``: whole numbers if all groups are whole numbers, else texts.
 
     Raises:
-        ConfigurationError: no such column, or a row without a group.
+        ConfigurationError: there is no column ``name``, or a row has no group.
     """
     values = words_of(table.column(name, "group")).fillna("")
     empty = np.flatnonzero(values == "").tolist()
@@ -66,11 +72,17 @@ def group_values(table: Table, name: str) -> np.ndarray:
 
 
 def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
-    """List the different values of a column in their natural order.
+    """Return the names of the classes: the different values of a column, in natural order.
+
+    Args:
+        table: rows of one or several tables.
+        name: name of the column.
+        argument: the argument in which the user gave ``name``, for messages.
 
     Raises:
-        ConfigurationError: one value only, nearly as many as there are rows, or names that differ only in spelling;
-            numbers in one table and words in another, of which ``1`` and ``True`` would be two classes.
+        ConfigurationError: the column has only one value, more values than half its rows, or names that differ only in
+            spelling; or it has numbers in one table and words in another, so that ``1`` and ``True`` would be two
+            classes.
 
     Example:
         >>> import pandas as pd
@@ -96,10 +108,16 @@ def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
 
 
 def class_labels(table: Table, name: str, argument: str, classes: Sequence[str]) -> Tensor:
-    """Convert each value to its place among the classes, int64 ``[N]``.
+    """Return the number of each row's class, int64 ``[N]``: the index of its value in ``classes``.
+
+    Args:
+        table: the rows.
+        name: name of the column with the classes.
+        argument: the argument in which the user gave ``name``, for messages.
+        classes: names of the classes.
 
     Raises:
-        ConfigurationError: a value that is none of them.
+        ConfigurationError: a value is not in ``classes``.
     """
     values = words_of(table.column(name, argument))
     labels = pd.Index(classes).get_indexer(values)
@@ -113,10 +131,10 @@ def class_labels(table: Table, name: str, argument: str, classes: Sequence[str])
 
 
 def numeric_target(table: Table, name: str, decimal: str = ".") -> np.ndarray:
-    """Read a column to predict as numbers, float64 ``[N]``.
+    """Return the values of a column to predict as numbers, float64 ``[N]``, written with the decimal mark ``decimal``.
 
     Raises:
-        ConfigurationError: a value that is no finite number, or too large for single precision.
+        ConfigurationError: a value is not a finite number, or is too large for single precision.
     """
     column = table.column(name, "target")
     numbers = parsed(column.tolist(), decimal)

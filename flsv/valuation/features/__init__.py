@@ -1,4 +1,4 @@
-"""Features in which samples are compared: pixels, principal components, a backbone's features, or the model's own."""
+"""Features by which samples are compared: pixels, principal components, features of a backbone or of the model."""
 
 from flsv.valuation.features.backbone import Backbone
 from flsv.valuation.features.base import FEATURES, PCA, Features, Moments, Penultimate, Pixels, make_features

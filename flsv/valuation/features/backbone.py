@@ -1,4 +1,4 @@
-"""Features of a pretrained or random network: timm's, torchvision's and the papers' own."""
+"""Features of a pretrained or random network from timm, torchvision or :data:`flsv.models.NETWORKS`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from flsv.valuation.features.base import Features, head_inputs
 
 
 class Backbone(Features):
-    """Features that a network passes to its classifier head.
+    """Features of samples: the inputs of the classifier head of a network.
 
-    Pixels are used as they are, so data should be normalized as the network's weights expect. A single channel is
-    repeated for torchvision's networks; timm's adapt their first layer.
+    Pixels are not changed, so the data should be normalized as the network's weights require. For a torchvision
+    network, images with one channel are repeated to three channels; timm adapts a network's first layer.
 
     Args:
-        name: see :func:`flsv.models.build_network`: ``"resnet18.a1_in1k"``, ``"torchvision:resnet18"``, ...
-        pretrained: load the library's weights, which are downloaded unless they are in its cache.
-        weights: a file of weights instead (``.pt``, ``.pth``, ``.safetensors``); those of the head are ignored. With
-            neither, weights are random: a random network's features roughly preserve distances.
-        image_size: side in pixels to which images are resized, for networks that want a larger one.
+        name: name of the network, such as ``"resnet18.a1_in1k"`` or ``"torchvision:resnet18"``, see
+            :func:`flsv.models.build_network`.
+        pretrained: whether to load the library's weights, which are downloaded unless they are in the library's cache.
+        weights: file of weights to load instead (``.pt``, ``.pth``, ``.safetensors``); weights of the head are ignored.
+            Without ``pretrained`` and ``weights`` the weights are random; the features of a random network roughly
+            preserve distances.
+        image_size: side in pixels to which images are resized, for networks that need larger images; None: not resized.
         seed: seed of random weights.
-        options: further arguments of the network.
+        options: further keyword arguments of the network.
 
     Raises:
-        ConfigurationError: both ``pretrained`` and ``weights``; at the first call, an unknown network, samples that it
-            does not take, weights that are missing, do not fit, or cannot be downloaded.
+        ConfigurationError: at construction: both ``pretrained`` and ``weights`` are given. At the first call: the
+            network is unknown or does not accept the samples, or its weights are missing, do not fit, or cannot be
+            downloaded.
 
     Example:
         >>> Backbone("lenet5")(torch.zeros(2, 1, 28, 28)).shape
@@ -96,7 +99,7 @@ class _Prepare(nn.Module):
 
 
 def _load(network: nn.Module, path: str, name: str) -> None:
-    """Load a file's weights into the network, except those of its head."""
+    """Load weights from the file ``path`` into the network, except weights of its head; ``name`` is for messages."""
     timm = import_timm(name)
     if not Path(path).is_file():
         raise ConfigurationError(f"{name}: there is no file {Path(path).absolute()}.")

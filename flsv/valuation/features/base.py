@@ -1,9 +1,10 @@
-"""Features of samples, fitted without pooling raw data: the samples themselves, a model's, and principal components.
+"""Features of samples, fitted without pooling raw data: the samples themselves, features of a model, and principal
+components.
 
-Principal components are fitted on the server's validation samples where it has any. Otherwise every client is asked for
-the sum and the second moments of its samples, ``[d]`` and ``[d, d]``; their sums give the same components as the pooled
-samples would. The moments of a client with fewer than d samples reveal the space that these span; only their sums are
-used, which secure aggregation could compute without revealing any client's.
+Principal components are fitted on the server's validation samples if there are any. Otherwise every client sends the
+sum ``[d]`` and the second moments ``[d, d]`` of its samples; the sums of these over clients give the same components as
+the pooled samples. The moments of a client with fewer than d samples reveal the subspace that its samples span. Only
+the sums over clients are used, which secure aggregation could compute without revealing the moments of any client.
 """
 
 from __future__ import annotations
@@ -42,27 +43,29 @@ class Features(ValidatedArguments, ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
-        """Compute features ``[m, d]`` of samples ``[m, ...]``; rows with NaN may become NaN, and change no other row.
+        """Compute features ``[m, d]`` of samples ``[m, ...]``; a sample with NaN may give NaN, but must not change
+        other rows.
 
         Args:
             x: the samples.
-            module: the global model in evaluation mode, where ``needs_model``.
+            module: the global model in evaluation mode, if ``needs_model``; else None.
         """
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
-        """Fit the map before the first call; by default there is nothing to fit.
+        """Fit the features before the first call; by default nothing is fitted.
 
         Args:
-            server: the server's own samples ``[m, ...]``, or None.
-            clients: may be asked for statistics; the server receives only the questions' return values.
+            server: the server's validation samples ``[m, ...]``; None if it has none.
+            clients: the clients, which may be asked for statistics; the server receives only the return value of the
+                function that it sends them.
         """
 
 
 def make_features(features: str | Features) -> Features:
-    """Make features by name with their default options; return a ``Features`` object unchanged.
+    """Return the features with a name, with default options; return a ``Features`` object unchanged.
 
     Raises:
-        ConfigurationError: an unknown name, or another object.
+        ConfigurationError: the name is unknown, or the object is not a ``Features``.
 
     Example:
         >>> make_features("pca")
@@ -76,7 +79,7 @@ def make_features(features: str | Features) -> Features:
 
 
 class Pixels(Features):
-    """Inputs as the network sees them, flattened: d is the product of a sample's shape.
+    """Inputs of the network, flattened: the number of features d is the product of a sample's shape.
 
     Example:
         >>> import torch
@@ -92,17 +95,17 @@ BATCH = 256
 
 
 class Penultimate(Features):
-    """Features that the current global model passes to its classifier head, ``[m, d]``.
+    """Inputs ``[m, d]`` of the classifier head of the current global model.
 
-    They change from round to round, so compare shares, not distances, of different rounds.
+    These features change from round to round, so compare shares, not distances, between rounds.
 
     Args:
         head: name of the head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or the last
             ``nn.Linear``.
 
     Raises:
-        ConfigurationError: at the call, no linear layer, an unknown name, or a head that the forward pass does not
-            call.
+        ConfigurationError: at the call: the model has no linear layer or no layer of the name ``head``, or its forward
+            pass does not call the head exactly once.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -126,7 +129,8 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
     """Compute the inputs ``[m, d]`` of a module's classifier head for samples ``[m, ...]``, in batches.
 
     Raises:
-        ConfigurationError: as :class:`Penultimate`.
+        ConfigurationError: the module has no linear layer or no layer of the name ``head``, or its forward pass does
+            not call the head exactly once.
     """
     found = ParameterSpace(module, head).head
     if found is None:
@@ -152,12 +156,12 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Number, sum and second moments of samples, which can be added.
+    """Number, sum and second moments of samples; moments of several sets of samples can be added.
 
     Args:
         count: number of samples.
-        total: float64 ``[d]``, the samples' sum.
-        square: float64 ``[d, d]``, the sum of x x^T.
+        total: float64 ``[d]``, sum of the samples x.
+        square: float64 ``[d, d]``, sum of x x^T over the samples x.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
@@ -172,7 +176,7 @@ class Moments:
 
     @staticmethod
     def of(x: Tensor) -> Moments:
-        """Compute the moments of the finite rows of ``[m, d]``."""
+        """Compute the moments of samples ``x [m, d]``; samples that are not finite are left out."""
         x = x[x.isfinite().all(1)].double()
         return Moments(len(x), x.sum(0), x.T @ x)
 
@@ -185,17 +189,18 @@ class Moments:
         return Moments(self.count + other.count, self.total + other.total, self.square + other.square)
 
     def mean(self) -> Tensor:
-        """Compute the mean, float64 ``[d]``."""
+        """Compute the mean of the samples, float64 ``[d]``."""
         return self.total / self.count
 
     def covariance(self) -> Tensor:
-        """Compute the covariance, float64 ``[d, d]``, divided by the count."""
+        """Compute the covariance of the samples, float64 ``[d, d]``, with the number of samples as divisor."""
         mean = self.mean()
         return self.square / self.count - mean[:, None] * mean
 
 
 class PCA(Features):
-    """First principal components of the samples, not scaled, so that distances approximate those of the samples.
+    """First principal components of the samples, not scaled, so that their distances approximate the samples'
+    distances.
 
     With fewer samples or dimensions than ``components`` there are as many components as possible.
 
@@ -203,8 +208,8 @@ class PCA(Features):
         components: number of components.
 
     Raises:
-        ConfigurationError: ``components`` below 1; at the fit, no finite sample at all, or samples of two sizes; at the
-            call, samples of another size than those of the fit.
+        ConfigurationError: at construction: ``components`` is below 1. At the fit: there is no finite sample, or
+            samples differ in size. At the call: the samples have another size than in the fit.
 
     Example:
         >>> x = torch.randn(100, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -236,7 +241,7 @@ class PCA(Features):
             mean = moments.mean()
             axes = torch.linalg.eigh(moments.covariance()).eigenvectors.flip(1).T[: moments.count]
         axes = axes[: self.components]
-        # An axis has no sign of its own: the entry that is largest is made positive.
+        # The sign of an axis is arbitrary: its largest entry is made positive.
         largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
         self._mean, self._axes = mean.float(), (axes * largest.sign()).float()
 
@@ -252,7 +257,7 @@ class PCA(Features):
 
 
 def _moments(local: LocalData) -> Moments | None:
-    """Compute a client's moments, where the server has no samples to fit on; None for a client without samples."""
+    """Return the moments of a client's samples, for a fit without server samples; None for a client without samples."""
     if not int(local.class_counts.sum()):
         return None
     return Moments.of(local.samples()[0].flatten(1).cpu())
