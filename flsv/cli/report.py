@@ -4,13 +4,13 @@
     flsv report lightning_logs/version_0 --budget 10000 --by value
     flsv report lightning_logs/version_0 --client 3 --out boston.html
 
-One HTML file that needs no network. The first page says what each partner has contributed and what speaks against
-making something of it; the appendix how it was measured, per class and over the rounds, suspicious samples, settings,
-hashes. With --client, the page that this participant may see: of the others it has nothing but, of
-five participants or more and at the end of the run, means over all. With --budget, the page says whether the
-values are fit to pay by, what share of it each has, what that is in whole cents, with intervals; shares.csv beside it
-has the same. Copies and
-outliers that the run has found stand beside the amounts: nothing is held back.
+Writes one HTML file that needs no network. Its first page says how much each partner has contributed and what speaks
+against relying on it; the appendix shows how this was measured, the values per class and over the rounds, suspicious
+samples, settings and hashes. With --client, the page is for this participant: about the others it contains only means
+over all participants, and these only if there are five or more and the run has ended. With --budget, the page says
+whether the values are suitable for payment, and shows each partner's share and its amount in whole cents, with
+intervals; shares.csv beside the page has the same numbers. Copies and outliers that the run has found are named beside
+the amounts, but no amount is held back for them.
 """
 
 from __future__ import annotations
