@@ -103,7 +103,6 @@ def retrain(
     Raises:
         ConfigurationError: the folder holds no configuration; the data are not those of the run; the federation has
             entries of the model that stay at the clients; or the folder holds trainings with other settings or data.
-            parts that stay at the clients, or the folder holds trainings of other settings or data.
     """
     _check_performance(metric, mode)
     ranks = ranks_of_environment()
