@@ -137,17 +137,8 @@ class OneProcess:
         judged = {each.evaluator: each for each in measures.values() if isinstance(each, ModelScore) and each.judged}
         measures = {name: measure for name, measure in measures.items() if getattr(measure, "judged", False) is False}
         classified = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
-        every = self._config.evaluation.every if self.clients_here else 0
-        if every:
-            test = self.data.client_loader(0, "test", shuffle=False)
-            try_forward(trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
-        asking_clients = [*self._strategies.values(), *evaluating.values()]
-        for asks in asking_clients if self.clients_here else ():
-            performance = getattr(asks, "performance", None)
-            if isinstance(performance, ModelScore):
-                self.manager.any_task(0, "val", performance)
-            elif asks.evaluates:
-                self.manager.tried()
+        if self.clients_here:
+            self._try_evaluations([*self._strategies.values(), *evaluating.values()])
         if not measures and not judged:
             return None
         asking = {f"metric {name!r}": measure for name, measure in measures.items()}
@@ -165,6 +156,18 @@ class OneProcess:
                 raise ConfigurationError(f"metrics {classified}: {error}{instead}") from error
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
+
+    def _try_evaluations(self, asking: Sequence[Any]) -> None:
+        """Try the evaluations that clients will do for ``ClientEvaluation``, and for these strategies and metrics."""
+        if every := self._config.evaluation.every:
+            test = self.data.client_loader(0, "test", shuffle=False)
+            try_forward(self.trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
+        for asks in asking:
+            performance = getattr(asks, "performance", None)
+            if isinstance(performance, ModelScore):
+                self.manager.any_task(0, "val", performance)
+            elif asks.evaluates:
+                self.manager.tried()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Start the client side, once the optimizers are set up.

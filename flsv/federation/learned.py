@@ -154,13 +154,20 @@ def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
             evaluators[key] = run.server.games.evaluator_of(measure)
             scores[key] = evaluators[key](model[None])
         value = scores[key].value(measure if other is None else other.name)
-        by = other.of if other is not None and other.by_class else measure
-        apart = beats_constant(scores[key], by) if isinstance(by, str) and by in TESTED else None
         if other is not None and other.called and not other.judged:
-            labels = [y.cpu() for _, y in evaluators[key].batches]
-            apart = score_beats_chance(other.called, float(value), torch.cat(labels), run.engine.data.num_classes)
+            labels = torch.cat([y.cpu() for _, y in evaluators[key].batches])
+            classes = run.engine.data.num_classes
+            apart: bool | None = score_beats_chance(other.called, float(value), labels, classes)
+        else:
+            apart = _beats_constant(scores[key], measure)
         found[name] = LearningResult(measure if other is None else other.title, _finite(value), apart)
     return found
+
+
+def _beats_constant(scores: Any, measure: str | ModelScore) -> bool | None:
+    """Return whether scores are better than a constant answer's; None: not known of this performance."""
+    by = measure.of if isinstance(measure, ModelScore) and measure.by_class else measure
+    return beats_constant(scores, by) if isinstance(by, str) and by in TESTED else None
 
 
 @torch.inference_mode(False)

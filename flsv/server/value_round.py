@@ -344,9 +344,15 @@ def _check(
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
     check_space(space, board, [], head, given)
+    if classes is None:
+        _check_no_classes(board)
+
+
+def _check_no_classes(board: ContributionMetrics) -> None:
+    """Raise where a metric needs classes, and the module does not tell their number."""
     by_class = [n for n, metric in board.metrics.items() if getattr(metric, "per_class", False)]
     games = [n for n, measure in board.performances.items() if isinstance(measure, str)]
-    if classes is None and (by_class or games):
+    if by_class or games:
         raise ConfigurationError(
             f"metrics {[*by_class, *games]} are of classes, and the module has no linear layer that tells how many "
             "there are: say num_classes."
