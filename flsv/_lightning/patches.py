@@ -113,8 +113,8 @@ def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
 
 
 def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the patches with which Lightning writes no placeholder into TensorBoard's table of runs, each ``(object,
-    attribute name, new value)``.
+    """Return the patches with which Lightning writes no placeholder into TensorBoard's table of runs, each
+    ``(object, attribute name, new value)``.
 
     At the beginning of a fit Lightning writes all hyper-parameters of the module and the data module to TensorBoard,
     with ``hp_metric = -1`` as the only result; and TensorBoard keeps the first table that it is given. Without the

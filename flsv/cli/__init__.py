@@ -1,5 +1,5 @@
-"""The command line: ``flsv fit``, ``validate``, ``test``, ``predict`` and flsv's own subcommands, such as ``flsv
-compare``."""
+"""The command line: ``flsv fit``, ``validate``, ``test``, ``predict`` and flsv's own subcommands, such as
+``flsv compare``."""
 
 from flsv.cli.entry import main
 

@@ -152,8 +152,8 @@ def _report(
 def _costs(
     known: Known, entries: Mapping[str, Entry], path: Path, suffix: str, say: Callable[[str], None]
 ) -> Mapping[str, Cost]:
-    """Measure the metrics' costs in the federation that is set for this group, or in the user's own, ``{metric:
-    cost}``."""
+    """Measure the metrics' costs in the federation that is set for this group, or in the user's own,
+    ``{metric: cost}``."""
     usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[usual][0] if usual in known else (*own, federation(usual))[0], entries, path, say=say)
 

@@ -93,7 +93,7 @@ def filled(text: str, width: int) -> str:
 
 
 class TextHelp(argparse.HelpFormatter):
-    """Formatter of the help of a command whose description is its module's docstring."""
+    """Formatter of a command's help, for commands whose description is their module's docstring."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return textwrap.indent(filled(text, width - len(indent)), indent)
@@ -131,7 +131,7 @@ class Waiting:
             print(".", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """End the line; a second call does nothing."""
+        """Stop the dots and end the line; a second call does nothing."""
         if not self._over.is_set():
             self._over.set()
             self._dots.join()

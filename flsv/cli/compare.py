@@ -157,7 +157,8 @@ def kept_private(local: LocalData) -> dict[str, Tensor]:
 
 
 def _values(evaluate: ModelEvaluator, models: Tensor) -> Tensor:
-    """Evaluate K models ``[K, P]``, and return their scores by all three measures, ``[K, 3]``."""
+    """Evaluate K models, vectors of P entries, ``[K, P]``, and return their scores by all three measures,
+    ``[K, 3]``."""
     scores = evaluate(models)
     return torch.stack([scores.value("metric" if name == "auroc" else name) for name in MEASURES], dim=1)
 
@@ -182,17 +183,17 @@ class Outcome:
     names: tuple[str, ...] = ()
 
     def scores(self, measure: str, models: Models = "received") -> Tensor:
-        """Return the scores ``[n]`` of the clients' models by a measure, or the global model's ``[1]``."""
+        """Return the scores of the clients' models by a measure, one per client; or the global model's single score."""
         return torch.tensor(self.table.loc[self.table["models"] == models, measure].tolist(), dtype=torch.float64)
 
     def gains(self, alone: Outcome, measure: str) -> Tensor:
-        """Compute each client's gain ``[n]``: the score of the model that it received last, minus its score
+        """Compute each client's gain: the score of the model that it received last, minus its score in the outcome
         ``alone``."""
         return self.scores(measure) - alone.scores(measure)
 
     def fairness(self, alone: Outcome, measure: str) -> float:
-        """Compute collaborative fairness, the correlation with the scores ``alone``; NaN if all clients' scores are the
-        same."""
+        """Compute collaborative fairness, the correlation of the clients' scores with those in the outcome ``alone``;
+        NaN if all clients' scores are the same."""
         return float(collaborative_fairness(alone.scores(measure), self.scores(measure)))
 
 

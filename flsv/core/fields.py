@@ -46,7 +46,7 @@ def stage_of(names: Iterable[Any]) -> Stage:
 
 
 def derived(cls: type) -> set[str]:
-    """Return the names of a class's cached properties."""
+    """Return the names of the attributes of a class that are cached properties."""
     return {name for name, value in vars(cls).items() if isinstance(value, cached_property)}
 
 

@@ -55,13 +55,13 @@ Split = Literal["train", "val", "test"]
 
 
 class ModelScores(Protocol):
-    """The scores of K models, see :class:`flsv.games.Scores`."""
+    """The scores of several models; ``value`` returns one number per model, see :class:`flsv.games.Scores`."""
 
     def value(self, metric: Any) -> Tensor: ...
 
 
 Evaluator = Callable[[Tensor], ModelScores]
-"""Function from models ``[K, P]`` to their scores, see :class:`flsv.games.ModelEvaluator`."""
+"""Function from K models of P entries each, ``[K, P]``, to their scores, see :class:`flsv.games.ModelEvaluator`."""
 
 Tell = Callable[[str, float], float]
 """Function from a number's name and true value to the value that a client reports."""
@@ -134,30 +134,33 @@ class LocalData:
 
     @property
     def class_counts(self) -> Tensor:
-        """Return the participant's number of training samples of each class, by its own labels, int64 ``[M]``."""
+        """Return the participant's number of training samples of each of M classes, by its own labels, int64
+        ``[M]``."""
         self._check()
         return self._class_counts
 
     @property
     def population(self) -> Tensor:
-        """Return the whole federation's number of training samples of each class, int64 ``[M]``."""
+        """Return the whole federation's number of training samples of each of M classes, int64 ``[M]``."""
         return self._population
 
     @property
     def start(self) -> Tensor | None:
-        """Return the model ``[P]`` from which this client started the current round; None if it does not take part."""
+        """Return the model, a vector, from which this client started the current round; None if the client takes no
+        part in it."""
         self._check()
         return self._start
 
     @property
     def model(self) -> Tensor | None:
-        """Return the model ``[P]`` that this client has trained, before uploads change it; None before training."""
+        """Return the model, a vector, that this client has trained, before attacks, noise and compression change it;
+        None before training."""
         self._check()
         return self._model
 
     @property
     def sent(self) -> Tensor | None:
-        """Return the model ``[P]`` that this client has sent, after attacks, noise and compression; None before
+        """Return the model, a vector, that this client has sent, after attacks, noise and compression; None before
         sending."""
         self._check()
         return self._sent
@@ -191,7 +194,8 @@ class LocalData:
 
     @property
     def private(self) -> State:
-        """Return the part of :attr:`state` that holds the module's unshared entries, by their names in the module."""
+        """Return the entries of :attr:`state` that belong to the unshared part of the module, by their names in the
+        module."""
         return Prefixed(self.state, "module.")
 
     def set_models(
@@ -243,15 +247,15 @@ class LocalData:
         return self._training(generator)
 
     def evaluate(self, vectors: Tensor, split: Split = "val") -> ModelScores:
-        """Compute the scores of K models ``[K, P]`` on this participant's samples; ``.value("accuracy")`` is then
-        ``[K]``."""
+        """Compute the scores of K models, vectors of P entries, ``[K, P]``, on this participant's samples;
+        ``.value("accuracy")`` of the result is ``[K]``."""
         self._check()
         if (split, None) not in self._evaluators:
             self._evaluators[split, None] = self._evaluator(self._batches(split))
         return self._evaluators[split, None](vectors)
 
     def utility(self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val") -> Tensor:
-        """Compute the utilities of models on this participant's samples; more is better.
+        """Compute the utilities (performances of which more is better) of models on this participant's samples.
 
         Args:
             vectors: ``[K, P]``, the K models.
@@ -270,7 +274,8 @@ class LocalData:
         return performance.utility(self._evaluators[key](vectors).value(performance.name))
 
     def module(self, vector: Tensor) -> nn.Module:
-        """Return a copy of the module that holds the vector ``[P]``, in evaluation mode; valid until the next call."""
+        """Return a copy of the module with the parameters and buffers of a vector, in evaluation mode; valid until the
+        next call."""
         self._check()
         return self._module(vector)
 

@@ -29,7 +29,7 @@ LEAST_PIECE = 2**12
 
 
 def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
-    """Allocate an uninitialized tensor ``[count, P]`` for ``count`` models.
+    """Allocate an uninitialized tensor for ``count`` models, vectors of P entries each, ``[count, P]``.
 
     On a CPU under Linux, a tensor that would take more than a quarter of the machine's memory is stored in a mapped
     file without a name, which the system deletes with the tensor, however the process ends. The system holds as much of
@@ -79,7 +79,8 @@ def memory_bytes() -> int:
 
 
 class ClientMatrix:
-    """The models ``[k, P]`` of a cohort of k clients, and the models that the clients started from.
+    """The models of a cohort of k clients, vectors of P entries, ``[k, P]``, and the models that the clients started
+    from.
 
     Args:
         rows: ``[k, P]``, the clients' models.
@@ -122,17 +123,18 @@ class ClientMatrix:
         return (slice(begin, min(begin + width, end)) for begin in range(0, end, width))
 
     def updates(self, columns: slice) -> Tensor:
-        """Compute the clients' updates in a slice of the columns, a new tensor ``[k, width of the slice]``."""
+        """Compute the updates of the k clients in a slice of the columns, a new tensor ``[k, width of the slice]``."""
         if self._common is not None:
             return self.rows[:, columns] - self._common[columns]
         return torch.stack([row[columns] - start[columns] for row, start in zip(self.rows, self.starts)])
 
     def update(self, client: int) -> Tensor:
-        """Compute the update of the client in row ``client``, a new tensor ``[P]``."""
+        """Compute the update (model minus start point) of the client in row ``client``, a new vector."""
         return self.rows[client] - self.starts[client]
 
     def combine(self, weights: Tensor, end: int | None = None) -> Tensor:
-        """Compute the sum of all updates, each times its client's weight, over the first ``end`` columns: ``[end]``."""
+        """Compute the sum of all updates, each times its client's weight, over the first ``end`` columns, a vector of
+        that length."""
         end = self.rows.shape[1] if end is None else end
         result = self.rows.new_empty(end)
         for block in self.blocks(end):
@@ -140,21 +142,23 @@ class ClientMatrix:
         return result
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Compute the inner product of every update's first columns with a vector of that length, float64 ``[k]``."""
+        """Compute the inner product of each of the k updates' first columns with a vector of that length, float64
+        ``[k]``."""
         result = torch.zeros(len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(len(vector)):
             result += self.updates(block).double() @ vector[block].double()
         return result
 
     def norms(self, end: int | None = None) -> Tensor:
-        """Compute the Euclidean norms of the updates over the first ``end`` columns without overflow, float64
+        """Compute the Euclidean norms of the k updates over the first ``end`` columns without overflow, float64
         ``[k]``."""
         if self._common is not None:
             return distances(self.rows[:, :end], self._common[:end])
         return torch.cat([distances(row[None, :end], start[:end]) for row, start in zip(self.rows, self.starts)])
 
     def gram(self, end: int | None = None) -> Tensor:
-        """Compute the inner products of all pairs of updates over the first ``end`` columns, float64 ``[k, k]``."""
+        """Compute the inner products of all pairs of the k updates over the first ``end`` columns, float64
+        ``[k, k]``."""
         result = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(end):
             part = self.updates(block).double()

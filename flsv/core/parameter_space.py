@@ -33,8 +33,8 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the head's M rows from vectors ``[..., P]``: D weights per class, and the bias if included, ``[..., M,
-        D (+1)]``."""
+        """Return the classifier head's part of vectors ``[..., P]``: for each of M classes D weights, and the bias if
+        included, ``[..., M, D (+1)]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -123,8 +123,8 @@ class ParameterSpace:
     left_names = property(attrgetter("non_finite_names"), doc="Alias of ``non_finite_names``, their name before 1.1.")
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
-        """Copy the module's state into a vector ``[P]`` and return it: into ``out`` if it is given, else into a new
-        vector."""
+        """Copy the module's state into a vector of length :attr:`size` and return it: into ``out`` if it is given, else
+        into a new vector."""
         tensors = self._shared(module)
         if out is None:
             out = torch.empty(self.size, dtype=self.dtype, device=tensors[0].device if tensors else None)
@@ -133,13 +133,13 @@ class ParameterSpace:
 
     @torch.no_grad()
     def write(self, module: nn.Module, vector: Tensor) -> None:
-        """Copy a vector ``[P]`` into the module's parameters and buffers, in place."""
+        """Copy a vector of length :attr:`size` into the module's parameters and buffers, in place."""
         if vector.shape != (self.size,):
             raise ValueError(f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}.")
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
 
     def check(self, module: nn.Module) -> None:
-        """Check that the module still has the entries from which the space was made.
+        """Check that the module still has the parameters and buffers with which this space was created.
 
         Raises:
             ConfigurationError: entries have come or gone; the message names them.
@@ -190,13 +190,14 @@ class ParameterSpace:
         return found
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split vectors ``[..., P]`` or ``[..., num_parameters]`` into named tensors ``[..., *shape]``, all views."""
+        """Split vectors of length :attr:`size`, or of length :attr:`num_parameters`, into ``{name: tensor}`` of views;
+        leading dimensions of a stack of vectors are kept."""
         sizes = self._sizes if vector.shape[-1] == self.size else self._sizes[: self._num_parameter_tensors]
         parts = vector.split(sizes, dim=-1)
         return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate named tensors into a new vector ``[P]``, the inverse of :meth:`unflatten`."""
+        """Concatenate named tensors into a new vector of length :attr:`size`, the inverse of :meth:`unflatten`."""
         return torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
 
     def _views(self, vector: Tensor) -> Iterator[Tensor]:

@@ -39,7 +39,8 @@ class Ranks:
         return value
 
     def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
-        """Replace each row i of ``matrix [k, P]`` by row i of rank ``owners[i]``'s matrix, on all ranks, in place."""
+        """Replace row i of the k rows of ``matrix`` by row i of rank ``owners[i]``'s matrix, for every i, on all ranks
+        and in place."""
 
     def abort(self, why: str) -> None:
         """Tell the other ranks that this rank takes part in no further exchange; ``why`` goes into their message."""

@@ -102,7 +102,8 @@ class Round:
 
     @cached_property
     def start_vectors(self) -> Tensor | None:
-        """Return the models ``[k, P]`` that the clients started from; None if all started from the global model.
+        """Return the models that the k clients started from, vectors of P entries, ``[k, P]``; None if all started from
+        the global model.
 
         This is a second matrix of the size of ``client_vectors``."""
         starts = self.matrix.starts
@@ -110,7 +111,8 @@ class Round:
 
     @cached_property
     def client_updates(self) -> Tensor:
-        """Return the clients' updates ``[k, P]``: each client's model minus the model that it started from.
+        """Return the updates of the k clients, ``[k, P]``: each client's model, a vector of P entries, minus the model
+        that it started from.
 
         This is a second matrix of the size of ``client_vectors``; :attr:`matrix` computes norms and products without
         it."""
@@ -118,7 +120,8 @@ class Round:
 
     @cached_property
     def client_heads(self) -> Tensor:
-        """Return the change of the classifier head's rows (weights, bias) in every client's update, ``[k, M, D+1]``."""
+        """Return how each of the k clients changed the classifier head: one row of D weights and a bias for each of M
+        classes, ``[k, M, D+1]``."""
         head = self.head
         starts = self.matrix.starts
         if all(start is self.global_vector for start in starts):
@@ -127,19 +130,21 @@ class Round:
 
     @cached_property
     def client_head_weights(self) -> Tensor:
-        """Return the classifier head's rows (weights, bias) of every client's model, ``[k, M, D+1]``."""
+        """Return the classifier head of each of the k clients' models: one row of D weights and a bias for each of M
+        classes, ``[k, M, D+1]``."""
         return self.head.rows(self.client_vectors)
 
     @cached_property
     def inclusion_probabilities(self) -> Tensor:
-        """Return each client's probability to have been drawn into this cohort, ``[k]``."""
+        """Return the probability of each of the cohort's k clients to have been drawn into the cohort, ``[k]``."""
         if self.chances is None:
             return torch.ones(len(self), device=self.client_ids.device)
         return self.chances().to(self.client_ids.device)[self.client_ids]
 
     @cached_property
     def senders(self) -> Tensor:
-        """Return the ids of the clients that have sent an update, ``[s]`` integers: the cohort, then the excluded."""
+        """Return the ids of the s clients that have sent an update, int64 ``[s]``: the cohort first, then clients whose
+        update was excluded."""
         return torch.cat([self.client_ids, self.client_ids.new_tensor(list(self.left_out))])
 
     @cached_property
@@ -158,13 +163,13 @@ class Round:
         return self._games.utility(metric, weighting)
 
     def gradient_products(self, order: int = 1, loss: Any = "negative_loss") -> Any:
-        """Compute the inner products g . d_i ``[k]`` of the validation loss's gradient g at the global model with the
-        updates d_i; for order 2 also d_i^T H d_j ``[k, k]`` with the loss's Hessian H."""
+        """Compute the inner products g . d_i ``[k]`` of the validation loss's gradient g at the global model with the k
+        clients' updates d_i; for order 2 also d_i^T H d_j ``[k, k]`` with the loss's Hessian H."""
         return self._games.gradient_products(order, loss)
 
     def slopes(self, balanced: bool = False) -> Tensor:
-        """Compute the inner products ``[k]`` of the validation loss's gradient with the updates; ``balanced``: all
-        classes count equally in the loss."""
+        """Compute the inner products of the validation loss's gradient with the k clients' updates, ``[k]``;
+        ``balanced``: all classes count equally in the loss."""
         return self._games.slopes(balanced)
 
     def generator(self, name: str) -> torch.Generator:
@@ -175,19 +180,21 @@ class Round:
     @cached_property
     @after("aggregation")
     def server_update(self) -> Tensor:
-        """Return the next global model minus this round's, ``[P]``."""
+        """Return the next global model minus this round's, a vector ``[P]`` of all P parameters and buffers."""
         return self._aggregated("server_vector") - self.global_vector
 
     @cached_property
     @after("aggregation")
     def server_head(self) -> Tensor:
-        """Return the average of the clients' head updates with this round's aggregation weights, ``[M, D+1]``."""
+        """Return the average change of the classifier head (M classes, D weights and a bias each), weighted by this
+        round's aggregation weights, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_heads)
 
     @cached_property
     @after("aggregation")
     def server_head_weights(self) -> Tensor:
-        """Return the average of the clients' head weights with this round's aggregation weights, ``[M, D+1]``."""
+        """Return the average of the clients' classifier heads (M classes, D weights and a bias each), weighted by this
+        round's aggregation weights, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_head_weights)
 
     @property
@@ -271,8 +278,8 @@ class Round:
     @cached_property
     @after("exchange")
     def coalitions(self) -> Tensor:
-        """Return the coalitions whose models are trained beside the global one, bool ``[K, n]``; the empty and the full
-        coalition are among them."""
+        """Return the K coalitions of the n clients whose models are trained beside the global one, bool ``[K, n]``; the
+        empty and the full coalition are among them."""
         if self.trained is None:
             raise RuntimeError("no coalitions are trained in this round: flsv.metrics.ShadowShapley has them trained.")
         return self.trained.masks
@@ -280,31 +287,33 @@ class Round:
     @cached_property
     @after("exchange")
     def uploaded(self) -> Tensor:
-        """Return how many numbers (entries of tensors) each client has sent in this round, int64 ``[k]``."""
+        """Return how many numbers (entries of tensors) each of the cohort's k clients has sent in this round, int64
+        ``[k]``."""
         return self._channel.numbers(self.client_ids.tolist(), "up").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def downloaded(self) -> Tensor:
-        """Return how many numbers (entries of tensors) each client has received in this round, int64 ``[k]``."""
+        """Return how many numbers (entries of tensors) each of the cohort's k clients has received in this round, int64
+        ``[k]``."""
         return self._channel.numbers(self.client_ids.tolist(), "down").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def uploaded_bytes(self) -> Tensor:
-        """Return how many bytes each client has sent in this round, float64 ``[k]``."""
+        """Return how many bytes each of the cohort's k clients has sent in this round, float64 ``[k]``."""
         return self._channel.bytes(self.client_ids.tolist(), "up").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def downloaded_bytes(self) -> Tensor:
-        """Return how many bytes each client has received in this round, float64 ``[k]``."""
+        """Return how many bytes each of the cohort's k clients has received in this round, float64 ``[k]``."""
         return self._channel.bytes(self.client_ids.tolist(), "down").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def reached(self) -> Tensor:
-        """Return the ids of all clients that received or sent anything, ``[r]`` integers: the cohort first, then those
+        """Return the ids of the r clients that received or sent anything, int64 ``[r]``: the cohort first, then clients
         whose update was excluded or not finite."""
         others = (message.client for message in self._channel.messages)
         return self.client_ids.new_tensor(list(dict.fromkeys([*self.client_ids.tolist(), *others])))
@@ -342,15 +351,15 @@ class Round:
 
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
-    """Return the start points as vectors ``[P]``; each client in ``starts`` is asked for its vector."""
+    """Return the models that clients started from as vectors; each client in ``starts`` is asked for its vector."""
     clients = [start for start in starts if isinstance(start, Client)]
     found = iter(map_clients(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]
 
 
 def started_from(local: LocalData) -> Tensor:
-    """Return the model ``[P]`` that the client started the round from: a question for when the server did not send
-    it."""
+    """Return the model, a vector, that the client started the round from: a question for clients to which the server
+    did not send it."""
     if local.start is None:
         raise RuntimeError(f"{local!r} has not begun a round.")
     return local.start

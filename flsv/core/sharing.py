@@ -20,7 +20,8 @@ from flsv.utilities.classifier_head import head_name
 from flsv.utilities.errors import ConfigurationError, listed
 
 Share = str | list[str] | Callable[[str, Tensor], bool]
-"""``"all"``; ``"trainable"``; patterns; or a function of an entry's name and tensor that returns whether it is shared.
+"""The entries that are shared: ``"all"``, ``"trainable"``, a list of patterns, or a function of an entry's name and
+tensor that returns whether it is shared.
 """
 
 #: Names of normalization layers' classes, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).

@@ -89,8 +89,8 @@ class FederationState:
         counted: ``{client id: name}``, the client's last round of training whose result was used, from which a remote
             client continues.
         incidents: what went wrong at the clients, see :meth:`note`.
-        pending_traffic: the messages that were needed to draw the current or next cohort: each ``(client, direction,
-            name, numbers, bytes)``.
+        pending_traffic: the messages that were needed to draw the current or next cohort: each
+            ``(client, direction, name, numbers, bytes)``.
     """
 
     num_clients: int = 0
@@ -111,7 +111,7 @@ class FederationState:
     pending_traffic: list[tuple[int, Direction, str, int, float]] = field(default_factory=list)
 
     def model(self) -> Tensor:
-        """Return the global model ``[P]``.
+        """Return the global model, a vector of parameters and buffers.
 
         Raises:
             RuntimeError: no round has begun.
@@ -159,7 +159,7 @@ class FederationState:
         self.incidents.append({"client": client, "what": what, "first": index, "last": index, "times": 1})
 
     def to(self, device: torch.device) -> None:
-        """Move the clients' models to a device."""
+        """Move the models in ``starts`` and ``trained`` to a device."""
         self.starts = {client: model.to(device) for client, model in self.starts.items()}
         self.trained = {client: model.to(device) for client, model in self.trained.items()}
 

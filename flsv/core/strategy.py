@@ -184,7 +184,8 @@ class Strategy(Component):
         personalization."""
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
-        """Return the models of coalitions of clients that this strategy has trained beside the global one, or None.
+        """Return the models of coalitions of clients that this strategy has trained beside the global model; None if it
+        trains none.
 
         Called at the server after :meth:`end_round`."""
         return None

@@ -42,8 +42,8 @@ def bars(
     caption: str = "",
     of_seeds: bool = False,
 ) -> Markup:
-    """Draw one bar for each of k names with the ends of its interval, ``[2, k]``; intervals are dark if
-    ``of_seeds``."""
+    """Return a chart with one bar for each of k names; ``ends [2, k]`` are the ends of the bars' intervals, drawn dark
+    if they are ``of_seeds``."""
     known = np.array(values, dtype=float)
     reach = np.array([known - ends[0], ends[1] - known])
     errors = np.where(np.isfinite(reach), reach.clip(min=0), np.nan)
@@ -66,8 +66,8 @@ def steps(
     unit: str,
     less_is_better: bool,
 ) -> Markup:
-    """Draw a waterfall from ``start`` to ``end`` with one step per name, whose values add up to ``end - start``. With
-    ``less_is_better`` (such as for an error) a fall has the color of a gain."""
+    """Return a waterfall chart from ``start`` to ``end`` with one step per name, whose values add up to
+    ``end - start``. With ``less_is_better`` (such as for an error) a fall has the color of a gain."""
     words = [f"start {number(start)}", *(f"{n} {number(v)}" for n, v in zip(names, values)), f"end {number(end)}"]
     heads = [*names, "start", "end"]
 
@@ -80,7 +80,7 @@ def steps(
 
 
 def lines(names: Sequence[str], values: np.ndarray, rounds: Sequence[int], caption: str) -> Markup:
-    """Draw the values ``[r, k]`` of k names in r rounds as one line per name, with a legend below."""
+    """Return a chart of the values ``[r, k]`` of k names in r rounds: one line per name, with a legend below."""
     values = np.where(np.isfinite(values), values, np.nan)
     words = []
     for name, line in zip(names, values.T):

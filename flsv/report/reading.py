@@ -103,8 +103,9 @@ class Run:
         return columns_in(self.table, metric)
 
     def history(self, metric: str, column: str = "") -> DataFrame:
-        """Return a metric's values ``[r, n]`` in the r :attr:`round_numbers`. A value is repeated until it is measured
-        again, except that numbers of a single round (weights, accuracies, norms) are NaN in other rounds."""
+        """Return a metric's values in the r :attr:`round_numbers` for n clients, ``[r, n]``. A value is repeated until
+        it is measured again, except that numbers of a single round (weights, accuracies, norms) are NaN in other
+        rounds."""
         return history(self.table, metric, self.num_clients, column, self.round_numbers)
 
     def to_frame(self) -> DataFrame:
@@ -126,12 +127,13 @@ class Run:
         return faults_in(self.record["events"])
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        """Return each client's last value ``[n]`` of a metric, or of one of its columns; NaN if a client has none."""
+        """Return the last value of each of the n clients, by a metric or by one of its columns; NaN if a client has
+        none."""
         return last(self.table, metric, self.num_clients, column)
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        """Return the low and the high ends ``[n]`` of the intervals of the clients' last values, NaN where there is
-        none; for a metric with standard errors only, the values minus and plus 1.96 standard errors."""
+        """Return the low and the high ends of the intervals of the n clients' last values, NaN where there is none; for
+        a metric with standard errors only, the values minus and plus 1.96 standard errors."""
         low, high = (last(self.table, metric, self.num_clients, what=end) for end in ("low", "high"))
         if any(end == end for end in low) or f"{metric}/stderr" not in self.measured:
             return low, high
@@ -169,19 +171,19 @@ class Run:
         return joined(self.label(client) for client in clients)
 
     def taken_part(self) -> list[int]:
-        """Return the number of rounds in which each client's update was aggregated, ``[n]``."""
+        """Return for each client the number of rounds in which its update was aggregated."""
         counts = part(self.table, "weight")["client"].value_counts()
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
     def retrained(self) -> list[dict[str, Any]]:
-        """Return each client's row of ``retrained.csv``, ``[n]``; an empty list if ``flsv retrain`` has not written the
-        file."""
+        """Return each client's row of ``retrained.csv`` as a mapping; an empty list if ``flsv retrain`` has not written
+        the file."""
         columns = ("value", "low", "high", "share", "majority")
         numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
         return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
 
     def _by_client(self, path: Path, needed: Mapping[str, Cell]) -> list[dict[str, Any]]:
-        """Return each client's row of a CSV file, ``[n]``, empty for clients without one; an empty list without a
+        """Return each client's row of a CSV file as a mapping, empty for clients without one; an empty list without a
         file."""
         if not path.is_file():
             return []

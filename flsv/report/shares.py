@@ -81,7 +81,7 @@ class Budget:
         return float(f"1e-{self.decimals}")
 
     def text(self, amount: float) -> str:
-        """Format an amount with its currency."""
+        """Return an amount as text, with the currency's decimals and its code."""
         return f"{amount:,.{self.decimals}f} {self.currency}".rstrip()
 
 
@@ -182,7 +182,7 @@ def _retrained(run: Run) -> Basis:
 
 
 def by_partners(by: str) -> bool:
-    """Return whether the partners themselves judge models in the performance with this title."""
+    """Return whether ``by``, the title of a performance, says that the partners themselves judge the models."""
     return by.startswith(CLIENTS)
 
 

@@ -95,8 +95,7 @@ def points_of(
 
 
 def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
-    """Return ``{tag: value}`` of the points, with tags that end with the client's name, such as
-    ``weight/client_1_Lyon``."""
+    """Return ``{tag: value}`` of the points, with tags that end with the client, such as ``weight/client_1_Lyon``."""
     return {f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points}
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def overall(metric: Metric, value: Tensor) -> Tensor:
-    """Return one number per client ``[n]`` for a metric's value: the metric's own summary, or the mean over classes."""
+    """Return one number for each of n clients, ``[n]``, from a metric's value: the metric's own summary, or the mean
+    over classes."""
     if isinstance(metric, ContributionMetric):
         return metric.per_client(value)
     return value.mean(-1) if value.ndim == 2 else value
@@ -73,8 +74,8 @@ def shared_numbers(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) 
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """Compute mean, minimum and standard deviation over the n clients of the scores of their own models, ``{name:
-    [n]}``.
+    """Compute mean, minimum and standard deviation over the n clients of the scores of their own models,
+    ``{name: [n]}``.
 
     The standard deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair
     Resource Allocation in Federated Learning", ICLR 2020, definition 1.

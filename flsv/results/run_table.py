@@ -123,15 +123,16 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """Return each client's last number ``[n]`` in the column ``what``: its value, or an end of its interval; NaN if
-    none."""
+    """Return one number per client, the last in column ``what``: the client's value, or an end of its interval; NaN if
+    it has none."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
-    """Return a metric's values ``[r, n]`` in r given rounds. A value is repeated until it is measured again, except
-    that numbers of a single round (weights, scores of clients' own models, norms) are NaN in other rounds."""
+    """Return a metric's values in r given rounds for n clients, ``[r, n]``. A value is repeated until it is measured
+    again, except that numbers of a single round (weights, scores of clients' own models, norms) are NaN in other
+    rounds."""
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))
     return found if metric in OF_A_ROUND else found.ffill()

@@ -255,7 +255,7 @@ class RoundServer:
         self.metrics.update(round.measured(), stage)
 
     def _aggregated(self, round: Round) -> tuple[Tensor, Tensor]:
-        """Return the next global model ``[P]`` and the clients' weights ``[k]``."""
+        """Return the next global model, a vector, and the weights of the k clients in it, ``[k]``."""
         vector, weights = self.aggregator.aggregate(round, self.metrics.with_priors())
         if self.aggregator.server_lr == 1:
             return vector, weights

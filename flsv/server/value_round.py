@@ -66,7 +66,7 @@ class RoundValues:
     table: pandas.DataFrame
 
     def __getitem__(self, metric: str) -> Tensor:
-        """Return the values ``[n]`` of a metric, by the metric's name."""
+        """Return the values of a metric, one per client, by the metric's name."""
         return self.values[metric]
 
     def to_frame(self) -> pandas.DataFrame:
@@ -104,8 +104,8 @@ def value_round(
         start: the global model that the clients started from.
         updates: the clients' models after local training: a list in the order of the clients, or a mapping from
             clients, each one of ``client_names`` or, without these, a number from 0.
-        val_loader: the server's validation batches, for metrics that evaluate models. A plain module needs pairs ``(x,
-            y)``; a LightningModule whatever its ``validation_step`` takes.
+        val_loader: the server's validation batches, for metrics that evaluate models. A plain module needs pairs
+            ``(x, y)``; a LightningModule whatever its ``validation_step`` takes.
         metrics: contribution metrics: one, or a list (named by their classes), or a mapping or ``MetricCollection``
             with names of your own. Default: a new ``PartialFederatedShapley`` of ``loss`` if that is given, else of
             accuracy.
@@ -298,7 +298,7 @@ def _games(
 
 
 def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: list[str]) -> RoundValues:
-    """Update the metrics before and after aggregation with ``weights [k]``, and return the clients' values."""
+    """Update the metrics before and after aggregation with the clients' ``weights``, and return the clients' values."""
     games: Any = round.games
     if games is not None:
         games.begin(round)
@@ -317,7 +317,8 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
 
 
 def _check_names(board: ContributionMetrics, names: list[str]) -> None:
-    """Raise ConfigurationError if a metric has seen rounds of other client names: its values are stored by position."""
+    """Raise ConfigurationError if a metric has seen rounds of clients with other names: its values are stored by the
+    clients' positions."""
     for name, metric in board.metrics.items():
         if not isinstance(metric, ContributionMetric) or metric.client_names is None:
             continue
@@ -349,7 +350,8 @@ def _check(
 
 
 def _check_no_classes(board: ContributionMetrics) -> None:
-    """Raise where a metric needs classes, and the module does not tell their number."""
+    """Raise ConfigurationError if a metric needs the number of classes, which neither the caller nor the module has
+    given."""
     by_class = [n for n, metric in board.metrics.items() if getattr(metric, "per_class", False)]
     games = [n for n, measure in board.performances.items() if isinstance(measure, str)]
     if by_class or games:
@@ -362,7 +364,7 @@ def _check_no_classes(board: ContributionMetrics) -> None:
 def _models(
     space: ParameterSpace, module: nn.Module, start: Model, updates: Any, cohort: _Cohort, deltas: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the vectors of the start model ``[P]`` and of the k clients' models ``[k, P]``."""
+    """Return the start model and the k clients' models as vectors of P entries, ``[P]`` and ``[k, P]``."""
     vector = _vector(space, module, start, "start")
     given = zip(cohort.called, cohort.each(updates, "updates"))
     models = torch.stack([_vector(space, module, model, client) for client, model in given])
@@ -370,7 +372,8 @@ def _models(
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
-    """Return a model as a vector ``[P]``; raise ConfigurationError, naming ``whose`` model, if it does not fit."""
+    """Return a model as a vector of the parameter space; raise ConfigurationError, naming ``whose`` model, if it does
+    not fit."""
     own = module.state_dict()
     if isinstance(model, Tensor):
         vector = model.detach().to(space.dtype)

@@ -279,7 +279,7 @@ def _alone(line: np.ndarray) -> list[int]:
 
 
 def _last(rows: np.ndarray) -> np.ndarray:
-    """Return every client's last value that is not NaN, from ``rows [r, n]``."""
+    """Return every client's last value that is not NaN, from ``rows [r, n]``, the values of n clients in r rounds."""
     last = rows[0]
     for row in rows[1:]:
         last = np.where(np.isnan(row), last, row)

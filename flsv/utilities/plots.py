@@ -267,7 +267,7 @@ def _array(values: Any, dimensions: int, shape: str) -> np.ndarray:
 
 
 def _known(values: Any, names: Sequence[str] | None) -> tuple[list[float], list[str]]:
-    """Return the finite values among ``values [n]``, and the names of their clients."""
+    """Return the finite numbers among ``values``, and the names of their clients."""
     row = _array(values, 1, "[n]")
     labels = client_labels(len(row), names)
     there = [place for place, value in enumerate(row.tolist()) if math.isfinite(value)]
