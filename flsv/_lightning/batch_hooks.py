@@ -115,5 +115,5 @@ def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
     if not isinstance(loss, Tensor):
         return None
     if trainer.lightning_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
-        return loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
+        return loss * trainer.accumulate_grad_batches  # Lightning has divided the loss
     return loss

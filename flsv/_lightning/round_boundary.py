@@ -218,8 +218,8 @@ class RoundAverage:
 
     def place_last(self, checkpoint: dict[str, Any]) -> None:
         """Put the last global model into a checkpoint that is saved after training, when the module holds the average,
-        so that the run can be resumed. The callback stores its average under a key of its own, before or after this
-        call."""
+        so that the run can be resumed. The callback moves the model to ``current_model_state`` and puts its average
+        into ``state_dict``, before or after this call."""
         if self.last is not None:
             checkpoint["current_model_state" if "current_model_state" in checkpoint else "state_dict"] = self.last
 

@@ -70,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
-    """Run ``flsv bench``; return 1 if a metric has failed or has no value in any federation, else 0."""
+    """Run ``flsv bench`` with the command-line arguments ``args``; return 1 if a metric has failed or has no value in
+    any federation, else 0."""
     options = _parser().parse_args(list(args))
     if options.list:
         _list()

@@ -286,7 +286,7 @@ def compare(
 
 
 def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: Path, alone: bool) -> FederatedCLI:
-    """Build the trainer, module and data of one run; ``alone``: of the standalone baseline."""
+    """Build the trainer, module and data of one run; if ``alone``, of the standalone baseline."""
     files = [option for file in (*base, config) for option in ("--config", file)]
     own = ["--trainer.default_root_dir", str(folder), "--federation.reporting.table", "false"]
     own += ["--federation.evaluation.keep_trained", "true"]
@@ -373,7 +373,7 @@ def _parser() -> ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv compare`` with the arguments that follow its name."""
+    """Run ``flsv compare`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = _parser().parse_known_args(list(args))
     if quiet:
         rest += NO_BARS

@@ -117,7 +117,7 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv data`` with the arguments that follow its name."""
+    """Run ``flsv data`` with the command-line arguments ``args``; print less if ``quiet``."""
     files = list(takewhile(lambda word: not word.startswith("-"), args))
     args = [*(f"--config={file}" for file in files), *args[len(files) :]]
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})

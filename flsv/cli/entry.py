@@ -72,8 +72,8 @@ def main(args: list[str] | None = None) -> int:
         args: the arguments; by default those of the process.
 
     Returns:
-            The exit status: 0; 2 for a configuration that cannot work; 1 if a file cannot be written, or a metric fails
-            in ``flsv bench``; 130 after Ctrl-C; 143 after SIGTERM.
+        The exit status: 0; 2 for a configuration that cannot work; 1 if a file cannot be written, or a metric fails in
+        ``flsv bench``; 130 after Ctrl-C; 143 after SIGTERM.
     """
     # A console script does not look for modules in the working folder, but `python -m flsv` does: class paths of the
     # user's own modules must work with both.
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _leave_out(quiet: bool) -> None:
     """Hide messages of Lightning that users cannot act on; if ``quiet``, hide all that are not warnings."""
-    importlib.import_module("lightning.pytorch")  # which sets its loggers' levels
+    importlib.import_module("lightning.pytorch")  # the import sets the loggers' levels
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.INFO)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_tip)

@@ -92,7 +92,7 @@ def names_of(name: str) -> tuple[str, str]:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv new`` with the arguments ``args`` that follow the command's name."""
+    """Run ``flsv new`` with the command-line arguments ``args``; print less if ``quiet``."""
     parser = command_parser("flsv new", __doc__)
     parser.add_argument("kind", choices=["metric"], help="of what")
     parser.add_argument("name", metavar="NAME", help="of the class, such as UpdateNorm")

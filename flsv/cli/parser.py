@@ -86,7 +86,8 @@ class FederatedCLI(LightningCLI):
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
-        """Return the subcommand that the first argument names, or else all: each one's parser is slow to make."""
+        """Return the subcommand that the first argument names, or else all subcommands, because each needs a parser
+        that is slow to make."""
         every = LightningCLI.subcommands()
         return {self._asked: every[self._asked]} if self._asked in every else every
 
@@ -203,7 +204,8 @@ class FederatedCLI(LightningCLI):
         used, or refused if the checkpoint's weights do not fit it."""
 
     def before_fit(self) -> None:
-        """Replace ``--ckpt_path last`` and ``best`` by a path before anything runs, for all four subcommands alike."""
+        """Replace ``--ckpt_path last`` and ``best`` by a path, and check that the folder can be written and the
+        checkpoint exists, before anything runs; the same for all four subcommands."""
         config = self.config_init[self.subcommand]
         # mypy: set by Lightning's connectors
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -117,7 +117,7 @@ def _parser() -> ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv repeat`` with the arguments that follow its name."""
+    """Run ``flsv repeat`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = _parser().parse_known_args(list(args))
     bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):

@@ -25,7 +25,7 @@ RULES = ("zero", "shift", "softmax", "refuse")
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv report`` with the arguments that follow its name."""
+    """Run ``flsv report`` with the command-line arguments ``args``; print less if ``quiet``."""
     parser = command_parser("flsv report", __doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
     parser.add_argument("--client", help="number or name of the client whose page it shall be")
@@ -55,7 +55,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     given = {name: value for name in names if (value := getattr(options, name))}
     if given and options.budget is None:
         parser.error(f"--{' and --'.join(given).replace('_', '-')}: say what is shared out, too: --budget 10000")
-    from flsv.report import Budget, open_run, write_report  # now: what is wrong above is said without waiting for torch
+    from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
     from flsv.report.facts import fitness
     from flsv.report.shares import SHARES, basis_of
 

@@ -296,7 +296,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv retrain`` with the arguments that follow its name."""
+    """Run ``flsv retrain`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = _parser().parse_known_args(list(args))
     say = printer(quiet or ranks_of_environment().rank > 0)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()

@@ -97,7 +97,7 @@ def valuation_columns(found: Valuation) -> dict[str, Tensor]:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv value`` with the arguments that follow its name."""
+    """Run ``flsv value`` with the command-line arguments ``args``; print less if ``quiet``."""
     parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
     options = parser.add_function_arguments(value, as_group=False, skip={"data", "valuer", "table"})
     objects = instantiated(parser, args)

@@ -185,7 +185,7 @@ class ParameterSpace:
 
     def _shared(self, module: nn.Module) -> list[Tensor]:
         found = [tensor for name, tensor in _float_state(module) if name not in self._excluded]
-        if len(found) != len(self.names):  # by a callback, after the round's own check
+        if len(found) != len(self.names):  # a callback changed the module after the round's check
             self.check(module)
         return found
 

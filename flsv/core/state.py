@@ -86,8 +86,8 @@ class FederationState:
         start: ``{metric: score}``, the score of the model before the first round, whose increase the metric divides
             among the clients, see :mod:`flsv.federation.learned`.
         run: the run's random name, set when the run begins, if remote clients keep their states themselves.
-        counted: ``{client id: name}``, the client's last round of training whose result was used, from which a remote
-            client continues.
+        counted: ``{client id: name}``, the name of the client's last training whose result was used, from which a
+            remote client continues.
         incidents: what went wrong at the clients, see :meth:`note`.
         pending_traffic: the messages that were needed to draw the current or next cohort: each
             ``(client, direction, name, numbers, bytes)``.

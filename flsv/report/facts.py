@@ -71,7 +71,7 @@ def caveats_of(run: Run) -> list[str]:
 
 
 def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """Return ``{thing: names}`` for pairs of a thing and a name."""
+    """Return ``{thing: names}`` for pairs ``(thing, name)``, in the order of the pairs."""
     of: dict[Any, list[str]] = {}
     for thing, name in pairs:
         of.setdefault(thing, []).append(name)

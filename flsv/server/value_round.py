@@ -236,7 +236,7 @@ class _Cohort:
 
     @property
     def called(self) -> list[str]:
-        """Return the clients that took part as they are called in messages."""
+        """Return the clients that took part, by their names for messages."""
         return [client_called(client, self.names) for client in self.ids]
 
     def each(self, given: Any, argument: str) -> list[Any]:

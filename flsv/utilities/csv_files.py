@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from flsv.utilities.atomic_files import replacing, whole_lines
 from flsv.utilities.errors import ConfigurationError
 
-if TYPE_CHECKING:  # which is slow to import
+if TYPE_CHECKING:  # pandas is slow to import
     from pandas import DataFrame
 
 #: Function that converts a cell's text, or raises ValueError with a description of the expected text.
