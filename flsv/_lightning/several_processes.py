@@ -138,7 +138,7 @@ class Counted(NamedTuple):
 
 
 def counts_so_far(trainer: L.Trainer) -> Counted:
-    """Return the trainer's counts since the beginning of the fit, in this process."""
+    """Return this process's counts of batches and steps since the beginning of the fit."""
     loop = trainer.fit_loop.epoch_loop
     return Counted(loop.batch_progress.total.ready, trainer.global_step, loop._batches_that_stepped)
 

@@ -25,7 +25,7 @@ RULES = ("zero", "shift", "softmax", "refuse")
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv report`` with the command-line arguments ``args``; print less if ``quiet``."""
+    """Run ``flsv report`` with the command-line arguments ``args``."""
     parser = command_parser("flsv report", __doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
     parser.add_argument("--client", help="number or name of the client whose page it shall be")

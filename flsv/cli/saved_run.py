@@ -83,7 +83,7 @@ def _with_seed(config: Any, seed: int) -> Any:
 
 
 def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
-    """Raise unless the clients and their samples are those of the run.
+    """Raise ConfigurationError unless the present clients and their samples are those of the run.
 
     Args:
         run: the run's folder, for the message.
@@ -114,8 +114,8 @@ def changed_settings(run: Path, identity: Identity) -> list[str]:
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """Return the performance that a run's metrics used, and its mode; accuracy if they used none. For values per class,
-    which use the accuracy of each class, it is the mean of these, balanced accuracy.
+    """Return the performance that a run's metrics used, and its mode (None if it needs none); accuracy if the metrics
+    used none. If they value each class by its accuracy, it is the mean of these, balanced accuracy.
 
     Raises:
         ConfigurationError: the metrics used several performances, or an object that the command line cannot name.

@@ -52,7 +52,8 @@ def derived(cls: type) -> set[str]:
 
 @dataclass(frozen=True, eq=False)
 class TrainedCoalitions:
-    """Coalitions of clients, and the model of each coalition at the end of a round. K coalitions, n clients.
+    """The K coalitions of n clients for which models were trained, and the model of each coalition at the end of a
+    round.
 
     Args:
         masks: bool ``[K, n]``, one row per coalition, all different; the empty and the full coalition are among them.

@@ -43,7 +43,7 @@ class Sharing(NamedTuple):
 
 
 def check_share(share: Any) -> None:
-    """Check the argument ``FederatedLoop(share=...)``.
+    """Check the type of the argument ``FederatedLoop(share=...)``.
 
     Raises:
         ConfigurationError: ``share`` is neither words or patterns nor a function.

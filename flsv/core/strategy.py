@@ -81,7 +81,8 @@ class Component(ValidatedArguments, ABC):
         """
 
     def resume(self, federation: FederationInfo) -> None:
-        """Prepare for a resumed fit: called after ``load_state_dict``, with the global vector of the next round."""
+        """Prepare for a resumed fit; called after ``load_state_dict``, with the global vector of the next round in
+        ``federation``."""
 
     #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Their values
     #: must be replaced, never changed in place.

@@ -86,7 +86,8 @@ def values_and_shares(run: Run, clients: Sequence[int], shares: bool = True) -> 
 
 
 def adding_up(run: Run) -> list[str]:
-    """Return the metrics whose values add up to the model's gain in the performance that they divide."""
+    """Return the names of the metrics whose values add up to the change of the model's performance that they divide
+    among the clients."""
     found = []
     for metric, game in run.record.get("paid_in", {}).items():
         if metric in run.metrics and None not in game.values():
@@ -181,8 +182,8 @@ def logged(run: Run) -> list[tuple[str, str]]:
 
 
 def fitness(run: Run, basis: Basis) -> str:
-    """Return a sentence on whether these values are suitable to share out a budget, and how much would be
-    misallocated."""
+    """Return a sentence on whether the values of ``basis`` are suitable to share out a budget, and how much of it they
+    would misallocate."""
     if by := at_chance(run.record):
         return WORDS["fitness"]["constant"].format(joined(WORDS["plain"].get(each, each) for each in by))
     kind = "metric" if not basis.retrains else "retrained" if basis.seeds > 1 else "one_seed"

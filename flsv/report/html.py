@@ -51,12 +51,12 @@ def _block(part: Markup | str | Sequence[str]) -> Markup:
 
 
 def warning(text: str) -> Markup:
-    """Return a paragraph that is set off as a warning."""
+    """Return the text as a paragraph that is set off as a warning."""
     return _parts.paragraph(text, "warning")
 
 
 def command(text: str) -> Markup:
-    """Return a shell command, set in a form that can be pasted."""
+    """Return a shell command as HTML from which it can be copied."""
     return _parts.command(text)
 
 

@@ -217,8 +217,8 @@ class TensorBoard(Sink):
         return charts
 
     def _charts_of_classes(self, name: str, end: str) -> dict[str, dict[str, Chart]]:
-        """Return the layout of the charts of a metric's values per class; empty if these values are not written as
-        curves."""
+        """Return the layout of the charts of metric ``name``'s values per class, whose tags end with ``end``; empty if
+        these values are not written as curves."""
         classes = list(self._class_names or ())
         few = 1 < len(classes) <= MOST_PER_CLASS / len(self._labels)
         if not few or not getattr(self._metrics[name], "per_class", False):

@@ -111,8 +111,8 @@ class ContributionMetrics:
         return {n: m for n, m in self.metrics.items() if isinstance(m, ContributionMetric) and m.evaluates}
 
     def with_priors(self) -> dict[str, Tensor]:
-        """Return the contributions for strategies: clients never seen get the metric's prior, if it has one, else
-        NaN."""
+        """Return the metrics' current values for strategies, ``{name: value}``: clients never seen get the metric's
+        prior, if it has one, else NaN."""
         known = dict(self.contributions)
         for name, value in known.items():
             prior = attribute_of(self.metrics.get(name), "prior")

@@ -252,7 +252,8 @@ def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
 
 
 def _order(values: np.ndarray, sort: bool) -> np.ndarray:
-    """Return the clients' order for :func:`draw_heatmap`: by value, largest first and NaN last, or by number."""
+    """Return the clients' numbers in the order of a heatmap's rows: if ``sort``, by value, largest first and NaN last;
+    else ascending."""
     return np.argsort(np.where(np.isnan(values), np.inf, -values), kind="stable") if sort else np.arange(len(values))
 
 
