@@ -4,7 +4,7 @@
     flsv bench --metric my_package.MyMetric   a metric of your own, in minutes
     flsv bench --quick                        four federations, a minute or so
     flsv bench --metric cgsv --federations held_out --seeds 5
-    flsv bench --federations mine.yaml        a federation of your own; its truth first
+    flsv bench --federations mine.yaml        a federation of your own
     flsv bench --list                         metrics and federations
 
 Federations whose data are not on this machine are left out. Every metric is compared with the truth: the Shapley values
