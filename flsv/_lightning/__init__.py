@@ -1,1 +1,1 @@
-"""Everything that touches Lightning's internals: checkpoints, gradient accumulation, patched attributes."""
+"""The code that uses Lightning's internals: checkpoints, batch hooks, validation, patched attributes."""

@@ -1,6 +1,7 @@
-"""BatchHooks, by which a Trainer's batch hooks drive the clients' turns, with each client's own batch numbers.
+"""BatchHooks, which lets a Trainer's batch hooks drive the training of one client after the other.
 
-An epoch is the whole cohort to Lightning, and all its counts are of the epoch.
+To Lightning an epoch is the whole cohort, so its batch numbers count the epoch's batches; hooks get the client's
+instead.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ from flsv._lightning.patches import PatchedAttributes, callbacks_of
 
 
 class BatchHooks:
-    """All batch hooks of a fit, between a client's coming and its leaving; installed for the length of the fit.
+    """All batch hooks of a fit, called in the right order around each client's batches; installed for the length of the
+    fit.
 
-    A client comes before anybody's ``on_train_batch_start``, so that a learning rate that is set there is its own, and
-    leaves after everybody's ``on_train_batch_end``, with what these have done to its model (a target network follows).
-    Whoever counts batches (a step after every fourth, the generator in every fifth) counts those of the client.
-    Lightning's progress bars count the cohort, and checkpoints come last.
+    At its first batch a client's model and optimizer are put in place before any ``on_train_batch_start`` runs, so that
+    a learning rate set in that hook is the client's own. After its last batch the client's state is taken out again,
+    after every ``on_train_batch_end``, so that changes made there (a target network that follows the model) are part of
+    the client's model. Hooks that depend on the batch number (a step after every fourth batch, say) get the number
+    among the client's batches. Lightning's progress bars count the batches of the cohort, and checkpoint callbacks run
+    last.
 
     Args:
-        trainer: with its module and callbacks.
-        batch_idx: gives the place of the current batch among the client's, once it has come.
-        begin: is called with a batch: the client comes, if it is its first.
-        end: is called with what the step gave and the batch: the client leaves, if it was its last.
-        idle: whether the Trainer's batches are nobody's: the module's own hooks then stay as they are.
+        trainer: the fit's trainer, with its module and callbacks attached.
+        batch_idx: returns the current batch's number among the client's batches.
+        begin: called with each batch before it is trained on; puts the client in place if this is its first batch.
+        end: called with the training step's output and the batch; takes the client's state out if this was its last
+            batch.
+        idle: whether the Trainer's batches belong to no client; the module's own hooks are then not changed.
     """
 
     def __init__(
@@ -65,7 +70,7 @@ class BatchHooks:
         self._patches = PatchedAttributes(changes)
 
     def remove(self) -> None:
-        """Give module and callbacks their own hooks back."""
+        """Restore the original hooks of the module and the callbacks."""
         self._patches.restore()
         trainer: Any = self._trainer
         trainer.callbacks = [each for each in trainer.callbacks if each not in self._own]
@@ -80,14 +85,14 @@ class BatchHooks:
                 kwargs["batch_idx"] = self._batch_idx()
             return kwargs
 
-        # There is no public place to say which number training_step gets.
+        # Lightning has no public way to set the batch number that training_step gets.
         changes: list[tuple[Any, str, Any]] = [(loop, "_build_kwargs", step_arguments)]
         for name in ("on_train_batch_start", "optimizer_step"):
             if is_overridden(name, module, L.LightningModule):
                 changes.append((module, name, partial(self._numbered, getattr(module, name))))
         if is_overridden("on_train_batch_end", module, L.LightningModule):
             self._module_end = module.on_train_batch_end
-            # Lightning calls it after the callbacks', and so after the client has left.
+            # Lightning calls this hook after the callbacks', when the client's state has been taken out already.
             changes.append((module, "on_train_batch_end", lambda *_: None))
         return changes
 
@@ -104,10 +109,11 @@ class BatchHooks:
 
 
 def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss that ``training_step`` gave, of a whole batch; None where it gave none."""
+    """Return the loss that ``training_step`` returned, before division by accumulated batches; None if there is no
+    loss."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     if not isinstance(loss, Tensor):
         return None
     if trainer.lightning_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
-        return loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
+        return loss * trainer.accumulate_grad_batches  # Lightning has divided the loss
     return loss

@@ -1,4 +1,4 @@
-"""Evaluation of a model within a fit; and how far two ways to compute the same may differ, by precision."""
+"""Evaluation of models within a fit, and tolerances for comparing two computations of the same number."""
 
 from __future__ import annotations
 
@@ -15,15 +15,24 @@ from torchmetrics import Metric
 
 from flsv.utilities.errors import ConfigurationError
 
-#: Tolerances by precision, relative to numbers above 1 and absolute below.
+#: Tolerance by the trainer's precision: relative for numbers above 1, absolute for smaller ones.
 TOLERANCES = {"32-true": 1e-5, "64-true": 1e-5, "bf16-mixed": 1e-2, "bf16-true": 5e-2}
-#: TensorFloat32 has 10 bits of a product's factors, bfloat16 has 7.
+#: Tolerance with TensorFloat32, which keeps 10 bits of a product's factors (bfloat16 keeps 7).
 TF32 = 5e-3
 
 
 def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches ``(x, y)`` as the trainer's module would get them in validation: converted, transferred and
-    passed through all hooks."""
+    """Yield the batches ``(x, y)`` as the trainer's module gets them in validation: converted to the trainer's
+    precision, passed through the transfer hooks, on the module's device.
+
+    Args:
+        trainer: the fit's trainer.
+        batches: the batches as a dataloader returns them.
+        dataloader_idx: the dataloader's number, which the hooks get.
+
+    Raises:
+        ConfigurationError: a batch is not a pair ``(x, y)``.
+    """
     for batch in batches:
         with validating(trainer):
             batch = as_given(trainer, batch, dataloader_idx)
@@ -48,16 +57,18 @@ def all_on_device(trainer: L.Trainer, loaders: Any) -> Iterator[tuple[Tensor, Te
 
 
 def each_loader(loaders: Any) -> Sequence[Any]:
-    """Return the single loaders of one or several, in Lightning's order."""
+    """Return the single dataloaders contained in ``loaders`` (one, several or a CombinedLoader), in Lightning's
+    order."""
     if isinstance(loaders, CombinedLoader) and loaders._mode != "sequential":
-        return [[batch for batch, _, _ in loaders]]  # batches of all of them at once
+        return [[batch for batch, _, _ in loaders]]  # each batch combines all loaders
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "sequential")
     return combined.flattened
 
 
 @contextmanager
 def validating(trainer: L.Trainer) -> Iterator[None]:
-    """Let the trainer report that it validates, which hooks of modules and data modules ask before they augment."""
+    """Set the trainer's stage to validation within the context: hooks of modules and data modules read it, to augment
+    only in training."""
     before = trainer.state.stage
     trainer.state.stage = RunningStage.VALIDATING
     try:
@@ -80,14 +91,14 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def count_answers(trainer: L.Trainer, batches: Iterable[Any], counts: Metric) -> None:
-    """Give a metric the outputs of the trainer's module, in evaluation mode, and the labels.
+    """Update a metric with the outputs of the trainer's module, in evaluation mode, and the labels.
 
-    Device, precision and the batch-transfer hooks are those of the fit. Nothing waits for the device.
+    Device, precision and the batch-transfer hooks are those of the fit. The device is not synchronized.
 
     Args:
-        trainer: its module's ``forward`` gives logits ``[B, M]``.
-        batches: pairs ``(x, y)``.
-        counts: its ``update`` takes logits and labels; it is moved to the module's device.
+        trainer: the fit's trainer; its module's ``forward`` returns logits ``[B, M]`` for B samples and M classes.
+        batches: pairs ``(x, y)`` of inputs and labels.
+        counts: a metric whose ``update`` takes logits and labels; it is moved to the module's device.
     """
     module = trainer.lightning_module
     counts.to(module.device)
@@ -97,21 +108,22 @@ def count_answers(trainer: L.Trainer, batches: Iterable[Any], counts: Metric) ->
 
 
 def free_cached(device: torch.device) -> None:
-    """Give back the blocks that torch holds on a device and does not use, after an allocation failed."""
+    """Release the memory that torch holds on a device without using it, after an allocation has failed."""
     backend: Any = getattr(torch, device.type, None)
     if hasattr(backend, "empty_cache"):
         backend.empty_cache()
 
 
 def tolerance(trainer: L.Trainer) -> float:
-    """Return how far two ways to compute the same may differ in this trainer's precision; if unknown, the widest."""
+    """Return the tolerance for two computations of the same number in this trainer's precision; the widest if
+    unknown."""
     precision: Any = trainer.precision
     rounding = TOLERANCES.get(precision, max(TOLERANCES.values()))
     return max(rounding, TF32) if precision == "32-true" and uses_tf32(trainer.strategy.root_device) else rounding
 
 
 def share_of_way(trainer: L.Trainer) -> float:
-    """Return the share of a model's distance from its start that may be rounding; 0 where no step rounds."""
+    """Return the fraction of a model's distance from its start that rounding may cause; 0 if steps are not rounded."""
     precision: Any = trainer.precision
     if precision == "bf16-mixed":
         return 0.1
@@ -119,8 +131,8 @@ def share_of_way(trainer: L.Trainer) -> float:
 
 
 def uses_tf32(device: torch.device) -> bool:
-    """Return whether products or convolutions of float32 may be rounded to TensorFloat32: on CUDA convolutions are,
-    unless ``torch.backends.cudnn.allow_tf32 = False``, and products where
+    """Return whether float32 products or convolutions on the device may be rounded to TensorFloat32. On CUDA,
+    convolutions are unless ``torch.backends.cudnn.allow_tf32 = False``, and products are if
     ``torch.set_float32_matmul_precision("high")`` or ``"medium"`` allows it.
 
     Example:
@@ -131,8 +143,9 @@ def uses_tf32(device: torch.device) -> bool:
 
 
 def tf32_of() -> list[str]:
-    """List what torch's settings allow to be rounded to TensorFloat32: ``"convolutions"``, ``"products"``."""
-    # torch 2.9 has names of its own for it, and refuses the earlier ones once these are set.
+    """Return which operations torch's settings round to TensorFloat32: ``"convolutions"``, ``"products"``, both or
+    none."""
+    # torch 2.9 has new names for these settings, and raises if the earlier ones are read after the new ones were set.
     backends: dict[str, Any] = {"convolutions": torch.backends.cudnn, "products": torch.backends.cuda.matmul}
     found = []
     for what, backend in backends.items():

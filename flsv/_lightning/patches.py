@@ -1,4 +1,4 @@
-"""Attributes of Lightning, of a Trainer and its loggers, that are replaced for the length of a fit."""
+"""Attributes of Lightning, of a Trainer and of its loggers that are replaced for the length of a fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _CLASS = object()
 
 
 class PatchedAttributes:
-    """Attributes that are set for a while, with the values that they had before.
+    """Attributes that are set until :meth:`restore`, which gives them their former values again.
+
+    Args:
+        changes: ``(object, attribute name, new value)`` of each attribute to set.
 
     Example:
         >>> from types import SimpleNamespace
@@ -35,7 +38,7 @@ class PatchedAttributes:
     """
 
     def __init__(self, changes: list[tuple[Any, str, Any]] | None = None) -> None:
-        # A method is its class's: given to the instance instead, it would be copied and pickled with it.
+        # A method belongs to its class: set on the instance instead, it would be copied and pickled with it.
         self._before = [
             (owner, name, _CLASS if inspect.isroutine(before) and name not in vars(owner) else before)
             for owner, name, before in ((owner, name, getattr(owner, name)) for owner, name, _ in changes or [])
@@ -44,7 +47,7 @@ class PatchedAttributes:
             setattr(owner, name, value)
 
     def restore(self) -> None:
-        """Put everything back; a second call does nothing."""
+        """Give all attributes their former values again; a second call does nothing."""
         for owner, name, value in self._before:
             if value is _CLASS:
                 delattr(owner, name)
@@ -54,13 +57,13 @@ class PatchedAttributes:
 
 
 def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
-    """Return a trainer's callbacks: the list that it has, of which Lightning tells type checkers nothing."""
+    """Return the trainer's list of callbacks, an attribute that Lightning does not declare for type checkers."""
     return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set by Lightning's connectors
 
 
 @contextmanager
 def unlogged(module: nn.Module) -> Iterator[None]:
-    """Drop whatever the module logs within the context."""
+    """Discard all values that the module logs within the context."""
     patches = PatchedAttributes([(module, name, _nothing) for name in ("log", "log_dict") if hasattr(module, name)])
     try:
         yield
@@ -73,36 +76,36 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def metric_states(module: nn.Module) -> list[tuple[Metric, dict[str, Any]]]:
-    """Copy the states of a module's torchmetrics, for :func:`put_metric_states`."""
+    """Return each torchmetrics metric of a module with a copy of its state, for :func:`put_metric_states`."""
     metrics = [layer for layer in module.modules() if isinstance(layer, Metric)]
     return [(m, {**m._copy_state_dict(), "_update_count": m._update_count, "_computed": m._computed}) for m in metrics]
 
 
 def put_metric_states(states: list[tuple[Metric, dict[str, Any]]]) -> None:
-    """Put states of torchmetrics back, as :func:`metric_states` has copied them."""
+    """Restore the states of metrics that :func:`metric_states` has copied."""
     for metric, state in states:
         for name, value in state.items():
             setattr(metric, name, value)
 
 
 def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
-    """Return the attribute to patch so that the round is the x-axis of what Lightning logs once an epoch.
+    """Return the patch with which epoch-level values are logged over rounds: ``(object, attribute name, new value)``.
 
     Lightning plots epoch-level values over the number of batches so far, unless a module logs a value named ``step``.
-    That name, however, is also what checkpoints are named by, so the round is handed to the loggers directly. What is
-    logged per batch stays over batches, and a module that logs its own ``step`` keeps it.
+    Checkpoints' names use that value, too, so the round's number is passed to the loggers directly. Values logged per
+    batch stay over batches, and a module that logs its own ``step`` keeps it.
     """
     connector = trainer._logger_connector
     log_metrics = connector.log_metrics
 
     def with_round(metrics: dict[str, Any], step: int | None = None) -> None:
-        # Between two batches it is a bool.
+        # Between two batches `_first_loop_iter` is a bool.
         epoch_level = step is None and connector._first_loop_iter is None
         if not epoch_level or "step" in metrics:
             log_metrics(metrics, step=step)
             return
         log_metrics(metrics, step=trainer.current_epoch)
-        if not metrics:  # Lightning saves nothing then, and a killed run would lose the round's own curves
+        if not metrics:  # Lightning then saves nothing, and a killed run would lose the round's own curves
             for logger in trainer.loggers:
                 logger.save()
 
@@ -110,32 +113,46 @@ def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
 
 
 def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the attributes to patch so that Lightning writes no placeholder into TensorBoard's table of runs.
+    """Return the patches with which Lightning writes no placeholder into TensorBoard's table of runs, each
+    ``(object, attribute name, new value)``.
 
-    Lightning hands a module's and a data module's hyper-parameters to TensorBoard as soon as a fit begins, all of
-    them, with ``hp_metric = -1`` as the only result; and TensorBoard keeps the first table that it is given. Without
-    the placeholder they go to ``hparams.yaml`` only.
+    At the beginning of a fit Lightning writes all hyper-parameters of the module and the data module to TensorBoard,
+    with ``hp_metric = -1`` as the only result; and TensorBoard keeps the first table that it is given. Without the
+    placeholder the hyper-parameters go to ``hparams.yaml`` only.
     """
     return [(x, "_default_hp_metric", False) for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
 
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the attribute to patch so that a Trainer without a profiler does not make two dozen generators a batch."""
+    """Return the patch, at most one, with which a Trainer without a profiler skips creating about 24 generators per
+    batch."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # set by Lightning's connectors
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
 def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
-    """Return an object whose length is that of a client's batches, by a :class:`flsv.training.local_steps.LocalSteps`:
-    before the first cohort is set up, and in ``configure_optimizers``. None: the round's batches are there."""
+    """Return an object whose ``len`` is the number of a client's batches; None if the round's batches are set up.
+
+    It is needed before the first cohort is set up, and in ``configure_optimizers``.
+
+    Args:
+        trainer: the fit's trainer.
+        counts: a :class:`flsv.training.local_steps.LocalSteps`, which counts the clients' batches.
+    """
     configuring = trainer.lightning_module._current_fx_name == CONFIGURE
     return counts.length() if configuring or not counts.begun else None
 
 
 def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
-    """Return the attributes to patch so that a Trainer tells the training client its own numbers of steps and batches.
-    They are properties, so for the length of a fit this one trainer gets a class of its own; others, and copies of it,
-    keep what they have.
+    """Return the patches with which a Trainer reports the training client's own numbers of steps and batches, each
+    ``(object, attribute name, new value)``.
+
+    The numbers are properties, so for the length of a fit this one trainer gets a class of its own; other trainers, and
+    copies of this one, keep theirs.
+
+    Args:
+        trainer: the fit's trainer.
+        counts: a :class:`flsv.training.local_steps.LocalSteps`, which counts the clients' steps and batches.
     """
     kind, setup_data = type(trainer), trainer.fit_loop.setup_data
 
@@ -173,7 +190,8 @@ def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
 
 
 def kept_schedulers(trainer: L.Trainer) -> list[str]:
-    """List the module's attributes that are learning-rate schedulers which ``configure_optimizers`` does not return."""
+    """Return the names of the module's attributes that are learning-rate schedulers not returned by
+    ``configure_optimizers``."""
 
     def parts(scheduler: Any) -> Iterator[int]:
         yield id(scheduler)

@@ -1,16 +1,17 @@
-"""Checkpoints and averages that always stand between two rounds, and are written whole.
+"""Checkpoints and weight averages that always describe the boundary between two rounds, and checkpoint files that are
+written completely or not at all.
 
-Lightning may save at any batch: every n steps, on an exception, on Ctrl-C. What such a checkpoint would hold, one
-client's half-trained weights in the middle of an epoch, nobody can go on from. So a checkpoint saved within a round
-holds the global model and is turned into that of the round's start, and one saved after aggregation but before
-Lightning has closed the epoch (at the end of validation, for example) into that of the epoch's end.
+Lightning may save at any batch: every n steps, on an exception, on Ctrl-C. The module then holds one client's
+half-trained weights, from which no run can be resumed. Therefore a checkpoint saved within a round gets the global
+model and Lightning's progress at the round's start. One saved after aggregation, but before Lightning has closed the
+epoch (at the end of validation, for example), gets the progress at the epoch's end.
 
 ``WeightAveraging`` and ``EMAWeightAveraging`` update their average after every batch, which here is in the middle of a
 client's training, and after the epoch, which is later than some checkpoints of that epoch. For the length of a fit the
-average is updated once a round, with the new global model and before anything sees it: whenever Lightning would have
-updated it at one of the round's steps or at its end. So the callback's own numbers (``update_starting_at_step``,
-``should_update``) mean what they say, while a ``decay`` counts rounds. Validation, checkpoints and the end of training
-are the callback's own, and see the average.
+average is instead updated once a round, with the new global model, before any callback reads it: in each round in which
+Lightning would have updated it at one of the round's steps or at its end. So the callback's arguments
+(``update_starting_at_step``, ``should_update``) keep their meaning, while a ``decay`` counts rounds. Validation,
+checkpoints and the end of training use the average as the callback defines it.
 """
 
 from __future__ import annotations
@@ -36,24 +37,25 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class RoundBoundary:
-    """Lightning's own progress at the last boundary between two rounds, remembered."""
+    """Lightning's own progress (loop state, epoch, steps) at the last boundary between two rounds."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._trainer = trainer
         self.remember()
 
     def remember(self) -> None:
-        """Remember Lightning's progress: the trainer now stands between two rounds."""
+        """Store Lightning's progress; call this when the trainer stands between two rounds."""
         self._loop = deepcopy(self._trainer.fit_loop.state_dict())
         self._counts = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Turn a checkpoint saved within a round into that of the round's start; :func:`global_weights` are in it."""
+        """Change a checkpoint saved within a round to the progress at the round's start; see :func:`global_weights` for
+        its weights."""
         checkpoint.update(self._counts)
         checkpoint["loops"]["fit_loop"] = deepcopy(self._loop)
 
     def close_epoch(self, checkpoint: dict[str, Any]) -> None:
-        """Turn a checkpoint saved after aggregation into that of the epoch's end."""
+        """Change a checkpoint saved after aggregation to Lightning's progress at the epoch's end."""
         loop = checkpoint["loops"]["fit_loop"] = deepcopy(checkpoint["loops"]["fit_loop"])
         for part in ("total", "current"):
             epochs, batches = loop["epoch_progress"][part], loop["epoch_loop.batch_progress"][part]
@@ -62,13 +64,15 @@ class RoundBoundary:
 
 
 def global_weights(trainer: L.Trainer, within: Callable[[], dict[str, Tensor] | None]) -> tuple[Any, str, Any]:
-    """Return the attribute to patch (:class:`flsv._lightning.patches.PatchedAttributes`) so that whatever saves the
-    module saves the global model: other callbacks, in any order, and checkpoints of weights only, for which no callback
-    is asked.
+    """Return the patch with which everything that saves the module saves the global model: other callbacks, in any
+    order, and checkpoints of weights only, for which no callback is called.
 
     Args:
-        trainer: whose module it is.
-        within: the global model's ``state_dict`` while the module is a client; else None.
+        trainer: the fit's trainer.
+        within: returns the global model's ``state_dict`` while the module holds a client's model; else None.
+
+    Returns:
+        ``(object, attribute name, new value)`` for :class:`flsv._lightning.patches.PatchedAttributes`.
     """
     plain = trainer.strategy.lightning_module_state_dict
 
@@ -85,13 +89,15 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 class FinetuningState:
     """The state of a trainer's finetuning callbacks at the last boundary between two rounds.
 
-    ``BaseFinetuning`` and its kind change the optimizer and their own state when an epoch begins: a checkpoint saved
-    within the round would hold that, and the resumed round would do it twice. And on resume Lightning freezes
-    everything anew, but thaws nothing that had been finetuned before. So here is what stood at the round's beginning,
-    and which parameters were trained.
+    ``BaseFinetuning`` and its subclasses change the optimizer and their own state when an epoch begins: a checkpoint
+    saved within the round would contain the change, and the resumed round would make it a second time. Also, on resume
+    Lightning freezes all layers again, but does not unfreeze those that were being finetuned. Therefore this object
+    stores the callbacks' states, the optimizers' parameter groups, and which parameters were trained, at the round's
+    beginning.
 
     Args:
-        trainer: with its optimizers set up; None, or one without such callbacks: nothing is done.
+        trainer: the fit's trainer, with its optimizers set up; None, or a trainer without such callbacks: all methods
+            do nothing.
     """
 
     def __init__(self, trainer: L.Trainer | None = None) -> None:
@@ -101,7 +107,7 @@ class FinetuningState:
         self._trained: dict[str, list[str]] | None = None
 
     def begin_round(self) -> None:
-        """Remember the callbacks' state before they begin the epoch."""
+        """Store the states of the callbacks and optimizers before the callbacks begin the epoch."""
         if self._trainer is not None and self._callbacks:
             self._states = {callback.state_key: deepcopy(callback.state_dict()) for callback in self._callbacks}
             groups = [optimizer.state_dict()["param_groups"] for optimizer in self._trainer.optimizers]
@@ -109,13 +115,22 @@ class FinetuningState:
             self._trained = _trained(self._trainer.lightning_module)
 
     def state(self, within_round: bool) -> dict[str, list[str]] | None:
-        """Return the names of the trained parameters, to be saved; within a round, of those trained before it."""
+        """Return what is trained, to be saved in a checkpoint: the names of parameters and of BatchNorm layers.
+
+        Args:
+            within_round: whether the checkpoint is saved within a round; the names are then those of the round's
+                beginning.
+
+        Returns:
+            ``"parameters"``: the parameters that require a gradient; ``"tracking"``: the BatchNorm layers that update
+            their running statistics. None if there are no finetuning callbacks, or no round has begun.
+        """
         if self._trainer is None or not self._callbacks:
             return None
         return self._trained if within_round else _trained(self._trainer.lightning_module)
 
     def restore(self, module: L.LightningModule, state: dict[str, list[str]] | None) -> None:
-        """Train what was trained when ``state`` was saved, and nothing else."""
+        """Let exactly the parameters and BatchNorm layers train that ``state``, a result of :meth:`state`, names."""
         if state is None or not self._callbacks:
             return
         for name, parameter in module.named_parameters():
@@ -125,7 +140,7 @@ class FinetuningState:
                 layer.track_running_stats = name in state["tracking"]
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Turn a checkpoint saved within a round into that of the round's start."""
+        """Change a checkpoint saved within a round to the callbacks' and optimizers' states at the round's start."""
         if self._callbacks:
             checkpoint["callbacks"].update(self._states)
             checkpoint["optimizer_states"] = self._optimizers
@@ -147,22 +162,22 @@ try:
 except ImportError:  # before Lightning 2.6
 
     class WeightAveraging(L.Callback):  # type: ignore[no-redef]  # stands in for the missing import
-        """Stand-in of which no instance is ever made."""
+        """Stand-in for the missing class; it is never instantiated."""
 
 
-#: Methods that are replaced for the length of a fit: a class that overrides one of them is refused.
+#: Methods that are replaced for the length of a fit: a subclass that overrides one of them is refused.
 REPLACED = ("on_train_batch_end", "on_train_epoch_end")
 
 
 class RoundAverage:
-    """The weight averaging callback of a trainer, where it has one.
+    """The weight-averaging callback of a trainer, if it has one, with its updates moved to the ends of rounds.
 
     Args:
-        callbacks: the trainer's.
+        callbacks: the trainer's callbacks.
 
     Attributes:
-        changes: attributes to patch, see :class:`flsv._lightning.patches.PatchedAttributes`.
-        last: the module's ``state_dict`` before the average took its place at the end of training; None until then.
+        changes: the attributes to patch, see :class:`flsv._lightning.patches.PatchedAttributes`.
+        last: the module's ``state_dict`` from before the average replaced it at the end of training; None until then.
     """
 
     def __init__(self, callbacks: Iterable[L.Callback] = ()) -> None:
@@ -178,17 +193,18 @@ class RoundAverage:
             rank_zero_info(f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds.")
 
     def begin_round(self) -> None:
-        """Forget updates of the average that were due in the round before."""
+        """Discard an update of the average that was due in the previous round."""
         self._due = False
 
     def end_batch(self, trainer: L.Trainer) -> None:
-        """Note after a batch whether the callback would update its average now: then it does so at the round's end."""
+        """Record after a batch whether the callback would update its average now; the update is then made at the
+        round's end."""
         callback = self._callback
         if callback is not None and not self._due and trainer.global_step > callback._latest_update_step:
             self._due = callback.should_update(step_idx=trainer.global_step - 1)
 
     def end_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Update the average, if that is due; the module holds the new global model."""
+        """Update the average if an update is due; the module must hold the new global model."""
         callback = self._callback
         if callback is not None and (self._due or callback.should_update(epoch_idx=trainer.current_epoch)):
             callback._average_model.update_parameters(module)
@@ -196,13 +212,14 @@ class RoundAverage:
             callback._latest_update_epoch = trainer.current_epoch
 
     def restore(self, module: L.LightningModule) -> None:
-        """Put the model back where an exception in the midst of validation has left the average."""
+        """Put the model back into the module if an exception during validation has left the average there."""
         if self._swapped:
             self._swap_models(module)
 
     def place_last(self, checkpoint: dict[str, Any]) -> None:
-        """Make a checkpoint that is saved after training one to resume from: the module holds the average, and the
-        checkpoint gets the last global model. The callback may have put its average there already, or be about to."""
+        """Put the last global model into a checkpoint that is saved after training, when the module holds the average,
+        so that the run can be resumed. The callback moves the model to ``current_model_state`` and puts its average
+        into ``state_dict``, before or after this call."""
         if self.last is not None:
             checkpoint["current_model_state" if "current_model_state" in checkpoint else "state_dict"] = self.last
 
@@ -223,31 +240,32 @@ Check = Callable[[dict[str, Any], Any], None]
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Lightning's own checkpoint files, written so that an earlier one is never lost, and checked before they are used.
+    """Lightning's checkpoint files, written so that a failed write never destroys an earlier file, and checked when
+    read.
 
     Lightning writes into the system's temporary folder and moves the file, which between file systems is a copy: a kill
-    or a full disk in between leaves half a checkpoint in the place of a whole one. Remote paths (``s3://...``) are
-    Lightning's.
+    or a full disk during the copy leaves half a checkpoint in the place of a complete one. Remote paths (``s3://...``)
+    are left to Lightning.
 
     Args:
-        check: called with a checkpoint and its path when it was read; raises if it cannot be used.
+        check: called with each checkpoint that is read and its path; raises if the checkpoint cannot be used.
     """
 
     def __init__(self, check: Check | None = None) -> None:
         self.check = check
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write beside the target, flush to the disk, then move the file into its place.
+        """Write the checkpoint beside the target, flush it to the disk, then move it into its place.
 
         Raises:
-            OSError: naming the file; what was there is as it was.
+            OSError: the file cannot be written; the error names it, and an earlier file stays as it was.
         """
         if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # In memory first: torch.save into a full file hides the disk's error behind its own.
+        # Serialize in memory first: on a full disk torch.save hides the disk's error behind its own.
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         with replacing(target) as file:
@@ -257,7 +275,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint and check it.
 
         Raises:
-            ConfigurationError: there is no such file, it cannot be read, or it holds something else.
+            ConfigurationError: the file does not exist, cannot be read, is not a checkpoint, or is refused by
+                ``check``.
         """
         try:
             _check_sums(path)
@@ -276,14 +295,15 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
 
 def install(trainer: L.Trainer, check: Check) -> None:
-    """Use :class:`DurableCheckpointIO` in place of Lightning's default; a plugin of the user's own stays."""
+    """Replace Lightning's default checkpoint plugin by :class:`DurableCheckpointIO`; a plugin of the user's own
+    stays."""
     strategy = trainer.strategy
     if type(strategy.checkpoint_io) in (TorchCheckpointIO, DurableCheckpointIO):
         strategy.checkpoint_io = DurableCheckpointIO(check)
 
 
 def _check_sums(path: Any) -> None:
-    """Raise where a byte is not what was written: torch reads weights without a look at their checksums."""
+    """Raise BadZipFile if an entry does not match its checksum: torch reads weights without comparing checksums."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if broken := archive.testzip():

@@ -1,4 +1,4 @@
-"""An epoch whose batches are trained elsewhere: in several processes, or outside of the Trainer's loop."""
+"""An epoch whose batches are trained outside of this Trainer's loop: in several processes, or by another engine."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from flsv._lightning.patches import PatchedAttributes
 #: Hooks that run once an epoch, in every process alike.
 _ONCE = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end")
 
-#: The place in the order, ``results.log``'s arguments, and the batch size that it found.
+#: A logged value: its place in the order, the arguments of ``results.log``, and the size of the batch.
 Record = tuple[int, dict[str, Any], int | None]
 
 
 class LoggedValues:
-    """The values of ``self.log(..., on_epoch=True)`` in an epoch; installed on a trainer for the length of one fit.
+    """The values of ``self.log(..., on_epoch=True)`` in an epoch, merged over all processes; installed for one fit.
 
-    Lightning adds an epoch's values up as they come. Here every process remembers what its hooks have logged, and when
-    the epoch's batches are done, all of it is added up anew in the order in which one process would have logged it: the
-    result is the same to the bit. The state of a torchmetrics metric that was logged as an object is put together by
-    the reductions that the metric declares for its states, as torchmetrics does between processes.
+    Lightning adds up an epoch's values as they are logged. Here every process records the values that its hooks log;
+    when the epoch's batches are done, all processes' values are added up in the order in which a single process would
+    have logged them, so the result is the same to the bit. For a torchmetrics metric that was logged as an object, the
+    processes' states are merged with the reductions that the metric declares, as torchmetrics does between processes.
 
     Args:
         trainer: the trainer of this process.
-        place: gives the place in the order of what is logged now.
-        exchange: gives everybody's value of a value.
-        idle: whether what was logged in this epoch does not count.
+        place: returns the place in the order of a value that is logged now.
+        exchange: function of this process's value and a name for messages that returns all processes' values.
+        idle: returns whether values logged in this epoch are discarded.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LoggedValues:
         )
 
     def remove(self) -> None:
-        """Give Lightning its own methods back; a second call does nothing."""
+        """Restore Lightning's own methods; a second call does nothing."""
         self._patches.restore()
 
     def _remembered(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
@@ -62,7 +62,8 @@ class LoggedValues:
         if isinstance(value, Metric):
             self._metrics[f"{fx}.{name}"] = value
             return
-        # Of this process alone: the function that synchronizes, and the batch that Lightning takes a size from.
+        # The others belong to this process: the synchronizing function, and the batch from which Lightning takes a
+        # size.
         known = {key: kwargs[key] for key in kwargs if key not in ("batch_size", "sync_dist_fn", "reduce_fx")}
         size = kwargs.get("batch_size") or self._results.batch_size
         reduction = kwargs.get("reduce_fx", torch.mean)
@@ -90,7 +91,7 @@ class LoggedValues:
                 "batch_size": size or 1,
             }
             self._log(**{**call, **here})
-        # Where one process would have the last step's value, so has every rank.
+        # A single process would have the last step's value at this point, so every rank gets it, too.
         self._connector._callback_metrics.update(results.metrics(on_step=True)["callback"])
         for key, metric in self._metrics.items():
             _merge_states(metric, [held[key] for _, held in parts if key in held])
@@ -102,7 +103,7 @@ def _state(metric: Metric) -> dict[str, Any]:
 
 
 def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
-    """Set the metric's state to what it would be had this process seen the batches of all ``states``."""
+    """Set the metric's state as if this process had seen the batches of all ``states``, the states of all processes."""
     if not states:
         metric.reset()
         return
@@ -126,7 +127,7 @@ def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
 
 
 class Counted(NamedTuple):
-    """Batches, optimizer steps, and batches after which there was one."""
+    """Counts of batches, of optimizer steps, and of batches that ended with an optimizer step (``stepped``)."""
 
     batches: int = 0
     steps: int = 0
@@ -137,14 +138,14 @@ class Counted(NamedTuple):
 
 
 def counts_so_far(trainer: L.Trainer) -> Counted:
-    """Return what this process has counted so far."""
+    """Return this process's counts of batches and steps since the beginning of the fit."""
     loop = trainer.fit_loop.epoch_loop
     return Counted(loop.batch_progress.total.ready, trainer.global_step, loop._batches_that_stepped)
 
 
 def add(trainer: L.Trainer, others: Counted) -> None:
-    """Add what other processes have counted to this one's counts: names of checkpoints and the x-axis of loggers hold
-    these numbers, and where ``trainer.global_step`` stands still, nothing is saved."""
+    """Add other processes' counts to this process's trainer: checkpoint names and the loggers' x-axis use these counts,
+    and Lightning saves no checkpoint while ``trainer.global_step`` stays the same."""
     loop = trainer.fit_loop.epoch_loop
     progress = loop.automatic_optimization.optim_progress.optimizer
     counts: list[tuple[Any, int]] = [(loop.batch_progress, others.batches)]
@@ -153,20 +154,20 @@ def add(trainer: L.Trainer, others: Counted) -> None:
     else:
         counts += [(loop.manual_optimization.optim_step_progress, others.steps)]
     for tracker, count in counts:
-        for name in vars(tracker.total):  # `current` tells whether to validate now
+        for name in vars(tracker.total):  # not `current`, which decides whether to validate now
             setattr(tracker.total, name, getattr(tracker.total, name) + count)
     loop._batches_that_stepped += others.stepped
 
 
 class IdleBatch:
-    """The one batch of a round that is trained elsewhere; no hook of a module or data module sees it."""
+    """The only batch of a round that is trained elsewhere; no hook of a module or data module sees it."""
 
 
 class IdleLoader:
-    """The train dataloader of a round that is trained elsewhere.
+    """The train dataloader of a round that is trained elsewhere; it yields one :class:`IdleBatch`.
 
     Args:
-        round_index: the round.
+        round_index: the round's number, from 0.
     """
 
     def __init__(self, round_index: int) -> None:
@@ -181,8 +182,8 @@ class IdleLoader:
 
 
 def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Return the attributes to patch so that an idle batch passes through a Trainer: nothing is moved, no step is
-    taken, and the module is not told of it."""
+    """Return the patches with which an :class:`IdleBatch` passes through a Trainer without being moved, without a step
+    and without a call of the module's hooks, each ``(object, attribute name, new value)``."""
     module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
 
     def passing(step: Any) -> Any:
@@ -208,7 +209,7 @@ def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 def _per_round(update: Any) -> Any:
     def only_epochs(interval: str, update_plateau_schedulers: bool) -> None:
-        if interval == "epoch":  # those that step per batch are the clients'
+        if interval == "epoch":  # schedulers that step per batch belong to the clients
             update(interval, update_plateau_schedulers=update_plateau_schedulers)
 
     return only_epochs

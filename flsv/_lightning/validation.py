@@ -1,9 +1,9 @@
-"""Lightning's validation on a copy of the module, which does not disturb the fit.
+"""Lightning's validation of a copy of the module, without side effects on the fit.
 
-A module under validation reads its trainer, logs to it, and is handed batches by it. So a copy gets a stand-in for the
-trainer: a shallow copy with its own validation loop, results and strategy, without callbacks, and with loggers that log
-nothing. What is logged is then reduced as Lightning reduces it, because it is Lightning that does; and the fit's
-trainer, its loggers and its results see nothing of it.
+During validation a module reads its trainer, logs to it, and gets its batches from it. Therefore the copy gets a
+stand-in for the trainer: a shallow copy with its own validation loop, results and strategy, without callbacks, and with
+loggers that log nothing. Logged values are reduced by Lightning's own code, and the fit's trainer, its loggers and its
+results do not change.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_a
 
 
 class KeptBatches:
-    """One validation loader's batches, read once; every pass is handed copies, which a step may change.
+    """The batches of one validation loader, read once; each iteration yields copies, which a step may change.
 
     Example:
         >>> kept = KeptBatches([{"x": torch.ones(1)}])
@@ -47,7 +47,7 @@ class KeptBatches:
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        # Clones: a slice of a data set would drag the whole of it into every copy.
+        # Clones: a slice of a data set would carry the whole data set into every copy.
         self._batches = [apply_to_collection(batch, Tensor, torch.clone) for batch in batches]
 
     def __iter__(self) -> Iterator[Any]:
@@ -64,12 +64,20 @@ class KeptBatches:
 
 @torch.inference_mode(False)
 def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
-    """Read the batches of one or several validation loaders once. They are kept on the module's device unless
-    somebody's transfer hooks decide how they get there: then these hooks run at every pass, as in any validation.
-    ``limit_val_batches`` limits only a loader that does not know its length.
+    """Read the batches of one or several validation loaders once.
+
+    The batches are stored on the module's device, unless a module or data module overrides the transfer hooks: then
+    these hooks run in every pass, as in any validation. ``limit_val_batches`` limits only a loader without a length.
+
+    Args:
+        trainer: the fit's trainer.
+        loaders: one validation loader, several, or a CombinedLoader.
+
+    Returns:
+        The batches of each loader.
 
     Raises:
-        ConfigurationError: no batches, or some that cannot be copied.
+        ConfigurationError: there are no batches, or a batch cannot be copied.
     """
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     hooked = any(is_overridden(h, o) for h in _TRANSFER_HOOKS for o in (module, data) if o is not None)
@@ -77,7 +85,7 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     limit: Any = trainer.limit_val_batches
     for loader in each_loader(loaders):
         if isinstance(limit, int) and limit and sized_len(loader) is None:
-            loader = islice(loader, limit)  # it may have no end
+            loader = islice(loader, limit)  # the loader may be infinite
         batches: Iterable[Any] = loader if hooked else (move_data_to_device(batch, module.device) for batch in loader)
         kept.append(KeptBatches(batches))
     try:
@@ -94,12 +102,12 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
 
 
 class ValidationRun:
-    """One validation of one module, on batches that are kept.
+    """One validation of one module, on batches that were read before.
 
     Args:
-        trainer: the fit's trainer, which is only read.
-        module: a copy of its module, on its device, that nobody else uses.
-        loaders: from :func:`keep_batches`.
+        trainer: the fit's trainer, which is not changed.
+        module: a copy of the trainer's module, on its device, used by nothing else.
+        loaders: the batches of each loader, from :func:`keep_batches`.
     """
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> None:
@@ -107,10 +115,12 @@ class ValidationRun:
         self._stand_in, self._loop = _validating_stand_in(trainer, module, loaders)
 
     def logged(self) -> dict[str, Tensor]:
-        """Validate, and return all that the module logs, under the names of ``trainer.callback_metrics``.
+        """Run the validation and return all values that the module logs, under their names in
+        ``trainer.callback_metrics``.
 
-        With several loaders there is beside ``"name/dataloader_idx_0"`` and so on the plain ``"name"``, the mean over
-        the loaders, weighted by what Lightning weighs batches by (the batch size), or for what is no mean by samples.
+        With several loaders, the plain ``"name"`` is returned beside ``"name/dataloader_idx_0"``,
+        ``"name/dataloader_idx_1"``, ...: the mean over the loaders. For a value that is a mean over samples each loader
+        is weighted by the batch sizes with which Lightning took the mean, for other values by its number of samples.
         """
         with validating(self._trainer):
             self._loop.run()
@@ -122,13 +132,13 @@ class ValidationRun:
         return values
 
     def batches(self) -> Generator[Any, None, None]:
-        """Yield all batches as ``validation_step`` would be given them, within the context in which it would run."""
+        """Yield all batches as ``validation_step`` gets them, in the context in which it runs."""
         for told in self._given():
             yield told["batch"]
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
-        """Yield the arguments of every ``validation_step`` and, of several loaders, the number of its loader; within
-        the context and precision in which it would run, with the module in the mode that it would have."""
+        """Yield ``(arguments, dataloader_idx)`` for each call of ``validation_step``, in the context and precision in
+        which it runs and with the module in evaluation mode; ``dataloader_idx`` is None if there is only one loader."""
         self.module.on_validation_model_eval()
         for told in self._given():
             arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")
@@ -149,7 +159,7 @@ class ValidationRun:
 
 
 class _Loop(_EvaluationLoop):
-    """The evaluation loop that remembers the weight of each of several loaders' values."""
+    """Lightning's evaluation loop, which also records in ``parts`` each loader's values with their weights."""
 
     parts: dict[str, list[tuple[Tensor, float]]]
 
@@ -175,17 +185,17 @@ class _Loop(_EvaluationLoop):
 
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
-    """Make a trainer that a copy of its module takes for its own: without callbacks, and with loggers that log nothing.
+    """Return a trainer for a copy of the module: a shallow copy without callbacks, with loggers that log nothing.
 
     Args:
-        trainer: the fit's trainer, which is only read.
-        module: a copy of its module, on its device, that nobody else uses.
+        trainer: the fit's trainer, which is not changed.
+        module: a copy of the trainer's module, on its device, used by nothing else; its ``trainer`` is set.
     """
     own: Any = copy.copy(trainer)
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)
     own.strategy.connect(module)
-    # Each of several ranks validates other models, and not equally many: nobody is waited for.
+    # The ranks validate different models, in different numbers: no rank may wait for another.
     own.strategy.ranks = ALONE
     own._data_connector = copy.copy(own._data_connector)
     own._data_connector.trainer = own
@@ -197,14 +207,15 @@ def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
     own.fit_loop.epoch_loop = copy.copy(own.fit_loop.epoch_loop)
     own.fit_loop.trainer = own.fit_loop.epoch_loop.trainer = own
     module.trainer = own
-    module._metric_attributes = None  # by id: they are those of the module that this one is a copy of
+    module._metric_attributes = None  # it maps ids of the original module's metrics
     return own
 
 
 def _validating_stand_in(
     trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]
 ) -> tuple[L.Trainer, _Loop]:
-    """Make a stand-in for the trainer, see :func:`stand_in`, and the loop that validates the module."""
+    """Return a stand-in for the trainer, see :func:`stand_in`, and the loop that validates the module on
+    ``loaders``."""
     own = stand_in(trainer, module)
     own.limit_val_batches, own.overfit_batches = 1.0, 0.0
     loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
@@ -213,7 +224,7 @@ def _validating_stand_in(
 
 
 def logged_number(name: str, logged: Mapping[str, Any]) -> float:
-    """Return the value logged under ``name``, if it is one number."""
+    """Return the value that is logged under ``name``; raise ConfigurationError unless it is a single number."""
     value = torch.as_tensor(logged[name])
     if value.numel() != 1:
         raise ConfigurationError(f"{name!r} is logged as {list(value.shape)}, expected one number.")

@@ -1,4 +1,5 @@
-"""The command line: ``flsv fit | validate | test | predict``, ``flsv compare``, ``flsv value``, ``flsv bench``."""
+"""The command line: ``flsv fit``, ``validate``, ``test``, ``predict`` and flsv's own subcommands, such as
+``flsv compare``."""
 
 from flsv.cli.entry import main
 

@@ -1,16 +1,17 @@
-"""``flsv bench``: which contribution metric to trust.
+"""``flsv bench``: a benchmark of contribution metrics against retrained Shapley values.
 
     flsv bench                                all metrics, all federations
-    flsv bench --metric my_package.MyMetric   one of your own, in minutes
+    flsv bench --metric my_package.MyMetric   a metric of your own, in minutes
     flsv bench --quick                        four federations, a minute or so
     flsv bench --metric cgsv --federations held_out --seeds 5
-    flsv bench --federations mine.yaml        one of your own; its truth first
+    flsv bench --federations mine.yaml        a federation of your own
     flsv bench --list                         metrics and federations
 
-Federations whose data are not there are left out. Every metric is measured against the truth: the Shapley values of the
-game in which each coalition of a federation's clients was really trained, several times; of many clients (`circles` in
-the file) those along some orders, and they have tables of their own. The package holds what was trained; of a
-federation of one's own it is trained first. The command goes on where it was stopped: its values lie in ``--out``.
+Federations whose data are not on this machine are left out. Every metric is compared with the truth: the Shapley values
+of the game in which each coalition of a federation's clients was trained, several times. In federations of many clients
+(`circles` in the file), only coalitions along some orders of the clients were trained; these federations have tables of
+their own. The package contains the truth of its own federations; for a federation of your own, the coalitions are
+trained first. A command that was stopped continues when it is started again: finished values are kept in ``--out``.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from flsv.cli.command import command_parser, display_path, printer
 from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table
 
-#: Federations of --quick: few clients, no download, one of each kind of difference between clients.
+#: Federations of --quick: few clients, no download, one for each kind of difference between clients.
 QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
-#: Suffix of the names of files on federations of many clients, whose truth is sampled.
+#: Suffix of the names of files on federations with many clients, whose truth is sampled.
 MANY = "_many"
-#: Where costs are measured: they need no download.
+#: Federations in which costs are measured: they need no download.
 COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
 
 
@@ -69,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
-    """Run ``flsv bench``; return 1 where a metric has failed, or has no value in any federation."""
+    """Run ``flsv bench`` with the command-line arguments ``args``; return 1 if a metric has failed or has no value in
+    any federation, else 0."""
     options = _parser().parse_args(list(args))
     if options.list:
         _list()
@@ -92,14 +94,15 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 
 def _entries(names: Iterable[str]) -> dict[str, Entry]:
-    """Return the metrics by name; beside one of one's own, baselines, too."""
+    """Return ``{name: entry}`` of the metrics with these names; if one is the user's own, baselines are added."""
     entries = dict(map(entry, names))
     own = any(each.own for each in entries.values())
     return entries | {name: METRICS[name] for name in BASELINES} if own else entries
 
 
 def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
-    """Return the federations that are asked for and their truths; one's own are checked before any is trained."""
+    """Return the requested federations with their truths; the user's own are checked before any coalition is
+    trained."""
     asked = available_federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
     for each in asked:
         if each.name not in names():
@@ -108,7 +111,8 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
-    """Return the truth of a federation: the package's for one of its own, else by training its coalitions first."""
+    """Return the truth of a federation: from the package for its own federations, else by training all coalitions
+    first."""
     if each.name in names() and replace(each, root=None) == federation(each.name):
         return truth_table(each)
     folder = out / "truths"
@@ -120,7 +124,7 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
 
 
 def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
-    """Print each metric's error once, and why a metric has no value anywhere; return the exit status."""
+    """Print each metric's first error, and why a metric has no value in any federation; return the exit status."""
     valued = {metric for _, _, metric in results.values}
     refused = {key: why for key, why in results.refused.items() if key[2] not in valued}
     wrong: dict[str, str] = {}
@@ -135,7 +139,7 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
 def _report(
     out: Path, suffix: str, results: BenchResults, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
 ) -> DataFrame:
-    """Write the tables of the federations of few clients, or of those of many."""
+    """Write the tables of a group of federations (few clients, or many), and return the summary."""
     summary = summarize(results, known, entries)
     table = by_set(results, known, entries, cost)
     table.to_csv(out / f"benchmark{suffix}.csv", index=False, float_format="%.3f")
@@ -149,7 +153,8 @@ def _report(
 def _costs(
     known: Known, entries: Mapping[str, Entry], path: Path, suffix: str, say: Callable[[str], None]
 ) -> Mapping[str, Cost]:
-    """Measure what the metrics cost in the usual federation of so many clients, or in one's own."""
+    """Measure the metrics' costs in the federation that is set for this group, or in the user's own,
+    ``{metric: cost}``."""
     usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
     return costs(known[usual][0] if usual in known else (*own, federation(usual))[0], entries, path, say=say)
 

@@ -1,5 +1,5 @@
-"""``--ckpt_path last`` and ``best``: what ``flsv fit`` saves by default, where the four subcommands find it, and what
-``flsv predict`` writes."""
+"""The checkpoints that ``flsv fit`` saves by default, the search for ``--ckpt_path last`` and ``best``, and the files
+that ``flsv predict`` writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flsv.utilities.csv_files import save_table
 from flsv.utilities.display import display_path
 from flsv.utilities.errors import ConfigurationError
 
-#: Values by which the best model is chosen, in this order, and which way is better.
+#: Logged values that select the best model, in this order of preference, and the direction that is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}
 
 
@@ -34,7 +34,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        return "BestCheckpoint"  # Lightning's has the monitor in it, which is not known when a run is resumed
+        return "BestCheckpoint"  # Lightning's key contains the monitor, which is not known when a run is resumed
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._judges(trainer):
@@ -45,7 +45,8 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _judges(self, trainer: L.Trainer) -> bool:
-        """Return whether there is a score to judge rounds by, which is known after the first validation."""
+        """Return whether the score that selects the best round has been logged; it is known after the first
+        validation."""
         if self.monitor is None:
             self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
             self.mode = MONITORS.get(str(self.monitor), "min")
@@ -56,25 +57,26 @@ class BestCheckpoint(ModelCheckpoint):
         self.mode = MONITORS.get(str(self.monitor), "min")
         best = state_dict["best_model_path"]
         if best and Path(best).is_file():
-            # A resumed run has a folder of its own, and what was best before it still is.
+            # A resumed run has a folder of its own, and the best checkpoint before it is still the best.
             super().load_state_dict({**state_dict, "dirpath": self.dirpath})
-            self.current_score = state_dict["current_score"]  # Lightning saves it, and does not load it
+            self.current_score = state_dict["current_score"]  # Lightning saves this value but does not load it
         elif best:
             warnings.warn(f"{best} no longer exists: best.ckpt is the best from here on.", stacklevel=2)
 
 
 def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
-    """Make the callbacks that save ``best.ckpt`` and ``last.ckpt``; none where those ``given`` save checkpoints."""
+    """Return the callbacks that save ``best.ckpt`` and ``last.ckpt``; none if the ``given`` callbacks save
+    checkpoints."""
     if any(isinstance(callback, Checkpoint) for callback in given):
         return []
     return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
 
 
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
-    """Find the newest checkpoint, or the best of the run that it is of.
+    """Return the newest checkpoint, or the best checkpoint of the run that the newest one belongs to.
 
-    Looked for where this trainer's runs lie: in the folders of its first logger (``checkpoints`` below the root folder
-    without a logger), and where a ``ModelCheckpoint`` of its own writes.
+    Checkpoints are searched for in the folders of the trainer's first logger (in ``checkpoints`` below the root folder
+    if there is no logger), and where a ``ModelCheckpoint`` of the trainer writes.
 
     Args:
         word: ``"last"`` or ``"best"``.
@@ -82,7 +84,7 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
         weights_only: as in ``torch.load``.
 
     Raises:
-        ConfigurationError: there is none; the newest cannot be read, which says what was the best.
+        ConfigurationError: there is no checkpoint, or no best one; or the newest, which names the best, cannot be read.
     """
     runs = runs_folder(trainer)
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
@@ -105,7 +107,7 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
 
 
 def has_saved(trainer: L.Trainer) -> bool:
-    """Return whether there is a checkpoint where this trainer saves its own, for ``--ckpt_path last``."""
+    """Return whether this trainer has saved a checkpoint that ``--ckpt_path last`` would find."""
     return any(each.dirpath and any(Path(each.dirpath).glob("*.ckpt")) for each in _model_checkpoints(trainer))
 
 
@@ -114,7 +116,8 @@ def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
 
 
 def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
-    """Yield where the best checkpoint of a checkpoint's run may be: where it lay, and beside ``path`` if it moved."""
+    """Yield the existing paths of the best checkpoint that ``checkpoint`` names: its original path, then beside
+    ``path``."""
     for state in checkpoint.get("callbacks", {}).values():
         if isinstance(state, dict) and state.get("monitor") and state.get("best_model_path"):
             best = Path(state["best_model_path"])
@@ -122,21 +125,21 @@ def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
 
 
 class WritePredictions(BasePredictionWriter):
-    """Callback that writes ``predictions.csv`` into the folder of the checkpoint's run: a row per sample, in their
-    order.
+    """Callback that writes ``predictions.csv`` into the folder of the checkpoint's run, with one row per sample in the
+    order of the samples.
 
-    Of classes: ``index``, ``prediction`` (the likeliest class) and a column per class, what ``predict_step`` gave for
-    it; the names are the data module's. Of numbers: ``index`` and ``prediction``, or ``output_0`` and so on. Rows of a
-    table have their ``line``, whose they are (``client``) and the columns that were excluded, such as ids. Anything
-    else, such as texts or images, goes to ``predictions.pt`` as ``predict_step`` gave it, batch by batch
-    (``torch.load``).
+    For classes the columns are ``index``, ``prediction`` (the likeliest class) and one column per class with the output
+    of ``predict_step``, under the data module's class names. For numbers they are ``index`` and ``prediction``, or
+    ``output_0``, ``output_1``, ... Rows of a table also have their ``line``, their ``client`` and the columns that were
+    excluded from training, such as ids. Any other output, such as texts or images, is written to ``predictions.pt``
+    batch by batch (for ``torch.load``).
 
     Attributes:
-        where: the file, and what is in it; after the prediction.
-        folder: where it is to be; None: the trainer's.
+        where: the file and its number of rows, for a message; set by the prediction.
+        folder: the folder to write into; None: the trainer's run folder.
 
     Raises:
-        ConfigurationError: before the prediction, several processes: each would have a part of it.
+        ConfigurationError: before the prediction: there are several processes, each of which would have only a part.
     """
 
     def __init__(self) -> None:
@@ -176,7 +179,8 @@ class WritePredictions(BasePredictionWriter):
 
 
 def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:
-    """Return a column per output; of classes, the likeliest and a column for each."""
+    """Return the outputs of ``predict_step`` as columns: one per output; for classes, the likeliest and one per
+    class."""
     if table.ndim == 1 or table.shape[1] == 1:
         return DataFrame({"prediction": _cells(table.flatten())})
     classes = table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes

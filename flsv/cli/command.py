@@ -1,5 +1,5 @@
-"""Parts that the commands share: a parser whose help is the module's docstring, and paths and tables. Imports
-little."""
+"""Helpers that the commands share: a parser whose help is the module's docstring, and the handling of signals. The
+module imports little, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from typing import Any
 
 from flsv.utilities.display import display_path as display_path
 
-#: Arguments of ``flsv fit`` for fits that nobody watches.
+#: Arguments of ``flsv fit`` that hide progress bars and the model's summary.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, by which systemd, SLURM and torchrun stop a command: it ends as after Ctrl-C."""
+    """Raised at SIGTERM, with which systemd, SLURM and torchrun stop a command: the command ends as after Ctrl-C."""
 
 
 def status_of(stop: KeyboardInterrupt) -> int:
-    """Return the exit status of a command that was stopped: 128 and the signal's number, as shells say it."""
+    """Return the exit status of a stopped command as in shells: 128 plus the signal's number."""
     return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise :class:`Terminated` at the first SIGTERM, and ignore further ones: who stops a group of processes signals
-    each of them, and rank 0 passes it on to those that it has started."""
+    """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones.
+
+    A process group is stopped by a signal to each process, and rank 0 passes it on to the processes that it has
+    started, so several signals may arrive.
+    """
     stops = [Terminated]
     usual = sys.unraisablehook
 
@@ -43,15 +46,15 @@ def terminable() -> Iterator[None]:
             raise stops.pop()
 
     def again(ignored: Any) -> None:
-        """Raise it a moment later: within a ``__del__`` or a weak reference's callback, of which pictures have many, it
-        is lost."""
+        """Send SIGTERM again a moment later if the exception was raised where Python ignores it: within a ``__del__``
+        or the callback of a weak reference, of which pictures have many."""
         if ignored.exc_type is Terminated:
             stops.append(Terminated)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         else:
             usual(ignored)
 
-    here = threading.current_thread() is threading.main_thread()  # others cannot handle signals
+    here = threading.current_thread() is threading.main_thread()  # other threads cannot handle signals
     before = signal.signal(signal.SIGTERM, stop) if here else None
     sys.unraisablehook = again
     try:
@@ -66,7 +69,7 @@ _ROLE = re.compile(r":\w+:`~?([^`]*)`")
 
 
 def plain(text: str) -> str:
-    """Remove roles and double backticks from a docstring's text.
+    """Return a docstring's text without roles and double backticks.
 
     Example:
         >>> plain("``--tests``: see :func:`flsv.functional.wasserstein`")
@@ -76,7 +79,7 @@ def plain(text: str) -> str:
 
 
 def filled(text: str, width: int) -> str:
-    """Fill paragraphs to a width; what is indented (commands) stays as it is.
+    """Return a text with its paragraphs filled to a width; indented paragraphs (commands) are not changed.
 
     Example:
         >>> print(filled("One two\\nthree.\\n\\n    flsv  fit", 9))
@@ -90,7 +93,7 @@ def filled(text: str, width: int) -> str:
 
 
 class TextHelp(argparse.HelpFormatter):
-    """Formatter of the help of a command whose description is its module's docstring."""
+    """Formatter of a command's help, for commands whose description is their module's docstring."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return textwrap.indent(filled(text, width - len(indent)), indent)
@@ -103,17 +106,18 @@ class TextHelp(argparse.HelpFormatter):
 
 
 def command_parser(prog: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
-    """Make an ``ArgumentParser`` with :class:`TextHelp` that takes no option by its first letters."""
+    """Return an ``ArgumentParser`` with :class:`TextHelp` that accepts no abbreviated options."""
     return argparse.ArgumentParser(
         prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False
     )
 
 
 class Waiting:
-    """A line on the terminal that says what is waited for, and gets a dot every second, until :meth:`end`.
+    """A line on the terminal that says what the command is waiting for, and grows by a dot every second until
+    :meth:`end`.
 
     Args:
-        what: the thing that is waited for.
+        what: the text of the line.
     """
 
     def __init__(self, what: str) -> None:
@@ -127,7 +131,7 @@ class Waiting:
             print(".", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """End the line; a second call does nothing."""
+        """Stop the dots and end the line; a second call does nothing."""
         if not self._over.is_set():
             self._over.set()
             self._dots.join()
@@ -135,5 +139,5 @@ class Waiting:
 
 
 def printer(quiet: bool) -> Callable[[str], None]:
-    """Return a ``print`` that flushes; one that prints nothing when quiet."""
+    """Return a ``print`` that flushes, or a function that prints nothing if ``quiet``."""
     return (lambda text: None) if quiet else partial(print, flush=True)

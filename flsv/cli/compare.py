@@ -1,12 +1,13 @@
-"""``flsv compare``: several algorithms on one partition, and what each client got out of it.
+"""``flsv compare``: several algorithms on one partition, and each client's scores with each of them.
 
     flsv compare --base digits --config fedavg --config shapfed
 
-Every ``--config`` is one algorithm; a ``--base`` comes before each. A run in which every client is alone comes first
-(``Standalone``): in brackets is each client's gain over it, in percentage points; fairness is Pearson's correlation,
-over the clients, of what they have alone and what they end up with (Tastan et al., IJCAI 2024, section 4.3; - where
-either is the same for all). global is the server's model; coalitions, how many models of coalitions were evaluated.
-A run that is done is kept: start again what was stopped. What was changed, configuration or data, is run anew.
+Every ``--config`` is one algorithm; a ``--base`` is read before each. A run in which every client trains alone comes
+first (``Standalone``). The tables show each client's score and, in brackets, its gain over training alone, in
+percentage points. Fairness is Pearson's correlation, over the clients, between the scores alone and the final scores
+(Tastan et al., IJCAI 2024, section 4.3; - if either is the same for all clients). The row "global" has the scores of
+the server's model, the row "coalitions" the number of coalitions whose models were evaluated. Finished runs are kept:
+start a stopped command again to continue. A run whose configuration or data have changed is repeated.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ STANDALONE = "standalone"
 #: The file of a run's scores, in its folder.
 KEPT = "outcome.csv"
 MEASURES = OWN_SCORES
-#: Columns of the file of a run's scores, and how they are read.
+#: Columns of the file of a run's scores, and the functions that read their cells.
 COLUMNS: Mapping[str, Cell] = {
     **{"models": str, "client": str},
     **dict.fromkeys(MEASURES, number_or_nan),
@@ -63,24 +64,26 @@ Models = Literal["received", "trained", "global"]
 
 
 class OwnModels(L.Callback):
-    """Callback that evaluates every client's own model, and the global one, after the last round.
+    """Callback that evaluates every client's own model, and the global model, after the last round.
 
-    A client has two: the one it has ``trained`` in its last round, and the one it then ``received`` from the server,
-    the start point of the next (the global model where there is no personalization). What an attacker trained is what
-    it kept.
+    A client has two own models: the one that it has ``trained`` in its last round, and the one that it then
+    ``received`` from the server as the start point of the next round (the global model if there is no personalization).
+    For an attacker, ``trained`` is the model that it kept, not the one that it sent.
 
     Args:
-        loop: of the same trainer, with ``ClientEvaluation(keep_trained=True)``.
-        tests: on what: the ``"shared"`` test set that no client has, or each client's ``"own"`` test split.
+        loop: the federated loop of the same trainer, with ``ClientEvaluation(keep_trained=True)``.
+        tests: the test samples: ``"shared"``, the test set that no client has, or ``"own"``, each client's test split.
 
     Attributes:
-        scores: after the fit, ``"received"`` and ``"trained"`` to measure to ``[n]``, and ``"global"`` to measure to
-            ``[1]``, with own tests the mean over the clients; measures are :data:`flsv.models.imbalance.OWN_SCORES`.
-        seconds: duration of the evaluation.
+        scores: set after the fit, ``{models: {measure: scores}}`` with ``[n]`` scores for the ``"received"`` and
+            ``"trained"`` models and one, ``[1]``, for the ``"global"`` model (with own tests the mean over the
+            clients); the measures are :data:`flsv.models.imbalance.OWN_SCORES`.
+        seconds: the duration of the evaluation.
 
     Raises:
-        ConfigurationError: before training, ``tests="own"`` and a client without test samples; a module whose
-            ``forward`` gives no logits ``[B, M]``.
+        ConfigurationError: the loop does not keep the trained models; or, before training: ``tests="own"`` and a client
+            has no test samples, or the module's ``forward`` does not return logits ``[B, M]`` for B samples and M
+            classes.
     """
 
     def __init__(self, loop: FederatedLoop, tests: Tests = "shared") -> None:
@@ -104,7 +107,7 @@ class OwnModels(L.Callback):
         try_forward(trainer, self._batches(data), data.num_classes, f'tests="{self.tests}"')
 
     def _batches(self, data: FederatedDataModule) -> Iterable[Any]:
-        """Return all of the shared test set, or client 0's test split."""
+        """Return the batches of the shared test set, or of client 0's test split, on which evaluation is tried."""
         return data.test_dataloader() if self.tests == "shared" else data.client_loader(0, "test", shuffle=False)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -123,13 +126,13 @@ class OwnModels(L.Callback):
         )
         everybody, private = list(range(data.num_clients)), bool(self.loop.space.private_names)
         found: list[Tensor] = []
-        # One at a time where clients have samples of their own, or a part of the model that no vector holds.
+        # Evaluate one client at a time if clients have samples of their own, or unshared parts of the model.
         alone = private or self.tests == "own"
         for clients in [[client] for client in everybody] if alone else [everybody]:
             if self.tests == "own":
                 evaluate = evaluate.on(on_device(trainer, data.client_loader(clients[0], "test")))
             rows = torch.stack([own.get(client, server) for own in models.values() for client in clients])
-            # Whoever has no model of its own has the global one: that is evaluated once.
+            # Clients without an own model have the global one, which is evaluated only once.
             distinct, places = rows.unique(dim=0, return_inverse=True)
             values = _values(evaluate, distinct)[places].view(len(models), len(clients), -1)
             if private:
@@ -142,19 +145,20 @@ class OwnModels(L.Callback):
 
 
 class _AUROC(ClassScores):
-    """The AUROC alone of the scores of a classifier."""
+    """The scores of a classifier, reduced to the AUROC."""
 
     def compute(self) -> Tensor:  # type: ignore[override]  # one of its scores, not all
         return super().compute()["auroc"]
 
 
 def kept_private(local: LocalData) -> dict[str, Tensor]:
-    """Return, from a client, what it has of the model beside the vector, for a simulation's tests."""
+    """Return the entries of the model that a client does not share; a question that only a simulation asks."""
     return dict(local.private)
 
 
 def _values(evaluate: ModelEvaluator, models: Tensor) -> Tensor:
-    """Evaluate models ``[K, P]`` and return their measures ``[K, 3]``."""
+    """Evaluate K models, vectors of P entries, ``[K, P]``, and return their scores by all three measures,
+    ``[K, 3]``."""
     scores = evaluate(models)
     return torch.stack([scores.value("metric" if name == "auroc" else name) for name in MEASURES], dim=1)
 
@@ -164,11 +168,12 @@ class Outcome:
     """The result of one algorithm.
 
     Args:
-        name: name of the algorithm.
-        table: a row per kind of model (as :attr:`OwnModels.scores`) and client, by :data:`COLUMNS`; the global model is
-            nobody's. ``seconds`` are of the whole fit, without the evaluation of the models, ``evaluations`` the
-            coalitions that were evaluated for the algorithm's metrics; one that two of them asked for is one.
-        tests: what the models were tested on, see :class:`OwnModels`.
+        name: the name of the algorithm.
+        table: one row per kind of model (the keys of :attr:`OwnModels.scores`) and client, with the columns
+            :data:`COLUMNS`; the client of the global model is "". ``seconds`` is the duration of the fit without the
+            evaluation of the models, ``evaluations`` the number of different coalitions that were evaluated for the
+            algorithm's metrics.
+        tests: the samples on which the models were tested, see :class:`OwnModels`.
         names: the clients' names.
     """
 
@@ -178,15 +183,17 @@ class Outcome:
     names: tuple[str, ...] = ()
 
     def scores(self, measure: str, models: Models = "received") -> Tensor:
-        """Return the clients' scores ``[n]``, or the global model's ``[1]``."""
+        """Return the scores of the clients' models by a measure, one per client; or the global model's single score."""
         return torch.tensor(self.table.loc[self.table["models"] == models, measure].tolist(), dtype=torch.float64)
 
     def gains(self, alone: Outcome, measure: str) -> Tensor:
-        """Compute each client's gain ``[n]``: the score of the model that it received last, minus what it has alone."""
+        """Compute each client's gain: the score of the model that it received last, minus its score in the outcome
+        ``alone``."""
         return self.scores(measure) - alone.scores(measure)
 
     def fairness(self, alone: Outcome, measure: str) -> float:
-        """Compute collaborative fairness; NaN where all clients end up with equally good models."""
+        """Compute collaborative fairness, the correlation of the clients' scores with those in the outcome ``alone``;
+        NaN if all clients' scores are the same."""
         return float(collaborative_fairness(alone.scores(measure), self.scores(measure)))
 
 
@@ -196,13 +203,20 @@ class Outcome:
 def run_algorithm(
     name: str, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, tests: Tests = "shared"
 ) -> Outcome:
-    """Run one fit of a trainer with a :class:`flsv.FederatedLoop` among its callbacks; ``tests``: see
-    :class:`OwnModels`."""
+    """Run one fit of a trainer with a :class:`flsv.FederatedLoop` among its callbacks, and return the clients' scores.
+
+    Args:
+        name: the name of the algorithm.
+        trainer: the trainer; an :class:`OwnModels` is added to its callbacks.
+        module: the module to train.
+        data: the data of the clients.
+        tests: the test samples, see :class:`OwnModels`.
+    """
     loop = find_loop(trainer)
     own = OwnModels(loop, tests)
     callbacks_of(trainer).append(own)
     if "PL_GLOBAL_SEED" in os.environ:
-        L.seed_everything(int(os.environ["PL_GLOBAL_SEED"]), verbose=False)  # all start from the same weights
+        L.seed_everything(int(os.environ["PL_GLOBAL_SEED"]), verbose=False)  # all runs start from the same weights
     start = time.perf_counter()
     trainer.fit(module, data)
     seconds = time.perf_counter() - start - own.seconds
@@ -227,21 +241,24 @@ def compare(
 
     Args:
         configs: configuration files or names of packaged ones, one per algorithm.
-        base: configuration files or names that come before each of them.
+        base: configuration files or names that are read before each of them.
         arguments: further arguments of ``flsv fit``, which override the files.
-        out: what the runs write goes below, a folder each.
-        tests: what models are tested on, see :class:`OwnModels`.
-        say: called with a line that says which run begins.
+        out: the folder below which each run writes into a folder of its own.
+        tests: the test samples, see :class:`OwnModels`.
+        say: called with a line of text when a run begins.
+
+    Returns:
+        The outcomes: the standalone baseline's, then one per configuration.
 
     Raises:
-        ConfigurationError: the configurations do not deal out the same data to the same clients; own tests of clients
-            that have none.
+        ConfigurationError: the configurations do not give the same samples to the same clients; or own tests are
+            requested and a client has no test samples.
     """
     names = _names(configs)
     for file in (*base, *configs):
         find_config(file)
     for name, config in zip(names[1:], configs):
-        _built(base, config, arguments, out / name, alone=False)  # what cannot work says so before the first is run
+        _built(base, config, arguments, out / name, alone=False)  # find errors before the first run
     outcomes: list[Outcome] = []
     dealt = None
     for name, config in zip(names, [configs[0], *configs]):
@@ -269,7 +286,7 @@ def compare(
 
 
 def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: Path, alone: bool) -> FederatedCLI:
-    """Build the trainer, module and data of one run."""
+    """Build the trainer, module and data of one run; if ``alone``, of the standalone baseline."""
     files = [option for file in (*base, config) for option in ("--config", file)]
     own = ["--trainer.default_root_dir", str(folder), "--federation.reporting.table", "false"]
     own += ["--federation.evaluation.keep_trained", "true"]
@@ -282,7 +299,7 @@ def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: P
 
 
 def _alone(loop: FederatedLoop) -> FederatedLoop:
-    """Make a loop for the same clients without a federation: neither attacks nor samplers nor anything measured."""
+    """Return a loop for the same clients without a federation: no attacks, no sampling and no metrics."""
     nothing = ("aggregator", "metrics", "sampler", "client_algorithm", "uploads")
     return loop.replace(
         **dict.fromkeys(nothing),
@@ -300,13 +317,13 @@ def _names(configs: Sequence[str]) -> list[str]:
 
 # ---- tables
 
-#: The rows below the clients'.
+#: Names of the rows below the clients' rows.
 OVERALL = ("mean", "fairness", "global", "seconds", "coalitions")
 
 
 def score_table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
-    """Make the table of one measure of the models that the clients received last, in %: a column per algorithm, the
-    standalone first."""
+    """Return the table of one measure, in %, for the models that the clients received last: one column per algorithm,
+    the standalone baseline first."""
     alone = outcomes[0]
     columns = {}
     for outcome in outcomes:
@@ -326,7 +343,7 @@ def score_table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
 def _show(outcomes: Sequence[Outcome]) -> None:
     for measure in MEASURES:
         cells, clients = score_table(outcomes, measure), len(outcomes[0].names)
-        # If there are many clients, those that gain the most and the least by the first algorithm.
+        # If there are many clients, show those that gain the most and the least with the first algorithm.
         gains = outcomes[1].gains(outcomes[0], measure) if len(outcomes) > 1 else None
         shown = [*shown_clients(gains, clients), *range(clients, len(cells))]
         columns = {name: cells[name].tolist() for name in cells}
@@ -356,7 +373,7 @@ def _parser() -> ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv compare`` with the arguments that follow its name."""
+    """Run ``flsv compare`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = _parser().parse_known_args(list(args))
     if quiet:
         rest += NO_BARS

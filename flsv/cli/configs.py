@@ -1,4 +1,4 @@
-"""Configuration files: those that come with flsv, by name, and what cannot be meant by one."""
+"""Configuration files: the search for files that come with flsv, by name, and checks that find misspelt names early."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import yaml
 from flsv.utilities.errors import ConfigurationError
 
 _PACKAGE = Path(__file__).parents[1]
-#: In a wheel they lie within the package; in a checkout (an editable install) beside it.
+#: In a wheel the files are within the package; in a checkout (an editable install) beside it.
 FOLDER = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
 
 
 def packaged_names() -> list[str]:
-    """List all names, those of algorithms first, then ``natural/...`` and ``scenarios/...``.
+    """Return the names of all packaged configurations: algorithms first, then ``natural/...`` and ``scenarios/...``.
 
     Example:
         >>> names = packaged_names()
@@ -33,17 +33,16 @@ def packaged_names() -> list[str]:
 
 
 def find_config(given: str) -> Path:
-    """Find the file that a ``--config`` means.
+    """Return the file that a ``--config`` refers to.
 
-    A file that is there comes first: the one named, then the one named with ``.yaml`` added, so that a copy made by
-    ``flsv init`` is used in its folder in the place of the packaged one. What ends in ``.yaml`` is a path and nothing
-    else.
+    An existing file has precedence: the given path, then the path with ``.yaml`` added, so that in its folder a copy
+    made by ``flsv init`` is used in place of the packaged file. A text that ends in ``.yaml`` is always a path.
 
     Args:
         given: a path, or a name of :func:`packaged_names`.
 
     Raises:
-        ConfigurationError: neither; it lists the five nearest names.
+        ConfigurationError: there is neither such a file nor such a name; the message lists the five most similar names.
 
     Example:
         >>> find_config("scenarios/guo_noisy").name
@@ -62,7 +61,7 @@ def find_config(given: str) -> Path:
     raise ConfigurationError(f"there is no configuration file {given}.{hint} Nearest by name: {', '.join(near)}.")
 
 
-#: Options of a configuration that are an object, several in a list, or several by name.
+#: Options of a configuration whose value is an object, a list of objects, or a mapping from names to objects.
 _PARTS = re.compile(
     r"(federation\.(aggregator|personalizer|sampler|client_algorithm|(metrics|uploads\+?|filters)\.[^.]+)"
     r"|data\.(partitioner|corruptions\.[^.]+))(\.class_path)?"
@@ -70,13 +69,13 @@ _PARTS = re.compile(
 
 
 def check_words(args: Sequence[str]) -> None:
-    """Raise where a configuration file is not there, or a part's name is misspelt: before PyTorch is imported.
+    """Check that configuration files exist and that classes' names are spelled correctly, before PyTorch is imported.
 
     Args:
         args: a subcommand and its arguments.
 
     Raises:
-        ConfigurationError: with what is nearest by name.
+        ConfigurationError: a file or a class does not exist; the message suggests similar names.
 
     Example:
         >>> check_words(["fit", "--config", "quickstart", "--federation.metrics.value", "ShadowShaply"])
@@ -95,12 +94,12 @@ ShadowShapley?
 
 
 def is_yaml(given: str) -> bool:
-    """Return whether what is given as a file is a configuration itself."""
+    """Return whether the text given as a configuration file is itself YAML."""
     return "{" in given or ": " in given or "\n" in given
 
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options of a command line and of its files, with the texts that they have."""
+    """Yield ``(option, text)`` for the options of a command line and of the configuration files that it names."""
     words = [word for each in args for word in (each.split("=", 1) if each.startswith("--") else [each])]
     yield from ((name.removeprefix("--"), value) for name, value in pairwise(words))
     files = [value for name, value in pairwise(words) if name in ("-c", "--config") and not is_yaml(value)]
@@ -110,7 +109,7 @@ def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield where in a configuration there are texts, and these."""
+    """Yield ``(path, text)`` for each text in a nested configuration, with the dotted path of its option."""
     if isinstance(node, str):
         yield path, node
     entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
@@ -119,7 +118,7 @@ def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _public_names() -> set[str]:
-    """Collect the names of all classes that options may name, without importing them; of other packages, too."""
+    """Return the names of all classes that options may name, also from other packages, without importing them."""
     groups = [group for group in entry_points().groups if group.startswith("flsv.")]
     names = {entry.attr for group in groups for entry in entry_points(group=group)}
     for file in _PACKAGE.glob("**/__init__.py"):
@@ -130,7 +129,7 @@ def _public_names() -> set[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that refuses a key that is there twice: one of its values would be lost."""
+    """YAML loader that refuses a key that occurs twice in a mapping, because one of its values would be lost."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -143,10 +142,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def check_file(path: Path) -> Any:
-    """Read a YAML file; None of one that is none, of which the parser says what is wrong.
+    """Return the content of a YAML file; None if it is not valid YAML, which the parser reports later.
 
     Raises:
-        ConfigurationError: no text, or a key that is there twice in one mapping: the file, and where.
+        ConfigurationError: the file is not UTF-8 text, or a key occurs twice in a mapping; the message names the place.
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)

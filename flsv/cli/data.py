@@ -1,12 +1,12 @@
-"""``flsv data``: what each client has, before anything is trained.
+"""``flsv data``: each client's samples, classes and columns, before anything is trained.
 
     flsv data federation.yaml
     flsv data --config quickstart --data.source patients.csv --data.labels died
 
-Shows, of what a configuration file of flsv fit says under data, each client's samples and classes, what became of each
-column of a table, and what share of its values each client lacks; and says what there is to think of, such as a class
-that is rare. The folder of --out gets the same as samples.csv and columns.csv, and summary.csv: pandas' description of
-each column at each client. Nothing is trained, and no other section of the file is looked at.
+Reads the section "data" of a configuration of flsv fit and shows each client's samples and classes, how each column of
+a table is used, and the fraction of its values that each client lacks; and notes on problems, such as a rare class.
+With --out, the folder gets the same tables as samples.csv and columns.csv, and summary.csv: pandas' description of each
+column at each client. Nothing is trained, and other sections of the file are ignored.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from flsv.data import FederatedDataModule
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.errors import listed
 
-#: A class that has at most this share is rare: a model that never finds it is right nearly always.
+#: A class with at most this fraction of the samples is rare: a model that never predicts it is nearly always right.
 RARE = 0.2
 READ_AS = "is read as"
-#: Number of classes, and of clients in a table of columns, that are shown each.
+#: Largest number of classes that are shown, and of clients in a table of columns.
 _SHOWN = 10
 
 
 def samples(data: FederatedDataModule) -> pd.DataFrame:
-    """Count each client's samples in every split, and the share of them that is of each class: a row per client."""
+    """Return a table with one row per client: its number of samples in every split, and its fractions of each class."""
     frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=pd.Index(data.client_names, name="client"))
     for split, title in (("val", "own validation"), ("test", "own test")):
         # mypy: both are splits
@@ -48,8 +48,8 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def missing(data: FederatedDataModule) -> pd.DataFrame:
-    """Compute which share of a client's training rows has no value: a row per column of a table, a column per client;
-    before them, what the column ``is read as``."""
+    """Return a table with one row per column of the data and one column per client: the fraction of the client's
+    training rows without a value. The first column, ``is read as``, tells how the column is used."""
     rows = [data.client_indices(client).numpy() for client in range(data.num_clients)]
     shares = [[float(card.values.iloc[each].isna().mean()) for each in rows] for card in data.column_cards]
     names = [card.name for card in data.column_cards]
@@ -59,7 +59,7 @@ def missing(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def describe_values(data: FederatedDataModule) -> pd.DataFrame:
-    """Describe the values that a client trains on as pandas does: a row per column and client."""
+    """Return pandas' description of the values that each client trains on: one row per column and client."""
     described = {
         (card.name, name): card.values.iloc[data.client_indices(client).numpy()].describe()
         for card in data.column_cards
@@ -69,7 +69,7 @@ def describe_values(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def notes(data: FederatedDataModule) -> list[str]:
-    """List what there is to think of before training, a sentence or two each."""
+    """Return notes on possible problems with the data before training, each a sentence or two."""
     found = []
     if data.no_classes is None and len(data.class_names) <= _SHOWN:
         counts = pd.DataFrame(data.class_counts.tolist(), index=data.client_names, columns=data.class_names)
@@ -95,7 +95,7 @@ def notes(data: FederatedDataModule) -> list[str]:
 
 
 def show(data: FederatedDataModule) -> None:
-    """Print all but the summary."""
+    """Print the tables of samples and columns, the server's validation set, and the notes."""
     frame = samples(data)
     shares = frame.columns.difference(["samples", "own validation", "own test", "classes"])
     print(f"Training samples of each client\n\n{_in_percent(frame, shares).to_string(max_rows=40)}\n")
@@ -117,7 +117,7 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv data`` with the arguments that follow its name."""
+    """Run ``flsv data`` with the command-line arguments ``args``; print less if ``quiet``."""
     files = list(takewhile(lambda word: not word.startswith("-"), args))
     args = [*(f"--config={file}" for file in files), *args[len(files) :]]
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})

@@ -1,6 +1,6 @@
-"""``flsv``: which subcommand, and what becomes of an error.
+"""``flsv``: the choice of the subcommand, and the handling of errors.
 
-Nothing here is imported before it is needed: the version and the list of subcommands are there in a moment.
+Modules are imported only when they are needed, so that the version and the list of subcommands are shown at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flsv.cli.command import NO_BARS, Waiting, status_of, terminable
 from flsv.cli.configs import check_words
 from flsv.utilities.errors import ConfigurationError
 
-#: Subcommands and what they are for.
+#: ``{subcommand: description}``.
 OF_LIGHTNING = {
     "fit": "train a federation, and measure what every client contributes",
     "validate": "evaluate a checkpoint on the server's validation set",
@@ -39,29 +39,29 @@ OWN = {
     "init": "a project to start from",
     "new": "a metric of one's own, as a package to start from",
 }
-#: Those that fit dozens of times: what Lightning says of each is of no use.
+#: Subcommands that fit dozens of times: Lightning's messages on each fit are hidden.
 MANY_FITS = ("retrain", "repeat", "bench")
-#: Those that leave out what is done already.
+#: Subcommands that skip finished work when they are started again.
 KEEPING = (*MANY_FITS, "compare")
-#: Those that share their fits out to the processes of ``torchrun``.
+#: Subcommands that distribute their fits over the processes of ``torchrun``.
 ON_RANKS = ("retrain",)
-#: Those that import no PyTorch.
+#: Subcommands that do not import PyTorch.
 AT_ONCE = ("init", "new")
 QUIET = ("-q", "--quiet")
-#: What they say to LightningCLI's commands.
+#: Arguments that ``--quiet`` stands for in LightningCLI's subcommands.
 QUIETLY = {
     "fit": (*NO_BARS, "--federation.reporting.table=false"),
     "validate": (*NO_BARS, "--verbose=false"),
     "test": (*NO_BARS, "--verbose=false"),
     "predict": NO_BARS,
 }
-#: Warnings that nobody can act on.
+#: Warnings that users cannot act on.
 UNSAID = (
     "LightningCLI's args parameter",  # given: without --quiet
     ".*isinstance\\(treespec, LeafSpec\\)",  # Lightning's use of torch
     "Couldn't infer the batch indices",  # our samples come in order
 )
-#: No space left, quota exceeded, file too large, an error of the device, read-only.
+#: No space left, quota exceeded, file too large, input/output error, read-only file system.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -72,11 +72,11 @@ def main(args: list[str] | None = None) -> int:
         args: the arguments; by default those of the process.
 
     Returns:
-        The exit status: 0, 2 for a configuration that cannot work, or 1 for a disk that takes no more, or for a metric
-        that fails in ``flsv bench``; 130 after Ctrl-C, 143 after SIGTERM.
+        The exit status: 0; 2 for a configuration that cannot work; 1 if a file cannot be written, or a metric fails in
+        ``flsv bench``; 130 after Ctrl-C; 143 after SIGTERM.
     """
-    # A console script does not look for modules in the working folder, `python -m flsv` does: class paths of the
-    # user's own modules shall work in both.
+    # A console script does not look for modules in the working folder, but `python -m flsv` does: class paths of the
+    # user's own modules must work with both.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     given = list(sys.argv[1:] if args is None else args)
@@ -90,7 +90,7 @@ def main(args: list[str] | None = None) -> int:
         kept = given[:1] and given[0] in KEEPING
         print(f"flsv: stopped{'. What is done is kept: start the same again.' if kept else ''}", file=sys.stderr)
         return status_of(stopped)
-    except BrokenPipeError:  # whoever read, such as `head`, has had enough
+    except BrokenPipeError:  # the reading program, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -171,18 +171,19 @@ def _run_lightning(given: list[str], command: str, quiet: bool, loaded: Callable
 
 
 def _announce(command: str) -> Waiting | None:
-    """Show something that moves on a terminal while PyTorch is imported, which takes seconds."""
+    """Show a waiting line on a terminal while PyTorch is imported, which takes seconds; return it, or None
+    elsewhere."""
     if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
         return Waiting(f"flsv {command}: loading PyTorch")
     return None
 
 
 def _nothing() -> None:
-    """Do nothing, where nothing is waited for."""
+    """Do nothing: called in place of ending a waiting line if there is none."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Make the parser of ``flsv --help``; every subcommand has a parser of its own."""
+    """Return the parser of ``flsv --help``; every subcommand has a parser of its own."""
     parser = argparse.ArgumentParser(
         "flsv",
         usage="flsv [-h] [--version] SUBCOMMAND [--quiet] ...",
@@ -199,8 +200,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _leave_out(quiet: bool) -> None:
-    """Leave out what Lightning says to everybody and nobody can act on; when quiet, all that is no warning."""
-    importlib.import_module("lightning.pytorch")  # which sets its loggers' levels
+    """Hide messages of Lightning that users cannot act on; if ``quiet``, hide all that are not warnings."""
+    importlib.import_module("lightning.pytorch")  # the import sets the loggers' levels
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.INFO)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_tip)

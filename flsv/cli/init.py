@@ -4,7 +4,7 @@
     flsv init mine --config fedavg --config scenarios/guo_noisy
     flsv init --flower my_federation      a project that `flwr run` starts
 
-A copy in the working folder is used from then on in the place of the packaged one. Nothing that is there is
+In the working folder, a copy is used in place of the packaged configuration from then on. Existing files are not
 overwritten.
 """
 
@@ -22,14 +22,14 @@ _TEMPLATE = Path(__file__).parent / "templates" / "flower"
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Copy packaged configurations into a folder, or a template into a new one. Nothing that is there is overwritten.
+    """Copy packaged configurations into a folder, or a project template into a new folder; never overwrite files.
 
     Args:
-        args: the command line, without ``init`` itself.
-        quiet: do not say what to do next.
+        args: the arguments of the command line after ``init``.
+        quiet: whether to print nothing.
 
     Raises:
-        ConfigurationError: there is no such configuration, or something is there already.
+        ConfigurationError: there is no such configuration, or a file or folder exists already.
     """
     parser = command_parser("flsv init", __doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="where the files go; by default here")

@@ -1,4 +1,4 @@
-"""``flsv new``: a metric of one's own, as a small package to start from.
+"""``flsv new``: a metric of your own, as a small package to start from.
 
     flsv new metric UpdateNorm
     flsv new metric UpdateNorm --out packages
@@ -19,7 +19,7 @@ from flsv.__about__ import __version__
 from flsv.cli.command import command_parser, display_path
 from flsv.utilities.errors import ConfigurationError
 
-#: File of the package to its template; those in braces are called by the package's name.
+#: ``{file of the package: template}``; ``{module}`` stands for the package's name.
 FILES = {
     "pyproject.toml": "pyproject.toml.jinja",
     "README.md": "README.md.jinja",
@@ -30,17 +30,17 @@ FILES = {
 
 
 def new(name: str, out: Path = Path()) -> Path:
-    """Write a package with a metric of one's own.
+    """Write a package with a new metric from templates.
 
     Args:
-        name: of the class, such as ``UpdateNorm``; the package is called ``update_norm``. Either is taken.
-        out: where the package's folder goes.
+        name: the name of the class, such as ``UpdateNorm``, or of the package, such as ``update_norm``.
+        out: the folder in which the package's folder is created.
 
     Returns:
-        The folder.
+        The package's folder.
 
     Raises:
-        ConfigurationError: what is no name in Python, or is taken by another module or by a folder.
+        ConfigurationError: the name is not a valid name in Python, or another module or a folder has it already.
 
     Example:
         >>> import tempfile
@@ -74,10 +74,10 @@ def new(name: str, out: Path = Path()) -> Path:
 
 
 def names_of(name: str) -> tuple[str, str]:
-    """Return the class's and the package's name.
+    """Return the name of the class and the name of the package, made from either of them.
 
     Raises:
-        ConfigurationError: it is no name in Python, or begins with an underscore.
+        ConfigurationError: the name is not a valid name in Python, or begins with an underscore.
 
     Example:
         >>> names_of("UpdateNorm"), names_of("json_lines"), names_of("MRShapley2")
@@ -92,7 +92,7 @@ def names_of(name: str) -> tuple[str, str]:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv new`` with the arguments that follow its name."""
+    """Run ``flsv new`` with the command-line arguments ``args``; print less if ``quiet``."""
     parser = command_parser("flsv new", __doc__)
     parser.add_argument("kind", choices=["metric"], help="of what")
     parser.add_argument("name", metavar="NAME", help="of the class, such as UpdateNorm")

@@ -1,4 +1,4 @@
-"""Options and configuration files, as the command line reads them."""
+"""Options and configuration files on the command line: parsers, their help, and suggestions for misspelt options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flsv.cli.command import TextHelp
 from flsv.cli.configs import check_file, find_config, is_yaml
 from flsv.utilities.plugins import subclasses
 
-#: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
+#: Options with a mapping from names to objects: a later file adds names to those of earlier files; ``{}`` removes all.
 BY_NAME = ("federation.metrics",)
 CONFIG_HELP = (
     "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, and adds "
@@ -28,9 +28,9 @@ CONFIG_HELP = (
 
 
 class ConfigFile(ActionConfigFile):
-    """The action of ``--config``: a file, or the name of one that comes with flsv.
+    """The action of the option ``--config``, whose value is a file or the name of a packaged configuration.
 
-    Refuses a key that is there twice; metrics of several files come together.
+    It refuses a file in which a key occurs twice, and merges the metrics of several files.
     """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
@@ -46,10 +46,11 @@ class ConfigFile(ActionConfigFile):
 
 
 class OptionHelp(TextHelp, DefaultHelpFormatter):
-    """Help without all options in the usage, and without torch's many classes among those that an option takes."""
+    """Help formatter that leaves out the list of options in the usage, and torch's many classes among allowed
+    subclasses."""
 
     def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        if prefix is None:  # else it is the name of a subcommand that is made of it
+        if prefix is None:  # otherwise the usage becomes the name of a subcommand
             files = any("--config" in action.option_strings for action in actions)
             usage = f"%(prog)s {'[--config CONFIG ...] ' if files else ''}[options]"
         super().add_usage(usage, actions, groups, prefix)
@@ -61,17 +62,17 @@ class OptionHelp(TextHelp, DefaultHelpFormatter):
         return f"{text}{mark if kept else ''}{kept}{')' if mark else ''}"
 
 
-# ---- what an option that there is not was meant to be
+# ---- suggestions for an option that does not exist
 
-#: How the parser says which there is not.
+#: Messages in which the parser names the option that does not exist.
 _WRONG = re.compile(r"unrecognized arguments: --([\w.]+)|[Oo]ption '([\w.]+)' is not accepted")
 _CLASS = re.compile(r"Problem with given class_path '([\w.]+)'")
-#: Options of classes' arguments' arguments: --model.optimizer.lr.
+#: Depth of nested arguments to suggest, such as --model.optimizer.lr.
 _DEPTH = 2
 
 
 class _Suggests:
-    """Mixin of parsers whose errors of unknown options name the options that may be meant."""
+    """Mixin of parsers that suggests similar options in errors about unknown options."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         wrong = _WRONG.search(message)
@@ -88,15 +89,15 @@ class _Suggests:
 
 
 class Parser(_Suggests, ArgumentParser):
-    """jsonargparse's parser, with suggestions."""
+    """jsonargparse's parser, with suggestions for unknown options."""
 
 
 class FitParser(_Suggests, LightningArgumentParser):
-    """LightningCLI's parser, with suggestions."""
+    """LightningCLI's parser, with suggestions for unknown options."""
 
 
 def nearest(wrong: str, options: set[str]) -> list[str]:
-    """Return up to three options whose last word is the same, or spelled alike.
+    """Return up to three options whose last word equals that of a wrong option, or is spelled similarly.
 
     Example:
         >>> nearest("alfa", {"data.partitioner.alpha", "federation.seed"})
@@ -122,7 +123,8 @@ def _options(parser: Any) -> Iterator[str]:
 
 
 def _arguments(hint: Any, name: str, depth: int) -> Iterator[str]:
-    """Yield the arguments of the classes that an annotation names, and of their subclasses that are imported."""
+    """Yield the dotted names of the arguments of the classes that a type hint names, and of their imported
+    subclasses."""
     if not depth or hint is None:
         return
     for part in get_args(hint):
@@ -134,7 +136,7 @@ def _arguments(hint: Any, name: str, depth: int) -> Iterator[str]:
         try:
             hints = get_type_hints(kind.__init__)  # type: ignore[misc]  # of a class, not an instance
             arguments = inspect.signature(kind).parameters
-        except (NameError, TypeError, ValueError):  # a stranger's
+        except (NameError, TypeError, ValueError):  # another package's class that cannot be inspected
             continue
         for argument in arguments:
             yield f"{name}.{argument}"
@@ -143,18 +145,18 @@ def _arguments(hint: Any, name: str, depth: int) -> Iterator[str]:
 
 # ---- parsers
 
-#: Arguments of every parser that jsonargparse makes here.
+#: Arguments of all parsers that are made here by jsonargparse.
 PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 
 
 def option_parser(prog: str, description: str | None, sections: Mapping[str, type]) -> ArgumentParser:
-    """Make a parser for the commands that are not LightningCLI's.
+    """Return a parser for a command that is not one of LightningCLI's.
 
     Args:
-        prog: the command.
-        description: its module's docstring.
-        sections: those of a configuration that it looks at, and whose arguments they have. What else a file may have is
-            read over; on the command line other sections are refused.
+        prog: the command's name.
+        description: the docstring of the command's module.
+        sections: ``{section of a configuration: class}``, the sections that the command reads, and the classes whose
+            arguments they hold. Other sections of a file are ignored; on the command line they are refused.
     """
     parser = Parser(prog=prog, description=description, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
@@ -169,10 +171,11 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
 
 
 def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
-    """Make the objects that a command line names; those without a seed have ``--seed_everything``'s, as in a fit."""
+    """Return the objects that a command line describes; objects without a seed get ``--seed_everything``, as in a
+    fit."""
     options = parser.parse_args(list(args))
     L.seed_everything(int(options.seed_everything), verbose=False)
-    # The second name before jsonargparse 4.49.
+    # Before jsonargparse 4.49 the method had the second name.
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
     return instantiate(options)
 

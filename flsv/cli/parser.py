@@ -1,6 +1,6 @@
 """Federated learning in which every participant's contribution is measured.
 
-LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. ``flsv --help``
+LightningCLI with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. ``flsv --help``
 lists the other subcommands.
 """
 
@@ -40,7 +40,7 @@ from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plugins import installed
 
-#: Groups of entry points, and what other packages bring in them.
+#: ``{group of entry points: base class}`` of the classes that other packages may register.
 PARTS: dict[str, type] = {
     "flsv.aggregation": Aggregator,
     "flsv.client_algorithms": ClientAlgorithm,
@@ -50,12 +50,13 @@ PARTS: dict[str, type] = {
     "flsv.sampling": ClientSampler,
     "flsv.uploads": Upload,
 }
-#: Seconds that a stopped rank leaves the script that has started it for its last words.
+#: Seconds that a stopped rank gives the script that has started it to print its last messages.
 PATIENCE = 10.0
 
 
 class SavedConfig(SaveConfigCallback):
-    """Callback that saves ``config.yaml`` into the run's own folder, which for trackers Lightning does not know."""
+    """Callback that saves ``config.yaml`` into the run's own folder; for trackers Lightning would choose another
+    folder."""
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)
@@ -64,14 +65,15 @@ class SavedConfig(SaveConfigCallback):
 
 
 class FederatedCLI(LightningCLI):
-    """The command line. ``federation`` holds the arguments of :class:`flsv.FederatedLoop`.
+    """The LightningCLI of flsv, with the arguments of :class:`flsv.FederatedLoop` in the section ``federation``.
 
-    The numbers of clients and classes are said once, by the data: metrics and the model take them from there.
+    The numbers of clients and classes are not options: metrics and the model get them from the data.
 
     Args:
-        quiet: say nothing of where the results are.
-        loaded: is called when all is imported and read.
-        arguments: of ``LightningCLI``.
+        quiet: whether to print nothing about where the results are.
+        loaded: called when all modules are imported and the arguments are parsed.
+        arguments: positional arguments of ``LightningCLI``.
+        options: keyword arguments of ``LightningCLI``.
     """
 
     def __init__(
@@ -84,7 +86,8 @@ class FederatedCLI(LightningCLI):
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
-        """Return the subcommand that the first argument names, else all: each has a parser, which is slow to make."""
+        """Return the subcommand that the first argument names, or else all subcommands, because each needs a parser
+        that is slow to make."""
         every = LightningCLI.subcommands()
         return {self._asked: every[self._asked]} if self._asked in every else every
 
@@ -95,9 +98,9 @@ class FederatedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for group, base in PARTS.items():
-            installed(group, base)  # a class that is imported is found by its name alone
+            installed(group, base)  # jsonargparse finds an imported class by its name alone
         parser.add_lightning_class_args(FederatedLoop, "federation")
-        # A path given as source is the path of data; jsonargparse would read a text file there for the option's value.
+        # The source is a path; jsonargparse would read a text file at that path as the option's value.
         for action in parser._actions:
             if action.dest == "data.source":
                 action._enable_path = False  # type: ignore[attr-defined]  # jsonargparse's own attribute
@@ -105,19 +108,19 @@ class FederatedCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse as Lightning does, then call ``loaded``."""
+        """Parse the arguments as LightningCLI does, then call ``loaded``."""
         super().parse_arguments(parser, args)
         self._loaded()
 
     def before_instantiate_classes(self) -> None:
-        """Raise where a group of options is null."""
+        """Raise ConfigurationError if a group of options is null."""
         for name in ("federation.evaluation", "federation.reporting", "data.splits", "data.files", "data.loader"):
             if self._get(self.config, name, {}) is None:
                 raise ConfigurationError(f"{name}: null: expected its options; leave it out for the defaults.")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Make the trainer; it saves ``last.ckpt`` and ``best.ckpt``, unless callbacks of the configuration save
-        some."""
+        """Return the trainer; it saves ``last.ckpt`` and ``best.ckpt``, unless callbacks in the configuration save
+        checkpoints."""
         trainer = self.config_init.get(str(self.subcommand), self.config_init).trainer
         if trainer.enable_checkpointing is not False and not trainer.barebones:
             given = trainer.callbacks or []
@@ -138,7 +141,8 @@ class FederatedCLI(LightningCLI):
         return made
 
     def _on_ranks(self, trainer: Any) -> dict[str, Any]:
-        """Return the Trainer's arguments under ``torchrun``, whose processes would otherwise each do the whole."""
+        """Return the Trainer's arguments for ``torchrun``, whose processes would otherwise each run the whole
+        federation."""
         if not is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return {}
         if self.subcommand != "fit":
@@ -154,7 +158,7 @@ class FederatedCLI(LightningCLI):
         }
 
     def identity(self) -> Identity:
-        """Return the identity of this experiment but for its seed. Without ``run``; sets the data up."""
+        """Return the identity of this experiment without its seed; sets the data up. Only for ``run=False``."""
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         config = yaml.safe_load(self.parser.dump(self.config))
@@ -167,7 +171,7 @@ class FederatedCLI(LightningCLI):
             if self._new_folder is not None and find_loop(self.trainer).round_index == 0:
                 shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
             raise
-        # As Lightning ends where somebody presses Ctrl-C; or TensorBoard's writer, which cannot be closed twice.
+        # Lightning ends with SystemExit on Ctrl-C; TensorBoard's writer, which cannot be closed twice, with OSError.
         except (SystemExit, OSError) as stopped:
             stop = stopped.__context__
             if not isinstance(stop, KeyboardInterrupt):
@@ -179,7 +183,8 @@ class FederatedCLI(LightningCLI):
             raise stop from None
 
     def _say_how_to_go_on(self) -> None:
-        """Print where the results of a fit that was stopped are, unless below the table, and what resumes it."""
+        """Print where the results of a stopped fit are, unless the table has said so, and the command that resumes
+        it."""
         if not find_loop(self.trainer).reporting.table:
             self.say_where(1)
         if (arguments := arguments_of_fit()) is None:  # a part of another command
@@ -189,16 +194,18 @@ class FederatedCLI(LightningCLI):
         print(f"Go on:   flsv fit {arguments}{more}", flush=True)
 
     def say_where(self, lines: int | None = None) -> None:
-        """Print where a fit's results are, and in further ``lines`` what can be done with them; nothing without any."""
+        """Print the first ``lines`` (default: all) of the text on where a fit's results are; print nothing without
+        files."""
         if self.trainer.is_global_zero and leaves_files(self.trainer):
             print("\n".join(where_results_are(self.trainer)[:lines]), flush=True)
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning would put the checkpoint's model in the place of the one that is asked for, which here
-        is used, or refused where the checkpoint does not allow it."""
+        """Do nothing: Lightning would replace the configured model by the checkpoint's. Here the configured model is
+        used, or refused if the checkpoint's weights do not fit it."""
 
     def before_fit(self) -> None:
-        """Look ``--ckpt_path last`` and ``best`` up before anything runs, for all four subcommands alike."""
+        """Replace ``--ckpt_path last`` and ``best`` by a path, and check that the folder can be written and the
+        checkpoint exists, before anything runs; the same for all four subcommands."""
         config = self.config_init[self.subcommand]
         # mypy: set by Lightning's connectors
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -220,19 +227,19 @@ class FederatedCLI(LightningCLI):
             self._leave_no_run(config)
 
     def _leave_no_run(self, config: Any) -> None:
-        """Make no new run beside the one whose checkpoint is evaluated: results belong to that run."""
-        # Of a run that goes on in another folder Lightning says so; here nothing is saved.
+        """Prevent a new run beside the one whose checkpoint is evaluated: the results belong to that run."""
+        # Lightning warns that the run continues in another folder; here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
         if config.ckpt_path is not None and self.subcommand == "predict" and hasattr(self, "written"):
             path = Path(config.ckpt_path)
             self.written.folder = path.parents[1] if path.parent.name == "checkpoints" else None
-        if config.trainer.logger in (None, True):  # nobody has asked for one
+        if config.trainer.logger in (None, True):  # no logger was requested
             self.trainer.loggers = []
 
     before_validate = before_test = before_predict = before_fit
 
     def after_fit(self) -> None:
-        """Print where the results are, unless the table at the end, which says it, is printed."""
+        """Print where the results are, unless the table at the end, which contains this, is printed."""
         if not (self.quiet or find_loop(self.trainer).reporting.table):
             self.say_where()
 
@@ -245,12 +252,13 @@ class FederatedCLI(LightningCLI):
 def make_cli(
     args: list[str] | None = None, run: bool = True, quiet: bool = False, loaded: Callable[[], None] = lambda: None
 ) -> FederatedCLI:
-    """Parse a command line, build what it names and, with ``run``, do what its subcommand says.
+    """Parse a command line, build the objects that it describes and, with ``run``, run its subcommand.
 
     Args:
-        args: the arguments, by default those of the process; without ``run`` there is no subcommand among them.
-        quiet: print neither where weights come from nor where results are.
-        loaded: is called when all is imported and read.
+        args: the arguments; default: those of the process. Without ``run`` they contain no subcommand.
+        run: whether to run the subcommand.
+        quiet: whether to print neither where weights come from nor where results are.
+        loaded: called when all modules are imported and the arguments are parsed.
     """
     return FederatedCLI(
         L.LightningModule,
@@ -270,5 +278,5 @@ def make_cli(
 
 
 def find_loop(trainer: L.Trainer) -> FederatedLoop:
-    """Find the federated loop among a trainer's callbacks."""
+    """Return the FederatedLoop among a trainer's callbacks."""
     return next(callback for callback in callbacks_of(trainer) if isinstance(callback, FederatedLoop))

@@ -1,12 +1,12 @@
-"""``flsv repeat``: the same run with other seeds, and what each client is worth on average.
+"""``flsv repeat``: the same federation with several seeds, and each client's mean contribution.
 
     flsv repeat 5 --config quickstart
     flsv repeat 5 --config digits --out runs/digits
 
-One run's contributions swing with its seed. This runs the federation N times, on the same clients with the same data,
-and writes repeat.csv: of every metric and client the mean over the runs, their standard deviation, and an interval of
-the mean. Averaging over runs that differ at random is FedRandom's idea (arXiv 2602.05693). flsv report of any of the
-runs shares a budget out by the means of all. A run that is done is kept: start again what was stopped.
+Contributions vary with the seed of a run. This command runs the federation N times, on the same clients with the same
+data, and writes repeat.csv: for every metric and client the mean over the runs, the standard deviation, and an interval
+of the mean. Averaging over runs that differ at random is the idea of FedRandom (arXiv 2602.05693). flsv report of any
+of the runs uses these means to share a budget out. Finished runs are kept: start a stopped command again to continue.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ def repeat(
     bars: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
-    """Run a federation several times.
+    """Run a federation several times with different seeds, and average the clients' contributions.
 
     Args:
-        runs: how many times, 2 or more.
+        runs: the number of runs, 2 or more.
         arguments: arguments of ``flsv fit``.
-        out: what the runs write goes below, a folder each.
-        first_seed: the seeds are this one and those after it.
-        bars: show the fits' progress bars.
-        say: called with a line that says which run begins.
+        out: the folder below which each run writes into a folder of its own.
+        first_seed: the first run's seed; the next runs have the following seeds.
+        bars: whether to show the fits' progress bars.
+        say: called with a line of text when a run begins.
 
     Returns:
-        A row per metric and client, by the names in :data:`flsv.report.reading.HEADER`, and the file that they were
-        written to. ``runs`` are those in which the client has a value; ``share`` is that of the means above 0, of
-        metrics to pay by.
+        A table with one row per metric and client and the columns :data:`flsv.report.reading.HEADER`, and the file that
+        it was written to. ``runs`` is the number of runs in which the client has a value; ``share`` is the client's
+        share of the means above 0, for metrics that are suitable for payment.
 
     Raises:
-        ConfigurationError: fewer than 2 runs; a folder with runs of another configuration or other data; runs that do
-            not deal out the same data; a run without metrics.
+        ConfigurationError: fewer than 2 runs; the folder holds runs of another configuration or other data; the runs do
+            not give the same samples to the clients; the runs have no metrics.
     """
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
@@ -117,7 +117,7 @@ def _parser() -> ArgumentParser:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv repeat`` with the arguments that follow its name."""
+    """Run ``flsv repeat`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = _parser().parse_known_args(list(args))
     bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):

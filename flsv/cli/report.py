@@ -4,13 +4,13 @@
     flsv report lightning_logs/version_0 --budget 10000 --by value
     flsv report lightning_logs/version_0 --client 3 --out boston.html
 
-One HTML file that needs no network. The first page says what each partner has contributed and what speaks against
-making something of it; the appendix how it was measured, per class and over the rounds, suspicious samples, settings,
-hashes. With --client, the page that this participant may see: of the others it has nothing but, of
-five participants or more and at the end of the run, means over all. With --budget, the page says whether the
-values are fit to pay by, what share of it each has, what that is in whole cents, with intervals; shares.csv beside it
-has the same. Copies and
-outliers that the run has found stand beside the amounts: nothing is held back.
+Writes one HTML file that needs no network. Its first page says how much each partner has contributed and what speaks
+against relying on it; the appendix shows how this was measured, the values per class and over the rounds, suspicious
+samples, settings and hashes. With --client, the page is for this participant: about the others it contains only means
+over all participants, and these only if there are five or more and the run has ended. With --budget, the page says
+whether the values are suitable for payment, and shows each partner's share and its amount in whole cents, with
+intervals; shares.csv beside the page has the same numbers. Copies and outliers that the run has found are named beside
+the amounts, but no amount is held back for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RULES = ("zero", "shift", "softmax", "refuse")
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv report`` with the arguments that follow its name."""
+    """Run ``flsv report`` with the command-line arguments ``args``."""
     parser = command_parser("flsv report", __doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
     parser.add_argument("--client", help="number or name of the client whose page it shall be")
@@ -55,7 +55,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     given = {name: value for name in names if (value := getattr(options, name))}
     if given and options.budget is None:
         parser.error(f"--{' and --'.join(given).replace('_', '-')}: say what is shared out, too: --budget 10000")
-    from flsv.report import Budget, open_run, write_report  # now: what is wrong above is said without waiting for torch
+    from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
     from flsv.report.facts import fitness
     from flsv.report.shares import SHARES, basis_of
 

@@ -1,21 +1,23 @@
-"""``flsv retrain``: what each client is worth by training without it, after the fact.
+"""``flsv retrain``: each client's value by training the federation again without it, after a run.
 
     flsv retrain lightning_logs/version_0
     flsv retrain lightning_logs/version_0 --trainings singles --rounds 10
     torchrun --nproc-per-node 4 -m flsv retrain lightning_logs/version_0
 
-What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
-only and shares out what comes of it by Shapley values. Where the module allows it, the models of all coalitions are
-rows of one batched model and train side by side, with three seeds: all coalitions of up to seven clients, whose values
-are exact; of more clients each alone, every two, and all but one (of ten to twelve, and all but two). Where it does
-not, the command says why, trains each client alone, all but one, and all (2 n + 1 trainings, one after the other) and
-fits a game to their utilities.
---trainings singles (n + 1 trainings) ranks clients only: no amounts follow from it. Ranks share the coalitions out.
-Values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with what was trained
-and with whatever was changed. Beside them stand the shares by accuracy, by balanced accuracy and by the loss, and those
-without each of the seeds: how far a payment rests on the score and on chance. Models are judged as the run's metrics
-judged them, or by --metric (``by`` in the file). Where that is accuracy and most samples are of one class, it is said.
-Data that are not the run's are refused. A training that is done is kept: start again what was stopped.
+A metric's values during a run are cheap and approximate. This command trains the same federation again with only some
+of its clients, and computes Shapley values from the results. If the module allows it, the models of all coalitions are
+rows of one batched model and train side by side, with three seeds. Up to seven clients, all coalitions are trained and
+the values are exact; with more clients, each client alone, every two, and all but one (with ten to twelve clients also
+all but two). If the module does not allow it, the command says why, trains each client alone, all but one, and all (2 n
++ 1 trainings for n clients, one after the other), and fits a game to their utilities. --trainings singles (n + 1
+trainings) only ranks the clients, without amounts. Under torchrun the processes share the coalitions among them.
+
+The values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with the
+coalitions, seeds and rounds that were trained and all settings that were changed. The file also has the shares by
+accuracy, by balanced accuracy and by the loss, and the shares without each of the seeds: they show how far a payment
+depends on the choice of the score and on chance. Models are judged as the run's metrics judged them, or by --metric
+(``by`` in the file). The command warns if that is accuracy and most samples belong to one class. Data that differ from
+the run's are refused. Finished trainings are kept: start a stopped command again to continue.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
-#: Of trainings of all coalitions, unless something else is asked for.
+#: Default number of seeds if the coalitions are trained side by side.
 SEEDS = 3
 
 
@@ -72,33 +74,35 @@ def retrain(
     overrides: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
-    """Train a run's federation again with some of its clients, and value them by what comes of it.
+    """Train a run's federation again with only some of its clients, and compute the clients' values from the results.
 
     Args:
         run: the folder of a run that ``flsv fit`` has written.
-        which: the coalitions, see :func:`flsv.functional.few_coalitions`. Where they cannot be trained side by side,
-            ``"auto"`` is ``"both"``: each alone, all but one, and all.
-        metric: what a model is worth, on the server's validation set: see :class:`flsv.games.RetrainedUtility`. None:
-            by what the run's metrics valued, accuracy if they valued by nothing. Trainings are kept by performance.
-        mode: whether less or more of a logged value is better, likewise.
-        judges: on whose samples: the ``"server"``'s, or what the ``"clients"`` hold out. None: as the run's metrics.
-        rounds: of each training; default: as many as the run had been given.
-        seeds: trainings of every coalition; their spread is then the noise of the fit. None: three where they
-            are trained side by side, else one.
-        overrides: arguments of ``flsv fit``.
-        say: is told how many coalitions are trained, and why one after the other, if they are.
+        which: the coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side by side,
+            ``"auto"`` stands for ``"both"``: each client alone, all but one, and all.
+        metric: the performance of a model, on the server's validation set, see :class:`flsv.games.RetrainedUtility`.
+            None: the performance that the run's metrics used; accuracy if they used none. Trainings are stored
+            separately for each performance.
+        mode: ``"min"`` or ``"max"``, whether less or more of a logged ``metric`` is better.
+        judges: the owner of the samples on which models are judged: the ``"server"``, or the ``"clients"`` with their
+            validation samples. None: as for the run's metrics.
+        rounds: the number of rounds of each training; default: the number that was set for the run.
+        seeds: the number of trainings of every coalition, each with another seed; their spread shows the noise of
+            training. None: three if they are trained side by side, else one.
+        overrides: arguments of ``flsv fit`` that override the run's configuration.
+        say: called with lines of text: how many coalitions are trained, and why one after the other, if they are.
 
     Returns:
-        A row per client, and the file that they were written to. ``by`` is what models were judged by. The ends of the
-        interval, ``low`` and ``high``, are of one seed by what seeds differ by on average, see
-        :func:`flsv.functional.shapley.one_seed.one_seed_stderr`.
-        ``majority`` is the accuracy of whoever always answers with the validation set's most frequent class, NaN where
-        models are not judged by accuracy. ``seeds``, ``rounds`` and ``trainings`` are what was trained, ``changed`` is
-        every setting that is not the run's.
+        A table with one row per client, and the file that it was written to. ``by`` is the performance that models were
+        judged by. ``low`` and ``high`` are the ends of the value's interval; with one seed, the interval is the average
+        spread between seeds, see :func:`flsv.functional.shapley.one_seed.one_seed_stderr`. ``majority`` is the accuracy
+        of always answering with the validation set's most frequent class, NaN if models are not judged by accuracy.
+        ``seeds``, ``rounds`` and ``trainings`` describe what was trained, ``changed`` lists every setting that differs
+        from the run's.
 
     Raises:
-        ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
-            parts that stay at the clients, or the folder holds trainings of other settings or data.
+        ConfigurationError: the folder holds no configuration; the data are not those of the run; the federation has
+            entries of the model that stay at the clients; or the folder holds trainings with other settings or data.
     """
     _check_performance(metric, mode)
     ranks = ranks_of_environment()
@@ -135,7 +139,7 @@ def retrain(
             path = run / f"retrained_{file}.csv"
             by = metric if mode is None else f"{metric} ({mode})"
             by = called(asked) if isinstance(asked, ModelScore) else by
-            # What ShadowShapley has trained when the run had ended is this very game.
+            # ShadowShapley's coalitions at the end of the run are trained in exactly the same way.
             ended = [by] if len(names) == 1 else names
             known = {} if arguments else trained_in(run, ended, seed, cli.trainer.max_epochs)
             keep = partial(StoredUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
@@ -170,7 +174,8 @@ def _design(which: Which, everything: bool, num_clients: int) -> str:
 
 
 def _scores(metric: str, mode: Any, judges: Judges) -> tuple[str | ModelScore | Sequence[str], Sequence[str], str]:
-    """Return what models are scored by, the scores' names, and their file: a classifier's outputs give all three."""
+    """Return the performance to train for, the names of all scores that its trainings give, and the file's name
+    part."""
     if judges == "clients":
         measure = judged_by(judges, performance_of("flsv retrain", metric, mode, "metric"))
         return measure, (metric,), f"clients_{metric.replace('/', '-')}"
@@ -194,7 +199,7 @@ def _play(
     compare: bool,
     say: Callable[[str], None],
 ) -> tuple[Tensor, Which, bool]:
-    """Return coalitions' utilities, which coalitions these are, and whether they were trained side by side."""
+    """Return the coalitions' utilities, the kind of coalitions, and whether they were trained side by side."""
     masks = few_coalitions(utility.num_players, which)
     try:
         if together:
@@ -210,11 +215,19 @@ def _play(
 def _shared_out(
     masks: Tensor, by_score: Mapping[str, Tensor], metric: str, seeds: Sequence[str], rank_only: bool
 ) -> dict[str, list[float]]:
-    """Compute every client's value, interval and shares by column from the utilities ``[seeds, K]`` by each score."""
+    """Compute the clients' values, intervals and shares, ``{column: [n]}``, from the utilities of the coalitions.
+
+    Args:
+        masks: bool ``[K, n]``, the K coalitions of n clients.
+        by_score: ``{score: utilities [seeds, K]}``.
+        metric: the score whose values are returned; shares are returned for all scores.
+        seeds: the seeds of the trainings, as text.
+        rank_only: whether the coalitions only rank the clients, so that no shares are computed.
+    """
     utilities = by_score[metric]
     values, half = retrained_shapley(masks, utilities)
     columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
-    # To rank by: what is left out of these coalitions moves amounts by a third.
+    # Only for ranking: the coalitions that are missing would change amounts by a third.
     columns["share"] = [NAN] * masks.shape[1] if rank_only else shares_in(columns["value"])
     if rank_only:
         return columns
@@ -225,7 +238,8 @@ def _shared_out(
 
 
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
-    """Return the configuration's trainer, with a loop in which these clients take part in every round."""
+    """Return the configuration's trainer, with a loop in which exactly the clients of ``cohort`` take part in every
+    round."""
     loop = find_loop(cli.trainer)
     others = [c for c in callbacks_of(cli.trainer) if c is not loop and not isinstance(c, OF_THE_RUN)]
     # mypy: set by Lightning's connectors
@@ -234,10 +248,10 @@ def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
 
 
 def _majority(cli: FederatedCLI, metric: str) -> float:
-    """Return the share of the validation set's most frequent class, if models are judged by accuracy; else NaN."""
+    """Return the fraction of the validation set's most frequent class if models are judged by accuracy; else NaN."""
     if metric != "accuracy":
         return NAN
-    cli.trainer.strategy.connect(cli.model)  # whose hooks may make the pairs of what the loaders give
+    cli.trainer.strategy.connect(cli.model)  # the module's hooks may turn the loaders' batches into pairs (x, y)
     labels = torch.cat([y for _, y in all_on_device(cli.trainer, cli.datamodule.val_dataloader())])
     return float(labels.bincount().max()) / len(labels)
 
@@ -282,7 +296,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv retrain`` with the arguments that follow its name."""
+    """Run ``flsv retrain`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = _parser().parse_known_args(list(args))
     say = printer(quiet or ranks_of_environment().rank > 0)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()

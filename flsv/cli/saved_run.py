@@ -1,4 +1,4 @@
-"""The trainer, module and data of a run of ``flsv fit``, made anew from its folder."""
+"""Restoration of the trainer, module and data of a run of ``flsv fit`` from the run's folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from flsv.games.performance import Judges
 from flsv.results.folder import RECORD
 from flsv.utilities.errors import ConfigurationError
 
-#: Sections of a saved configuration that say what a federation is.
+#: Sections of a saved configuration that define a federation.
 SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
-#: Every training says, saves and draws nothing.
+#: Arguments with which trainings print, save and draw nothing.
 QUIET = (
     *NO_BARS,
     "--trainer.logger=false",
@@ -34,11 +34,11 @@ QUIET = (
 
 @contextmanager
 def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callable[[int], FederatedCLI], int]]:
-    """Yield a function that makes a run's trainer, module and data anew with a seed, and the run's own seed.
+    """Yield a function that makes a run's trainer, module and data anew with a given seed, and the run's own seed.
 
     Args:
-        run: its folder.
-        arguments: arguments of ``flsv fit``, which override the run's.
+        run: the run's folder.
+        arguments: arguments of ``flsv fit``, which override the run's configuration.
 
     Raises:
         ConfigurationError: the folder holds no configuration.
@@ -65,8 +65,8 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callab
 
 @contextmanager
 def dealt_once(config: Mapping[str, Any], seed: int) -> Iterator[list[str]]:
-    """Yield the arguments of ``flsv fit`` for a resolved configuration whose runs may have any seed: what is dealt out
-    by ``seed_everything``'s has this one."""
+    """Yield arguments of ``flsv fit`` for a resolved configuration whose runs may have any seed, while the partition
+    does not change: open seeds in the sections ``data`` and ``federation`` are set to ``seed``."""
     with tempfile.TemporaryDirectory() as folder:
         kept = {name: config[name] for name in SECTIONS if name in config}
         kept |= {name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept}
@@ -76,17 +76,23 @@ def dealt_once(config: Mapping[str, Any], seed: int) -> Iterator[list[str]]:
 
 
 def _with_seed(config: Any, seed: int) -> Any:
-    """Return a configuration with this seed wherever one is left open."""
+    """Return a configuration in which every seed that is None is replaced by ``seed``."""
     if isinstance(config, Mapping):
         return {k: seed if k == "seed" and held is None else _with_seed(held, seed) for k, held in config.items()}
     return [_with_seed(each, seed) for each in config] if isinstance(config, list) else config
 
 
 def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
-    """Raise unless the clients and their samples are those of the run.
+    """Raise ConfigurationError unless the present clients and their samples are those of the run.
+
+    Args:
+        run: the run's folder, for the message.
+        record: the content of the run's ``run.json``.
+        identity: the identity of the present data.
+        names: the names of the present clients.
 
     Raises:
-        ConfigurationError: by name, who took no part in the run, who is missing, and whose samples are others.
+        ConfigurationError: clients are new or missing, or have other samples; the message names them.
     """
     before = record["clients"]
     if [*names] != before:
@@ -101,18 +107,18 @@ def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: 
 
 
 def changed_settings(run: Path, identity: Identity) -> list[str]:
-    """List every setting of a run made anew that is not the run's, in words, but for the number of rounds."""
+    """Return a text for every setting, except the number of rounds, that differs from the run's configuration."""
     before = Identity(config_settings(yaml.safe_load((run / "config.yaml").read_text())), {})
     silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
     return [text for text in identity.other_settings(before, "{} instead of {}") if text.split()[0] not in silent]
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """Return the performance by which a run's metrics valued, and its mode; accuracy where none has any. Values per
-    class, which are by the classes' accuracies, have their mean.
+    """Return the performance that a run's metrics used, and its mode (None if it needs none); accuracy if the metrics
+    used none. If they value each class by its accuracy, it is the mean of these, balanced accuracy.
 
     Raises:
-        ConfigurationError: they valued by several, or by an object that the command line cannot name.
+        ConfigurationError: the metrics used several performances, or an object that the command line cannot name.
     """
     found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
     named: dict[tuple[Any, str | None], None] = {}
@@ -132,6 +138,7 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
 
 
 def judges_of(loop: FederatedLoop) -> Judges:
-    """Return who judged coalitions' models in a run: the server, unless all of its games were the clients'."""
+    """Return the judges of coalitions' models in a run: ``"clients"`` if the clients judged in all games, else
+    ``"server"``."""
     found = {getattr(loop.metrics[name], "judges", "server") for name in loop.board.performances}
     return "clients" if found == {"clients"} else "server"

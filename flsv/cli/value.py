@@ -1,11 +1,11 @@
-"""``flsv value``: what clients and their samples are worth, before anything is trained.
+"""``flsv value``: the value of clients and of their samples, before anything is trained.
 
     flsv value --config digits --config value
 
-No model and no training: the Wasserstein distance of every client's data from the server's validation set (from the
-clients' barycenter, without one), contribution shares, and the samples that the clients flag. Of a configuration file
-of flsv fit, only the sections ``data`` and ``value`` are looked at. Li et al., "Data Valuation and Detections in
-Federated Learning" (FedBary), CVPR 2024.
+No model is trained. The command computes the Wasserstein distance of every client's data from the server's validation
+set (without one, from the clients' barycenter), contribution shares, and the samples that the clients flag as
+suspicious. Only the sections ``data`` and ``value`` of a configuration file of flsv fit are read. Li et al., "Data
+Valuation and Detections in Federated Learning" (FedBary), CVPR 2024.
 """
 
 from __future__ import annotations
@@ -48,14 +48,17 @@ def value(
     :func:`flsv.valuation.write_flagged`) are the clients' own: each is written to ``out/clients/<name>``.
 
     Args:
-        data: not set up yet, or set up.
-        valuer: how.
-        out: folder of the files.
-        seed: of the protocol's first points; None: ``seed_everything``'s.
-        pictures: images in each client's grid; 0 for none.
-        validation: False: against the clients' barycenter although there is a validation set.
-        device: where features are worked out, such as ``"cuda"`` for a backbone's.
-        table: print the table.
+        data: the data module, set up or not.
+        valuer: the method of valuation.
+        out: the folder of the files.
+        seed: seed of the protocol's first points; None: the seed of ``seed_everything``.
+        pictures: the number of images in each client's grid; 0 for none.
+        validation: whether to use the server's validation set, if there is one; False: use the clients' barycenter.
+        device: the device on which features are computed, such as ``"cuda"`` for a backbone.
+        table: whether to print the table.
+
+    Returns:
+        The clients' distances, shares and flagged samples.
     """
     data.prepare_data()
     data.setup("fit")
@@ -87,14 +90,14 @@ def value(
 
 
 def valuation_columns(found: Valuation) -> dict[str, Tensor]:
-    """Return the columns of the table and of the CSV, ``[n]`` each."""
+    """Return the columns of the table and of the CSV file, ``{name: [n]}``."""
     columns = {"samples": found.samples + found.broken, "distance": found.distances, "share": found.shares}
     columns |= {"flagged": found.flagged, "flagged_share": found.flagged_shares}
     return columns | ({"not_finite": found.broken} if found.broken.any() else {})
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Run ``flsv value`` with the arguments that follow its name."""
+    """Run ``flsv value`` with the command-line arguments ``args``; print less if ``quiet``."""
     parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
     options = parser.add_function_arguments(value, as_group=False, skip={"data", "valuer", "table"})
     objects = instantiated(parser, args)

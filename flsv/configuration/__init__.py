@@ -1,1 +1,1 @@
-"""The arguments that a federation has before it starts, and the identity of a fit."""
+"""The configuration of a federation, fixed before it starts, and the identity of a fit."""

@@ -1,4 +1,4 @@
-"""FederationConfig, the arguments of a federation: one frozen object, given to all who need a part of it."""
+"""FederationConfig: the arguments of a federation in one frozen object, shared by all parts that read them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class ClientEvaluation:
     """The choice of when the clients' own models are evaluated on their own test splits, and which models these are.
 
     Args:
-        every: rounds between two evaluations, and after the last; 0 for never.
-        models: ``"received"``, the client's next start point, or ``"trained"``, the one that it trained last (the
+        every: rounds between two evaluations; the last round is always evaluated; 0: no evaluation.
+        models: ``"received"``, the client's next start point, or ``"trained"``, the model that it trained last (the
             fine-tuned one).
-        keep_trained: keep the model that every client trained last. Default: where ``models`` asks for it.
+        keep_trained: keep the model that every client trained last. Default: only if ``models`` is ``"trained"``.
 
     Raises:
-        ConfigurationError: a number out of range, an unknown word.
+        ConfigurationError: a number is out of range, or a word is unknown.
 
     Example:
         >>> ClientEvaluation(every=5, models="trained").keeps
@@ -62,11 +62,11 @@ class ClientEvaluation:
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with what stands in for None; lists are copied,
-    whatever becomes of the caller's own.
+    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with defaults in place of None; lists are copied,
+    so that later changes to the caller's lists have no effect.
 
     Raises:
-        ConfigurationError: a wrong argument or combination.
+        ConfigurationError: an argument, or a combination of arguments, is wrong.
     """
 
     aggregator: Aggregator
@@ -94,7 +94,7 @@ class FederationConfig:
             "filters": with_finite_check([OutlierFilter()] if given.filters is None else given.filters),
             "share": list(given.share) if isinstance(given.share, list | tuple) else given.share,
         }
-        vars(self).update(own)  # it is frozen
+        vars(self).update(own)  # the dataclass is frozen
         for name, kind in (("evaluation", ClientEvaluation), ("reporting", Reporting)):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigurationError(
@@ -112,12 +112,13 @@ class FederationConfig:
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """Return the aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
+        """Return ``{role: strategy}`` of the aggregator, personalizer, sampler and client algorithm that are set;
+        read-only."""
         return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
     @property
     def text(self) -> str:
-        """Describe the strategies, and the other arguments that differ from their defaults."""
+        """Return a text with the strategies, and the other arguments that differ from their defaults."""
         default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
         names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
         given = {**self.strategies, **{name: getattr(self, name) for name in names}}
@@ -125,14 +126,15 @@ class FederationConfig:
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what strategies and filters need in the next round."""
+        """Return the state of strategies and filters that the next round needs."""
         return {
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "filters": {type(each).__name__: each.state_dict() for each in self.filters},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave; filters may differ from the saved ones, see ``UpdateFilter.may_change``."""
+        """Restore the state that :meth:`state_dict` returned; filters may differ from the saved ones, see
+        ``UpdateFilter.may_change``."""
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state["strategies"][role])
         for each in self.filters:
@@ -148,7 +150,16 @@ class FederationConfig:
         optimizers: Sequence[Optimizer],
         metrics: Mapping[str, Metric],
     ) -> FederationInfo:
-        """Return what strategies are told before the first round."""
+        """Return the facts about the federation that strategies get before the first round.
+
+        Args:
+            global_vector: ``[P]``, the model that the first round starts from; P = length of the parameter vector.
+            space: the map between vectors and modules.
+            data: the data module, set up.
+            seed: the seed of the run's random choices.
+            optimizers: the clients' optimizers, as the module configures them.
+            metrics: the contribution metrics, ``{name: metric}``.
+        """
         clients = range(data.num_clients)
         sizes = {
             split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
@@ -160,25 +171,28 @@ class FederationConfig:
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
-        """Return the upload for differential privacy, if any."""
+        """Return the upload that adds noise for differential privacy; None if there is none."""
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
     def parts(self) -> list[Any]:
-        """Return strategies, metrics and uploads."""
+        """Return a list of all strategies, metrics and uploads."""
         return [*self.strategies.values(), *self.metrics.values(), *self.uploads]
 
     @property
     def head(self) -> str | None:
-        """Return the classifier head's name that a part gives; None if none does."""
+        """Return the classifier head's name that a strategy, metric or upload gives; None if none does."""
         return named_head(self.parts)
 
 
 def named_head(parts: Iterable[Any]) -> str | None:
-    """Return the classifier head that these parts name in their argument ``head``; None if none does.
+    """Return the classifier head that these objects name in their argument ``head``; None if none does.
+
+    Args:
+        parts: strategies, metrics and uploads.
 
     Raises:
-        ConfigurationError: two of them name different ones.
+        ConfigurationError: two of the objects name different heads.
 
     Example:
         >>> from flsv.attacks import HeadAlignment

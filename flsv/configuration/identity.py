@@ -1,6 +1,7 @@
 """The identity of an experiment: everything that determines its numbers, as text and hashes.
 
-What is kept of one (a resumable run, trainings, runs of other seeds, scores) is used again only where this is equal.
+Stored results (a resumable run, trained coalitions, runs of other seeds, scores) are used again only if the identity is
+the same.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from flsv.data import FederatedDataModule
 from flsv.utilities.errors import listed
 from flsv.utilities.seeding import seed_or_default
 
-#: Options that change no number: where things lie and are written, what is shown, and how fast it goes. Of the size of
-#: evaluation batches it holds but for what a module logs with a batch_size of its own.
+#: Options that change no number: folders, what is shown, and speed. The size of evaluation batches is an exception if a
+#: module logs values with a batch_size of its own.
 IDLE = {
     "trainer": {
         "logger", "default_root_dir", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar",
@@ -41,11 +42,11 @@ IDLE = {
     },
     "federation": {"reporting", "seed"},
 }  # fmt: skip
-#: Whose versions tell what their code is.
+#: Packages whose versions stand for their code.
 PACKAGES = ("flsv", "torch", "lightning")
-#: Whose classes' source is not looked at.
+#: Packages whose classes' source is not hashed.
 INSTALLED = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_module_names}
-#: Arguments of strategies, metrics and privacy that may change too: a larger budget lets a stopped run go on.
+#: Arguments of strategies, metrics and privacy that may change, too: a larger budget lets a stopped run continue.
 FREE = {"max_epsilon", "workers", "server_lr"}
 
 
@@ -54,8 +55,8 @@ class Identity:
     """The identity of an experiment.
 
     Args:
-        settings: by dotted name, in words.
-        samples: hashes by holder, see :func:`sample_hashes`.
+        settings: the settings as text, ``{dotted name: text}``.
+        samples: hashes of the samples, ``{client's number or "server": hash}``, see :func:`sample_hashes`.
 
     Example:
         >>> before = Identity({"data.batch_size": "32"}, {"server": "ab", "0": "cd"})
@@ -67,11 +68,11 @@ class Identity:
     samples: Mapping[str, str]
 
     def plain(self) -> dict[str, dict[str, str]]:
-        """Convert to JSON types."""
+        """Return the identity in JSON types."""
         return {"settings": dict(self.settings), "samples": dict(self.samples)}
 
     def flat(self) -> dict[str, str]:
-        """Return settings and samples under one name each."""
+        """Return settings and sample hashes in one flat mapping."""
         return {**self.settings, **{f"samples of {_holder(name)}": each for name, each in self.samples.items()}}
 
     @property
@@ -80,20 +81,23 @@ class Identity:
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()[:12]
 
     def differences(self, before: Identity) -> list[str]:
-        """Say in words which settings differ from ``before``, and whose samples do."""
+        """Return one text for each setting that differs from ``before``, and one that names the holders of other
+        samples."""
         if not before.settings:
             return ["nothing tells which"]
         who = self.other_holders(before)
         return [*self.other_settings(before), *([f"other samples or labels for {who}"] if who else [])]
 
     def other_settings(self, other: Identity, words: str = "is {} and was {}") -> list[str]:
-        """Say which settings differ from ``other``'s, each in these words for the two values."""
+        """Return a text for each setting that differs from ``other``'s, formatted with the template ``words`` and both
+        values."""
         here, there = self.settings, other.settings
         pairs = {name: (here.get(name, "None"), there.get(name, "None")) for name in {**there, **here}}
         return [f"{name} {words.format(mine, theirs)}" for name, (mine, theirs) in pairs.items() if mine != theirs]
 
     def other_holders(self, other: Identity) -> str:
-        """Name those who hold other samples than in ``other``; the empty string: nobody."""
+        """Return the names of the clients and the server whose samples differ from ``other``'s; "" if there are
+        none."""
         names = [n for n in {**other.samples, **self.samples} if self.samples.get(n) != other.samples.get(n)]
         clients = [name for name in names if name != "server"]
         who = [f"clients [{listed(clients, 10)}]"] if clients else []
@@ -101,9 +105,14 @@ class Identity:
 
 
 def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
-    """Return a loop's settings that determine its numbers, by the names of the options; as they were before any round.
+    """Return a loop's settings that determine its numbers, ``{option: text}``, with the state before the first round.
 
-    The others (``local_epochs``, what is evaluated, logged and drawn) may change between two rounds.
+    Other settings (``local_epochs``, what is evaluated, logged and drawn) may change between two rounds and are left
+    out.
+
+    Args:
+        config: the loop's configuration.
+        metrics: the loop's metrics, ``{name: metric}``.
     """
     held = {role: getattr(config, role) for role in ROLES}
     held |= {"uploads": config.uploads, "filters": [each for each in config.filters if not each.may_change]}
@@ -114,29 +123,29 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
 
 
 def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
-    """Return the identity of a fit, which must be equal when it is resumed.
+    """Return the identity of a fit, which must be the same when the fit is resumed.
 
     Args:
-        settings: see :func:`settings_of`.
+        settings: the loop's settings, see :func:`settings_of`.
         data: the data module, set up.
 
     Returns:
-        Its settings are of the federation and its data; its samples are a hash of which samples every client holds, of
-        what is in them and with which labels, by its number, and ``"server"`` for the validation set.
+        The identity: its settings are those of the loop and the data; its samples are one hash per client of which
+        samples the client holds, with their contents and labels, and the hash of the server's validation set.
     """
     facts = {**data.describe(), "splits.max_samples": data.splits.max_samples, "class_names": data.class_names}
     if "client_names" in facts:
-        facts["client_names"] = data.client_names  # all of them
+        facts["client_names"] = data.client_names  # in place of the shortened list
     if isinstance(data.source, str):
         facts["source"] = PurePath(data.source).name  # the same data in another folder are the same
-    # A partitioner comes as its repr already.
+    # A partitioner is given as its repr already.
     texts = {name: _anywhere(v) if isinstance(v, str) else described(v) for name, v in facts.items()}
     told = {f"data.{name}": text for name, text in texts.items() if name != "batch_size"}
     return Identity({**settings, **told}, sample_hashes(data))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages whose code makes the numbers, as an identity's settings.
+    """Return the versions of the packages whose code computes the numbers, as an identity's settings.
 
     Example:
         >>> sorted(versions())
@@ -146,11 +155,12 @@ def versions() -> dict[str, str]:
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Turn a resolved configuration of ``flsv fit`` into an identity's settings: without what changes no number, with
-    the source of the user's own classes and the versions of the packages.
+    """Return the settings of an identity for a resolved configuration of ``flsv fit``: without options that change no
+    number, with hashes of the user's own classes' source and the versions of the packages.
 
     Args:
-        config: its sections ``model``, ``data``, ``federation`` and ``trainer``. The seed is none of it.
+        config: the sections ``model``, ``data``, ``federation`` and ``trainer`` of the configuration; the seed is not
+            among the settings.
 
     Example:
         >>> files = {"root": "there"}
@@ -166,7 +176,7 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
             idle = {words[1], ".".join(words[1:3])} & IDLE.get(section, set())
             if idle or value is None or (of_data and words[-1] == "root"):
                 continue
-            # The same data in another folder are the same: their hashes tell.
+            # The same data in another folder are the same data: hashes of the samples compare them.
             settings[name] = repr(PurePath(value).name if of_data and isinstance(value, str) else value)
             if name.endswith("class_path") and (source := source_of(locate(str(value)))):
                 settings[f"{name}, its code"] = source
@@ -174,11 +184,11 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def source_of(made_by: Any) -> str:
-    """Hash the code of a class, its bases and whatever else is in their files, or of a function; the empty string
-    stands for installed code, whose version tells.
+    """Return a hash of the source files of a class and its bases, or of a function; "" for installed code, which the
+    package's version identifies.
 
     Raises:
-        OSError: nobody can tell the code, as of a class that was typed into Python.
+        OSError: the source is not available, such as that of a class typed into a Python prompt.
 
     Example:
         >>> from flsv.metrics import LeaveOneOut
@@ -195,8 +205,8 @@ def source_of(made_by: Any) -> str:
 
 
 def described(value: Any, depth: int = 4) -> str:
-    """Describe an object by its class and what it was made with, the same in every process. Tensors are left out: they
-    are learnt.
+    """Describe an object by its class and its constructor's arguments, with the same text in every process. Tensors are
+    left out: they are learned.
 
     Example:
         >>> from flsv.aggregation import FedAvg
@@ -215,13 +225,13 @@ def described(value: Any, depth: int = 4) -> str:
         return _anywhere(repr(value))
     held = {name: getattr(value, name) for name in sorted(_made_with(value) - FREE)}
     if "seed" in held:
-        held["seed"] = seed_or_default(held["seed"])  # an open one is what seed_everything says
+        held["seed"] = seed_or_default(held["seed"])  # None stands for the seed of seed_everything
     shown = [f"{k.lstrip('_')}={described(v, depth - 1)}" for k, v in held.items() if not isinstance(v, Tensor)]
     return f"{kind.__name__}({', '.join(shown)})"
 
 
 def _made_with(value: Any) -> set[str]:
-    """Name the attributes of an object that say what it was made with."""
+    """Return the names of an object's attributes that hold its constructor's arguments."""
     names = {name for name in vars(value) if not name.startswith("_")}
     names |= {f"_{name}" for name in inspect.signature(type(value).__init__).parameters if f"_{name}" in vars(value)}
     if isinstance(value, Metric):
@@ -230,7 +240,7 @@ def _made_with(value: Any) -> set[str]:
 
 
 def _anywhere(text: str) -> str:
-    """Remove addresses in this process's memory from a text."""
+    """Return a text without addresses in this process's memory, such as " at 0x7f..."."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
@@ -239,7 +249,8 @@ _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_nam
 
 
 def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
-    """Hash every holder's samples and labels, see :func:`fit_identity`."""
+    """Return ``{holder: hash}`` of the samples and labels of each client, by number, and of ``"server"``'s validation
+    set."""
     contents = data.content_hashes()
     result = {"server": _hash(contents["server"], data.server_val_indices)}
     for client in range(data.num_clients):
@@ -273,19 +284,19 @@ def _holder(name: str) -> str:
     return "the server's validation set" if name == "server" else f"client {name}"
 
 
-# ---- as people read it
+# ---- texts for people
 
 
 def hyperparameters(
     config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
 ) -> dict[str, Any]:
-    """Return the run's hyper-parameters, flat.
+    """Return the run's hyper-parameters as a flat mapping.
 
     Args:
-        config: the loop's.
-        metrics: the live ones, by name.
+        config: the loop's configuration.
+        metrics: the metrics that the run updates, ``{name: metric}``.
         data: the data module, set up.
-        seed: the run's.
+        seed: the run's seed.
     """
     result: dict[str, Any] = {"local_epochs": config.local_epochs, "optimizer_state": config.optimizer_state}
     result |= {"federation_seed": seed}
@@ -297,10 +308,10 @@ def hyperparameters(
 
 
 def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
-    """Name a federation of these strategies, from what is not the default.
+    """Return a name for a federation, made of the strategies that differ from the default.
 
     Args:
-        strategies: by their roles.
+        strategies: the federation's strategies, ``{role: strategy}``.
 
     Example:
         >>> from flsv.aggregation import FedAvg, ShapFedWA
@@ -327,14 +338,14 @@ def hparam_columns(
     rounds: int | None,
     optimizers: Sequence[Optimizer],
 ) -> dict[str, str | int | float]:
-    """Return the settings that distinguish runs in a table of runs, under names that a narrow column does not cut.
+    """Return the settings that distinguish runs in a table of runs, with names short enough for narrow columns.
 
     Args:
-        strategies: by their roles.
+        strategies: the federation's strategies, ``{role: strategy}``.
         data: the data module, set up.
-        seed: the run's.
-        rounds: number of rounds to be run; None where that is open.
-        optimizers: of the module, before the first round.
+        seed: the run's seed.
+        rounds: the number of rounds of the run; None if it has no limit.
+        optimizers: the module's optimizers, before the first round.
     """
     partitioner = getattr(data, "partitioner", None)
     facts = {

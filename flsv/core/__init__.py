@@ -1,4 +1,5 @@
-"""Types that all rooms share: rounds and their messages, clients and their data, strategies, the parameter space."""
+"""Types that all parts of flsv share: rounds and their messages, clients and their data, strategies, the parameter
+space."""
 
 from flsv.core.client import Channel, Client, Message, NoAnswer, Traffic, map_clients
 from flsv.core.fields import STAGES, Stage, TrainedCoalitions, after, stage_of

@@ -22,7 +22,7 @@ _KEY = "artifacts"
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
-    """Make a folder name for each client: the client's name as far as file systems allow, each name different.
+    """Return a folder name for each client: the client's name as far as file systems allow, each name different.
 
     Args:
         names: the clients' names, by number; any text.
@@ -34,7 +34,7 @@ def client_folders(names: Sequence[str]) -> list[str]:
     folders: list[str] = []
     taken: set[str] = set()
     for client, name in enumerate(names):
-        # Nothing that separates paths or that Windows refuses, no dot at either end.
+        # Replace path separators and characters that Windows refuses; no dot at either end.
         plain = re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|]+', "_", str(name)).strip(" .")[:60].strip(" .") or f"client_{client}"
         unique = plain
         while unique.casefold() in taken:
@@ -45,11 +45,11 @@ def client_folders(names: Sequence[str]) -> list[str]:
 
 
 def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str]) -> None:
-    """Keep a picture or a table at the client, in place of an earlier one of this name.
+    """Store a picture or a table at the client, in place of an earlier one of the same name.
 
     Args:
         local: the client's own data; call this inside a question to the client.
-        name: the file's name without an ending, plain in the sense of :func:`flsv.utilities.arguments.plain_name`.
+        name: the file's name without its extension, plain in the sense of :func:`flsv.utilities.arguments.plain_name`.
         draw: called when the file is written; returns a figure, or the text of a ``.csv`` file.
 
     Raises:
@@ -59,12 +59,12 @@ def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str])
 
 
 def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
-    """Write the client's pictures and tables into its folder: a question whose answer is empty, so nothing crosses.
+    """Write the client's pictures and tables into its folder; asked as a question, its answer to the server is empty.
 
     Args:
         local: the client's own data.
         folder: the client's folder; created if it does not exist.
-        step: the round, to write TensorBoard events beside the ``.png`` files too; None: no events.
+        step: the round's number, to write TensorBoard events beside the ``.png`` files; None: no events.
 
     Example:
         >>> import tempfile, torch
@@ -84,7 +84,7 @@ def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> 
     folder.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Figure] = {}
     for name, draw in kept.items():
-        plain_name(name, "picture")  # again: a client may have put it into its memory by other ways
+        plain_name(name, "picture")  # checked again: other code of the client may have written to its memory
         with drawing(f"{folder / name}.png"):
             figure = draw()
             if isinstance(figure, str):
@@ -95,7 +95,7 @@ def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> 
     if step is not None and figures:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Of several files in one folder TensorBoard may read the latest only, and a run keeps one open here.
+        # A folder of its own: of several event files in one folder TensorBoard may read only the latest one.
         with SummaryWriter(folder / "pictures") as writer:
             for name, figure in figures.items():
                 with drawing(name):

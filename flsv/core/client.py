@@ -1,4 +1,4 @@
-"""Client, a participant as the server sees it, and Channel, the count of all that crosses between the two, by name."""
+"""Client, a participant as the server sees it, and Channel, which counts the messages between server and clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Direction = Literal["up", "down"]
 
 
 class Traffic(NamedTuple):
-    """The size of a message: entries of tensors, and bytes."""
+    """The size of a message: the number of tensor entries, and of bytes."""
 
     numbers: int = 0
     bytes: float = 0.0
@@ -63,7 +63,7 @@ class Channel:
             direction: ``"down"`` to the client or ``"up"`` to the server.
             name: the message's name.
             content: a tensor, or nested mappings, sequences and dataclasses of tensors.
-            traffic: the message's size on its way, where it is not the size of the tensors (compression).
+            traffic: the message's size in transit, if it differs from the size of the tensors (compression).
         """
         traffic = measured(content) if traffic is None else traffic
         if traffic.numbers and not self._muted:
@@ -80,14 +80,15 @@ class Channel:
         return plain
 
     def prepend(self, plain: Sequence[tuple[int, Direction, str, int, float]]) -> None:
-        """Insert messages from :meth:`pop_since` before those of this round, which they then count to."""
+        """Insert messages returned by :meth:`pop_since` before those of this round; they then count as messages of this
+        round."""
         self.messages[:0] = [Message(client, way, name, Traffic(n, size)) for client, way, name, n, size in plain]
 
     taken_out, put_first = pop_since, prepend  # the names before 1.1
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Count nothing within this context, for questions that only a simulation asks and a deployment would not."""
+        """Do not count messages within this context: for questions that only a simulation asks, not a deployment."""
         self._muted = True
         try:
             yield
@@ -105,7 +106,7 @@ class Channel:
         return torch.tensor([totals.get(client, Traffic()).bytes for client in clients], dtype=torch.float64)
 
     def names(self) -> set[tuple[Direction, str]]:
-        """Return direction and name of every kind of message in this round."""
+        """Return the direction and the name of every kind of message in this round."""
         return {(message.direction, message.name) for message in self.messages}
 
     def _totals(self, direction: Direction) -> dict[int, Traffic]:

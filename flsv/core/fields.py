@@ -1,4 +1,4 @@
-"""The stage of a round at which each of its fields is known, and the models of coalitions trained beside the round."""
+"""Stages of a round, the stage after which each field of a round is known, and models of coalitions of clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 from torch import Tensor
 
 Stage = Literal["training", "aggregation", "personalization", "exchange"]
-#: The stages in their order. Fields without a mark are known after ``"training"``, before aggregation.
+#: The stages in their order. A field without a mark is known after ``"training"``, before aggregation.
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 _KNOWN_AFTER: dict[str, Stage] = {}
@@ -40,23 +40,24 @@ def known_after(names: Iterable[str], stage: Stage) -> None:
 
 
 def stage_of(names: Iterable[Any]) -> Stage:
-    """Return the stage after which a metric that asks for these fields is updated: when the last of them is known."""
+    """Return the stage after which a metric that reads these fields is updated: the latest stage of all the fields."""
     stages = [_KNOWN_AFTER.get(name, "training") for name in names if isinstance(name, str)]
     return max(stages, key=STAGES.index, default="training")
 
 
 def derived(cls: type) -> set[str]:
-    """Return the names of a class's cached properties."""
+    """Return the names of the attributes of a class that are cached properties."""
     return {name for name, value in vars(cls).items() if isinstance(value, cached_property)}
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedCoalitions:
-    """Coalitions of clients, and the model of each at the end of a round.
+    """The K coalitions of n clients for which models were trained, and the model of each coalition at the end of a
+    round.
 
     Args:
-        masks: bool ``[K, n]``, one row per coalition, distinct; the empty and the full coalition are among them.
-        build: ``build(i, out)`` writes the i-th coalition's model into ``out [P]``.
+        masks: bool ``[K, n]``, one row per coalition, all different; the empty and the full coalition are among them.
+        build: ``build(i, out)`` writes the i-th coalition's model into the vector ``out``.
     """
 
     masks: Tensor
@@ -68,10 +69,10 @@ class TrainedCoalitions:
         Args:
             games: the round's :class:`flsv.games.CoalitionGames`.
             metric: the performance to evaluate.
-            masks: bool ``[K', n]``, rows of :attr:`masks`.
+            masks: bool ``[J, n]``, J rows of :attr:`masks`.
 
         Returns:
-            The utilities ``[K']``, or ``[K', M]`` per class.
+            The coalitions' utilities ``[J]``, or ``[J, M]`` for each of M classes.
         """
         places = {tuple(mask): place for place, mask in enumerate(self.masks.tolist())}
         rows = [places[tuple(mask)] for mask in masks.tolist()]

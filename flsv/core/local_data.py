@@ -55,13 +55,13 @@ Split = Literal["train", "val", "test"]
 
 
 class ModelScores(Protocol):
-    """The scores of K models, see :class:`flsv.games.Scores`."""
+    """The scores of several models; ``value`` returns one number per model, see :class:`flsv.games.Scores`."""
 
     def value(self, metric: Any) -> Tensor: ...
 
 
 Evaluator = Callable[[Tensor], ModelScores]
-"""Function from models ``[K, P]`` to their scores, see :class:`flsv.games.ModelEvaluator`."""
+"""Function from K models of P entries each, ``[K, P]``, to their scores, see :class:`flsv.games.ModelEvaluator`."""
 
 Tell = Callable[[str, float], float]
 """Function from a number's name and true value to the value that a client reports."""
@@ -70,20 +70,20 @@ _answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
 def no_model(_: Any) -> Any:
-    """Raise ConfigurationError, in place of an evaluator or a module, where nothing is trained."""
+    """Raise ConfigurationError: stands in for an evaluator or a module where no model is trained."""
     raise ConfigurationError(
         "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
     )
 
 
 def no_task(split: Split, performance: Any) -> Any:
-    """Raise ConfigurationError, in place of an evaluator for any task, outside of a fit."""
+    """Raise ConfigurationError: stands in for an evaluator of models by any performance, outside of a fit."""
     raise ConfigurationError(f"models are not measured by {performance!r} here: only a client of a fit knows it.")
 
 
 class LocalData:
-    """One participant's data. A client's data can be read only inside a question to this client: a guard against
-    mistakes, not against malice.
+    """One participant's data and state. A client's data can be read only inside a question to this client: a guard
+    against mistakes, not against malice. M classes, P = length of the parameter vector.
 
     Args:
         name: the participant's name, for messages.
@@ -91,13 +91,14 @@ class LocalData:
         class_counts: int64 ``[M]``, the participant's training samples of each class.
         population: int64 ``[M]``, the whole federation's training samples of each class, as secure aggregation would
             tell every client.
-        evaluator: function from batches to an evaluator of models.
+        evaluator: function from batches to an :data:`Evaluator` of models on these batches.
         module: function from a vector ``[P]`` to a copy of the module that holds it.
         state: returns the tensors that the participant keeps between rounds; by default a dictionary of its own.
         guarded: whether reading outside of a question is refused; False for the server's own validation set.
-        any_task: function from a split and a :class:`flsv.games.ModelScore` to an evaluator of models.
-        training: function from a generator to a pass over the shuffled training batches, as ``training_step`` gets
-            them.
+        any_task: function from a split and a :class:`flsv.games.ModelScore` to an :data:`Evaluator` of models by that
+            score.
+        training: function from a random generator to an iterable over the training batches, shuffled by the generator,
+            as ``training_step`` gets them.
     """
 
     def __init__(
@@ -133,30 +134,34 @@ class LocalData:
 
     @property
     def class_counts(self) -> Tensor:
-        """Return the participant's number of training samples of each class, by its own labels, int64 ``[M]``."""
+        """Return the participant's number of training samples of each of M classes, by its own labels, int64
+        ``[M]``."""
         self._check()
         return self._class_counts
 
     @property
     def population(self) -> Tensor:
-        """Return the whole federation's number of training samples of each class, int64 ``[M]``."""
+        """Return the whole federation's number of training samples of each of M classes, int64 ``[M]``."""
         return self._population
 
     @property
     def start(self) -> Tensor | None:
-        """Return the model ``[P]`` from which this client started the current round; None if it does not take part."""
+        """Return the model, a vector, from which this client started the current round; None if the client takes no
+        part in it."""
         self._check()
         return self._start
 
     @property
     def model(self) -> Tensor | None:
-        """Return the model ``[P]`` that this client has trained, before uploads change it; None before training."""
+        """Return the model, a vector, that this client has trained, before attacks, noise and compression change it;
+        None before training."""
         self._check()
         return self._model
 
     @property
     def sent(self) -> Tensor | None:
-        """Return the model ``[P]`` that this client has sent, after attacks, noise and compression; None before."""
+        """Return the model, a vector, that this client has sent, after attacks, noise and compression; None before
+        sending."""
         self._check()
         return self._sent
 
@@ -173,8 +178,8 @@ class LocalData:
     def memory(self) -> dict[Any, Any]:
         """Return the objects that this client keeps between questions: features, per-sample values, pictures.
 
-        The server may send a key to keep something under. The memory is not saved with the run: put what cannot be
-        computed again into :attr:`state`.
+        The server may choose the keys. The memory is not saved with the run: results that cannot be computed again
+        belong into :attr:`state`.
 
         Example:
             >>> from flsv.core import Client
@@ -189,19 +194,21 @@ class LocalData:
 
     @property
     def private(self) -> State:
-        """Return the part of :attr:`state` that holds the module's unshared entries, by their names in the module."""
+        """Return the entries of :attr:`state` that belong to the unshared part of the module, by their names in the
+        module."""
         return Prefixed(self.state, "module.")
 
     def set_models(
         self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
     ) -> None:
-        """Set this round's models, called by the client's own training.
+        """Set this round's models, called by the client's own training. P = length of the parameter vector.
 
         Args:
-            start: ``[P]``, the model that the client started from; None: the client takes no part.
-            model: ``[P]``, the model that it has trained; None before training.
-            sent: ``[P]``, the model that it has sent; None: ``model``.
-            tell: falsifies the numbers that the client reports; None: it reports the true ones.
+            start: ``[P]``, the model that the client started from; None: the client takes no part in the round.
+            model: ``[P]``, the model that the client has trained; None before training.
+            sent: ``[P]``, the model that the client has sent; None: the same as ``model``.
+            tell: function that falsifies the numbers that the client reports; None: the client reports the true
+                numbers.
         """
         self._start, self._model, self._sent = start, model, model if sent is None else sent
         self._tell = tell
@@ -214,12 +221,13 @@ class LocalData:
         return self._tell
 
     def told(self, name: str, value: Tensor) -> Tensor:
-        """Return what this client reports for the true ``value []`` of this name, a tensor ``[]``."""
+        """Return the number that this client reports under ``name`` instead of the true one, ``value``; both are scalar
+        tensors."""
         self._check()
         return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
-        """Return all samples of a split in a fixed order, x ``[m, ...]`` and y ``[m]``, with the client's own labels.
+        """Return all m samples of a split in a fixed order, x ``[m, ...]`` and y ``[m]``, with the client's own labels.
 
         Raises:
             ConfigurationError: the split is empty, or its batches are not pairs of tensors.
@@ -233,27 +241,29 @@ class LocalData:
         return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
 
     def batches(self, generator: torch.Generator) -> Iterable[Any]:
-        """Iterate over the client's training batches, as ``training_step`` gets them, shuffled by the generator."""
+        """Return an iterable over the client's training batches as ``training_step`` gets them, shuffled by the
+        generator."""
         self._check()
         return self._training(generator)
 
     def evaluate(self, vectors: Tensor, split: Split = "val") -> ModelScores:
-        """Compute the scores of models ``[K, P]`` on this participant's samples; ``.value("accuracy")`` is ``[K]``."""
+        """Compute the scores of K models, vectors of P entries, ``[K, P]``, on this participant's samples;
+        ``.value("accuracy")`` of the result is ``[K]``."""
         self._check()
         if (split, None) not in self._evaluators:
             self._evaluators[split, None] = self._evaluator(self._batches(split))
         return self._evaluators[split, None](vectors)
 
     def utility(self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val") -> Tensor:
-        """Compute the utilities of models on this participant's samples; more is better.
+        """Compute the utilities (performances of which more is better) of models on this participant's samples.
 
         Args:
-            vectors: ``[K, P]``, the models.
+            vectors: ``[K, P]``, the K models.
             performance: the name of a classifier's score, or a :class:`flsv.games.ModelScore`.
-            split: which of this participant's samples to use.
+            split: the split of this participant's samples to use.
 
         Returns:
-            float64 ``[K]``.
+            The utilities, float64 ``[K]``.
         """
         if isinstance(performance, str):
             return self.evaluate(vectors, split).value(performance)
@@ -264,7 +274,8 @@ class LocalData:
         return performance.utility(self._evaluators[key](vectors).value(performance.name))
 
     def module(self, vector: Tensor) -> nn.Module:
-        """Return a copy of the module that holds the vector ``[P]``, in evaluation mode; valid until the next call."""
+        """Return a copy of the module with the parameters and buffers of a vector, in evaluation mode; valid until the
+        next call."""
         self._check()
         return self._module(vector)
 
@@ -281,7 +292,7 @@ class LocalData:
 
 @contextmanager
 def opened(data: LocalData) -> Iterator[LocalData]:
-    """Open a client's data within this context, for the client's own code."""
+    """Make a client's data readable within this context, for the client's own code."""
     token = _answering.set(data)
     try:
         yield data

@@ -1,7 +1,8 @@
-"""ClientMatrix: a cohort's models; norms, products and weighted sums of their updates without a second matrix.
+"""ClientMatrix: a cohort's models, with norms, products and weighted sums of their updates, without a second matrix.
 
-A cohort of k models of P entries is the largest tensor that the server holds. Computations on the clients' *updates*
-d_i = x_i - (client i's start) therefore walk over the matrix in blocks of columns of a fixed size.
+A cohort of k models of P entries each is the largest tensor that the server holds. Computations on the clients'
+*updates* d_i = x_i - s_i (client i's model minus the model that it started from) therefore process the matrix in blocks
+of columns of a fixed size.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from torch import Tensor
 
 from flsv.functional.distances import distances
 
-#: Bytes of a block, of which a few exist at a time. On a CPU blocks should fit its cache: larger ones are allocated
-#: anew by the system, up to six times as slow. On a GPU each block costs a kernel launch.
+#: Bytes of a block; a few blocks exist at a time. On a CPU a block should fit the cache: the system allocates memory of
+#: larger blocks anew each time, which is up to six times as slow. On a GPU each block costs a kernel launch.
 BLOCK_BYTES, CPU_BLOCK_BYTES = 2**24, 2**20
-#: A matrix that would take more than this share of the machine's memory lies in a file.
+#: A matrix that would take more than this fraction of the machine's memory is stored in a file.
 LARGE = 0.25
-#: File with the memory limit of a container, under Linux.
+#: File with the memory limit of a container, on Linux.
 GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-#: Entries of one client's update to compute at a time, where every client has a start of its own.
+#: Entries of one client's update to compute at a time, if each client has its own start point.
 LEAST_PIECE = 2**12
 
 
 def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
-    """Allocate ``[count, P]``, uninitialized, for ``count`` models.
+    """Allocate an uninitialized tensor for ``count`` models, vectors of P entries each, ``[count, P]``.
 
-    On a CPU under Linux, rows that would take more than a quarter of the machine's memory lie in a mapped file without
-    a name, which the system deletes with the tensor, however the process ends. The system keeps as much of the file in
-    memory as there is room for; results are the same to the bit.
+    On a CPU under Linux, a tensor that would take more than a quarter of the machine's memory is stored in a mapped
+    file without a name, which the system deletes with the tensor, however the process ends. The system holds as much of
+    the file in memory as there is room for; results are the same to the bit.
 
     Args:
-        count: number of rows.
+        count: the number of rows.
         like: ``[P]``, a tensor of the rows' length, type and device.
-        folder: folder for the file, on a disk; where it does not exist (or is on another machine), the system's
-            temporary folder.
+        folder: the folder for the file, on a disk; if it does not exist (or is on another machine), the system's
+            temporary folder is used.
 
     Raises:
         OSError: the disk is too full for the file.
@@ -57,7 +58,7 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Copy rows of a matrix, by their indices, or all of them; the copy lies in a file where the matrix does."""
+    """Return a copy of the rows with the given indices (default: all rows); it is stored in a file if the matrix is."""
     rows = torch.arange(len(matrix)) if rows is None else rows
     place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
     if place is None:
@@ -69,7 +70,8 @@ def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def memory_bytes() -> int:
-    """Return how much memory this process may use: the machine's, or the limit of its control group if that is less."""
+    """Return the bytes of memory that this process may use: the machine's, or its control group's limit if that is
+    less."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if GROUP_LIMIT.is_file() and (said := GROUP_LIMIT.read_text().strip()).isdecimal():
         limits.append(int(said))
@@ -77,13 +79,14 @@ def memory_bytes() -> int:
 
 
 class ClientMatrix:
-    """The models ``[k, P]`` of a cohort and their start points.
+    """The models of a cohort of k clients, vectors of P entries, ``[k, P]``, and the models that the clients started
+    from.
 
     Args:
-        rows: ``[k, P]``, the models.
-        starts: for every client the vector ``[P]`` that it started from; the same object for all that started from the
-            global model.
-        block_bytes: size of the blocks of columns; None: a size that suits the device.
+        rows: ``[k, P]``, the clients' models.
+        starts: for every client the vector ``[P]`` that it started from; the same tensor object for all clients that
+            started from the global model.
+        block_bytes: the size of a block of columns; None: a size that suits the device.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -100,7 +103,7 @@ class ClientMatrix:
         self._common = first if all(start is first for start in starts) else None
         if block_bytes is None:
             block_bytes = CPU_BLOCK_BYTES if rows.device.type == "cpu" else BLOCK_BYTES
-            if self._common is None:  # rows are taken one by one, each in pieces that are worth a call
+            if self._common is None:  # rows are processed one by one, in pieces large enough for one call
                 block_bytes = max(block_bytes, len(rows) * rows.element_size() * LEAST_PIECE)
         self._block_bytes = block_bytes
 
@@ -114,23 +117,24 @@ class ClientMatrix:
         return len(self.rows)
 
     def blocks(self, end: int | None = None) -> Iterator[slice]:
-        """Return slices of a fixed number of bytes that cover the columns up to ``end``."""
+        """Yield slices that cover the columns up to ``end`` (default: all), each a block of a fixed number of bytes."""
         end = self.rows.shape[1] if end is None else end
         width = max(1, self._block_bytes // max(1, len(self) * self.rows.element_size()))
         return (slice(begin, min(begin + width, end)) for begin in range(0, end, width))
 
     def updates(self, columns: slice) -> Tensor:
-        """Compute the clients' updates in these columns, a new tensor ``[k, width]``."""
+        """Compute the updates of the k clients in a slice of the columns, a new tensor ``[k, width of the slice]``."""
         if self._common is not None:
             return self.rows[:, columns] - self._common[columns]
         return torch.stack([row[columns] - start[columns] for row, start in zip(self.rows, self.starts)])
 
     def update(self, client: int) -> Tensor:
-        """Compute the update of one row, a new tensor ``[P]``."""
+        """Compute the update (model minus start point) of the client in row ``client``, a new vector."""
         return self.rows[client] - self.starts[client]
 
     def combine(self, weights: Tensor, end: int | None = None) -> Tensor:
-        """Compute the weighted sum of the updates over the first ``end`` columns, sum_i weights_i d_i, ``[end]``."""
+        """Compute the sum of all updates, each times its client's weight, over the first ``end`` columns, a vector of
+        that length."""
         end = self.rows.shape[1] if end is None else end
         result = self.rows.new_empty(end)
         for block in self.blocks(end):
@@ -138,20 +142,23 @@ class ClientMatrix:
         return result
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Compute every update's inner product with a vector ``[end]``, float64 ``[k]``."""
+        """Compute the inner product of each of the k updates' first columns with a vector of that length, float64
+        ``[k]``."""
         result = torch.zeros(len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(len(vector)):
             result += self.updates(block).double() @ vector[block].double()
         return result
 
     def norms(self, end: int | None = None) -> Tensor:
-        """Compute the Euclidean norms of the updates over the first ``end`` columns, float64 ``[k]``, overflow-free."""
+        """Compute the Euclidean norms of the k updates over the first ``end`` columns without overflow, float64
+        ``[k]``."""
         if self._common is not None:
             return distances(self.rows[:, :end], self._common[:end])
         return torch.cat([distances(row[None, :end], start[:end]) for row, start in zip(self.rows, self.starts)])
 
     def gram(self, end: int | None = None) -> Tensor:
-        """Compute the inner products of the updates with each other, float64 ``[k, k]``."""
+        """Compute the inner products of all pairs of the k updates over the first ``end`` columns, float64
+        ``[k, k]``."""
         result = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.rows.device)
         for block in self.blocks(end):
             part = self.updates(block).double()

@@ -1,8 +1,8 @@
-"""A module's floating-point state as one flat vector, and back.
+"""ParameterSpace, the map between a module's floating-point state and one flat vector.
 
-The vector holds the parameters first and the persistent floating-point buffers (BatchNorm's running statistics) after
-them, so that the cohort of a round is one ``[k, P]`` matrix, a coalition's model is a row of a matrix product and
-aggregation is a matrix-vector product. Integer buffers (BatchNorm's ``num_batches_tracked``) are not part of it.
+The vector holds the parameters first, then the persistent floating-point buffers (BatchNorm's running statistics). So
+the models of a round's cohort are one ``[k, P]`` matrix, and a coalition's model and the aggregate are products with
+it. Integer buffers (BatchNorm's ``num_batches_tracked``) are not part of the vector.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 @dataclass(frozen=True)
 class Head:
-    """Position of the classifier head in the vector: ``num_classes`` rows of weights, and their biases if any."""
+    """Position of the classifier head in a vector: ``num_classes`` rows of weights, and their biases if there are
+    any."""
 
     name: str
     num_classes: int
@@ -32,7 +33,8 @@ class Head:
     bias: slice | None
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
-        """Return the head's rows of vectors ``[..., P]``, weights and bias concatenated, ``[..., M, D (+1)]``."""
+        """Return the classifier head's part of vectors ``[..., P]``: for each of M classes D weights, and the bias if
+        included, ``[..., M, D (+1)]``."""
         rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
         if include_bias and self.bias is not None:
             rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
@@ -40,10 +42,10 @@ class Head:
 
 
 class ParameterSpace:
-    """The map between a module's floating-point state and vectors ``[P]``.
+    """The map between a module's floating-point state and vectors ``[P]``; P is the length of such a vector.
 
-    The space remembers names, shapes and places, not the module: any module of the same structure can be read and
-    written, and ``unflatten`` also takes a stack of vectors (for ``torch.func.functional_call`` under ``vmap``).
+    The space stores names, shapes and positions, not the module: any module of the same structure can be read and
+    written. :meth:`unflatten` also takes a stack of vectors (for ``torch.func.functional_call`` under ``vmap``).
 
     Args:
         module: a module of the structure to map. Tied parameters appear once.
@@ -51,7 +53,8 @@ class ParameterSpace:
             where a submodule has one, else the last ``nn.Linear``.
         private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that each client keeps to
             itself; the vector does not hold them.
-        kept: names of further parameters and persistent buffers, integer ones too, that each client keeps to itself.
+        kept: names of further parameters and persistent buffers, including integer ones, that each client keeps to
+            itself.
         constant: names of parameters that never change; the vector does not hold them.
 
     Attributes:
@@ -120,7 +123,8 @@ class ParameterSpace:
     left_names = property(attrgetter("non_finite_names"), doc="Alias of ``non_finite_names``, their name before 1.1.")
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
-        """Copy the module's state into a vector ``[P]``, ``out`` where it is given."""
+        """Copy the module's state into a vector of length :attr:`size` and return it: into ``out`` if it is given, else
+        into a new vector."""
         tensors = self._shared(module)
         if out is None:
             out = torch.empty(self.size, dtype=self.dtype, device=tensors[0].device if tensors else None)
@@ -129,13 +133,13 @@ class ParameterSpace:
 
     @torch.no_grad()
     def write(self, module: nn.Module, vector: Tensor) -> None:
-        """Copy a vector ``[P]`` into the module's parameters and buffers, in place."""
+        """Copy a vector of length :attr:`size` into the module's parameters and buffers, in place."""
         if vector.shape != (self.size,):
             raise ValueError(f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}.")
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
 
     def check(self, module: nn.Module) -> None:
-        """Check that the module still has the entries from which the space was made.
+        """Check that the module still has the parameters and buffers with which this space was created.
 
         Raises:
             ConfigurationError: entries have come or gone; the message names them.
@@ -151,27 +155,28 @@ class ParameterSpace:
             )
 
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
-        """Copy the entries that the client keeps to itself, by name."""
+        """Return copies of the entries that the client keeps to itself, ``{name: tensor}``."""
         if not self.private_names:
             return {}
         return {n: tensor.detach().clone() for n, tensor in named_state(module) if n in self._private}
 
     @torch.no_grad()
     def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """Write a client's own entries into the module; entries that are not given stay as they are."""
+        """Write a client's own entries, ``{name: tensor}``, into the module; entries that are not given stay as they
+        are."""
         if tensors:
             for name, tensor in named_state(module):
                 if name in tensors:
                     tensor.copy_(tensors[name])
 
     def constants(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return the module's parameters that are taken to be constant, by name."""
+        """Return the module's parameters that the space treats as constant, ``{name: parameter}``."""
         if not self._constant:
             return {}
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
-        """Describe which entries are shared, private and constant: for each part the number and a hash of its names."""
+        """Describe the shared, private and constant entries: for each kind, their number and a hash of their names."""
         parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
         return {
             part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
@@ -180,18 +185,19 @@ class ParameterSpace:
 
     def _shared(self, module: nn.Module) -> list[Tensor]:
         found = [tensor for name, tensor in _float_state(module) if name not in self._excluded]
-        if len(found) != len(self.names):  # by a callback, after the round's own check
+        if len(found) != len(self.names):  # a callback changed the module after the round's check
             self.check(module)
         return found
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split vectors ``[..., P]`` or ``[..., num_parameters]`` into named tensors ``[..., *shape]``, all views."""
+        """Split vectors of length :attr:`size`, or of length :attr:`num_parameters`, into ``{name: tensor}`` of views;
+        leading dimensions of a stack of vectors are kept."""
         sizes = self._sizes if vector.shape[-1] == self.size else self._sizes[: self._num_parameter_tensors]
         parts = vector.split(sizes, dim=-1)
         return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate named tensors into a new vector ``[P]``, the inverse of :meth:`unflatten`."""
+        """Concatenate named tensors into a new vector of length :attr:`size`, the inverse of :meth:`unflatten`."""
         return torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
 
     def _views(self, vector: Tensor) -> Iterator[Tensor]:
@@ -210,7 +216,7 @@ class ParameterSpace:
         shapes = dict(zip(self.names, self.shapes))
         if weight is None or len(shapes[weight]) < 2:
             if not asked:
-                return None  # its weight is made of others, as weight_norm makes it
+                return None  # the weight is computed from other tensors, as weight_norm does
             raise ConfigurationError(
                 f"head={name!r} ({type(layers[name]).__name__}) has no weight matrix with a row per class; "
                 "name the last linear layer of the classifier."
@@ -221,7 +227,8 @@ class ParameterSpace:
 
 
 def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters, persistent floating-point buffers, then other persistent buffers (counters), each once."""
+    """Yield parameters, persistent floating-point buffers, then other persistent buffers (counters), each tensor
+    once."""
     yield from _float_state(module)
     yield from _buffers(module, floating=False)
 
@@ -233,7 +240,8 @@ def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield the persistent buffers that are floating-point (or complex), or those that are neither."""
+    """Yield the names and tensors of a module's persistent buffers: of floating-point (or complex) type, or of all
+    others."""
     seen = set()
     for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
@@ -245,7 +253,7 @@ def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
-    """Refuse parameters without a shape (lazy layers), and parameters that hold NaN or infinite values."""
+    """Raise ConfigurationError if a parameter has no shape yet (lazy layers), or holds NaN or infinite values."""
     lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
     if lazy:
         raise ConfigurationError(

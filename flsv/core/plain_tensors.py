@@ -1,4 +1,4 @@
-"""Tensors that a module keeps as plain attributes, beside its parameters and buffers."""
+"""Tensors that a module keeps as plain attributes, not as parameters or buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Yield the tensors that a module keeps as plain attributes: name, layer, the attribute's name, tensor.
+    """Yield ``(name, layer, attribute name, tensor)`` for each tensor that a module keeps as a plain attribute.
 
     Tensors with a gradient (outputs), tensors that share their memory with a parameter or buffer, and the states of
     torchmetrics are left out.
@@ -30,8 +30,8 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tens
 
 
 def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Yield plain attributes as :func:`plain_tensors` does, and also (nested) tuples of tensors (an LSTM's state) and
-    None, which a tensor may replace later."""
+    """Yield ``(name, layer, attribute name, value)`` like :func:`plain_tensors`, also for (nested) tuples of tensors
+    (an LSTM's state) and for None, which a tensor may replace later."""
     found = list(_plain_attributes(module))
     own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
     known = {_memory(tensor) for tensor in own_tensors}
@@ -41,7 +41,8 @@ def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
 
 
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
-    """Yield every layer's attributes without a gradient, and their tensors; skip torchmetrics and their parts."""
+    """Yield ``(name, layer, attribute name, value, tensors in the value)`` for all layers' attributes without a
+    gradient, except those of torchmetrics and their children."""
     skipped: set[int] = set()
     for prefix, layer in module.named_modules():
         if id(layer) in skipped or isinstance(layer, Metric):
@@ -54,7 +55,8 @@ def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, 
 
 
 def leaves(value: Any) -> list[Tensor] | None:
-    """Return the tensors in a tensor, a (nested) tuple of tensors, or None; return None for any other value."""
+    """Return the list of tensors in a tensor, in a (nested) tuple of tensors, or in None; for any other value return
+    None."""
     if value is None or isinstance(value, Tensor):
         return [] if value is None else [value]
     parts = [leaves(part) for part in value] if type(value) is tuple else []

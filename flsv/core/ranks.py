@@ -1,6 +1,6 @@
-"""Ranks, the processes of a federation, and ClientPlacement, the clients of each.
+"""Ranks, the communication among a federation's processes, and ClientPlacement, which assigns clients to processes.
 
-:class:`Ranks` is the communication of a single process, which does nothing; ``flsv.engines.ranks`` has several ranks.
+:class:`Ranks` itself is for a single process and exchanges nothing; ``flsv.engines.ranks`` is for several processes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class Ranks:
-    """Communication among the processes of a federation; this base class is a single process.
+    """Communication among the processes (ranks) of a federation; this base class is for a single process.
 
-    All ranks must call the same methods in the same order. ``about`` names the exchange: ranks whose names differ are
-    out of step, which raises an error.
+    All ranks must call the same methods in the same order. The argument ``about`` names the exchange: if the names of
+    the ranks differ, the ranks are out of step, and an error is raised.
 
     Attributes:
         rank: this process's number, from 0.
@@ -31,35 +31,36 @@ class Ranks:
     aborted = False
 
     def all_gather(self, value: Any, about: str) -> list[Any]:
-        """Return every rank's value, in the order of the ranks; this rank's own value is not copied."""
+        """Return the list of all ranks' values, in the order of the ranks; this rank's own value is not copied."""
         return [value]
 
     def broadcast(self, source: int, value: Any, about: str) -> Any:
-        """Return the value of rank ``source``."""
+        """Return the value that rank ``source`` passed, on all ranks."""
         return value
 
     def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
-        """Overwrite row i of ``matrix [k, P]`` with rank ``owners[i]``'s row i, on all ranks, in place."""
+        """Replace row i of the k rows of ``matrix`` by row i of rank ``owners[i]``'s matrix, for every i, on all ranks
+        and in place."""
 
     def abort(self, why: str) -> None:
-        """Tell the other ranks that this one takes part in no further exchange."""
+        """Tell the other ranks that this rank takes part in no further exchange; ``why`` goes into their message."""
 
 
 ALONE = Ranks()
 
 
 def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Assign pieces of work to workers: the longest first, each to the worker with the least work ("longest processing
-    time"; Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17(2), 1969: at
-    most 4/3 of the best).
+    """Assign pieces of work to workers: the longest piece first, each to the worker with the least work so far
+    ("longest processing time": Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied
+    Mathematics 17(2), 1969). The longest total of a worker is at most 4/3 of the optimum.
 
     Args:
         costs: the work of each piece.
         size: the number of workers.
-        fixed: piece to worker, for pieces that are assigned already.
+        fixed: ``{piece: worker}`` for pieces that are assigned already.
 
     Returns:
-        For every piece the number of its worker, in ``range(size)``.
+        For every piece the number of its worker, from 0 to ``size - 1``.
 
     Example:
         >>> balance_load([1, 5, 3, 3], 2)
@@ -78,17 +79,17 @@ def balance_load(costs: Sequence[float], size: int, fixed: Mapping[int, int] | N
 
 
 class ClientPlacement:
-    """The assignment of clients to ranks.
+    """The assignment of clients to ranks (processes).
 
-    A client that keeps state stays on its rank; the others are assigned anew for every cohort, so that all ranks finish
-    at about the same time.
+    A client that keeps state stays on its rank; the other clients are assigned anew for every cohort, so that all ranks
+    finish at about the same time.
 
     Args:
-        ranks: the processes.
-        costs: ``n``, the work of every client's training.
+        ranks: the communication among the processes.
+        costs: for each of the n clients the work of its training, in any unit.
 
     Attributes:
-        conversing: whether each rank asks its own clients only at present, see :func:`flsv.core.map_clients`.
+        conversing: whether each rank asks only its own clients at present, see :func:`flsv.core.map_clients`.
 
     Example:
         >>> owners = ClientPlacement(ALONE, [3.0, 1.0])
@@ -106,11 +107,11 @@ class ClientPlacement:
         return self._owners[client]
 
     def has(self, client: int) -> bool:
-        """Return whether this rank trains the client."""
+        """Return whether the client is assigned to this rank."""
         return self._owners[client] == self.ranks.rank
 
     def mine(self, clients: Collection[int]) -> list[int]:
-        """Return those of the clients that this rank trains."""
+        """Return those of the given clients that are assigned to this rank."""
         return [client for client in clients if self.has(client)]
 
     @property
@@ -123,7 +124,7 @@ class ClientPlacement:
         self._bound = set(clients)
 
     def deal(self, cohort: Sequence[int]) -> None:
-        """Assign a round's cohort to the ranks."""
+        """Assign a round's cohort to the ranks; clients that keep state stay on theirs."""
         fixed = {place: self[client] for place, client in enumerate(cohort) if client in self._bound}
         owners = balance_load([self._costs[client] for client in cohort], self.ranks.size, fixed)
         for client, owner in zip(cohort, owners):

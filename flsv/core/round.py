@@ -1,4 +1,4 @@
-"""Round: everything that the server knows of one round; the arguments of a metric's ``update`` name its attributes.
+"""Round: the server's knowledge of one round, whose attributes a metric's ``update`` names as its arguments.
 
 Contribution metrics, aggregators, personalizers and samplers ask for quantities by the names on :class:`Round`.
 Expensive quantities are computed when they are first asked for. ``@after(stage)`` marks a property that is known only
@@ -30,10 +30,11 @@ Start = Tensor | Client
 
 @dataclass(frozen=True)
 class Round:
-    """One communication round, seen from the server. k = cohort size, P = length of the parameter vector, M = classes.
+    """One communication round, seen from the server. n = all clients, k = cohort size, P = length of the parameter
+    vector, M = classes, D = weights per class in the classifier head.
 
     A metric is updated when the last of the quantities that it asks for is known: ``server_*`` and
-    ``aggregation_weights`` after aggregation (an aggregator then reads the metric's values of the round before),
+    ``aggregation_weights`` after aggregation (an aggregator then reads the metric's values of the previous round),
     ``peer_values`` after personalization, ``uploaded``, ``downloaded`` and ``reached`` at the end of the round.
 
     A metric may also ask for the reports that a strategy declares (:attr:`flsv.core.strategy.Strategy.reports`).
@@ -45,11 +46,11 @@ class Round:
         global_vector: ``[P]``, the global model at the start of the round.
         client_vectors: ``[k, P]``, the clients' models after local training.
         space: the map between vectors and modules.
-        starts: the model that every client started from, a vector ``[P]`` or a client to be asked for it; None: all
-            started from the global model.
+        starts: the model that each client started from, as a vector ``[P]`` or as the client to be asked for it; None:
+            all clients started from the global model.
         losses: ``[k]`` mean training losses.
         num_steps: ``[k]`` integers, optimizer steps of each client.
-        reports: name to ``[k, ...]``, the clients' reports that strategies declare.
+        reports: the clients' reports that strategies declare, ``{name: tensor [k, ...]}``.
         clients: the cohort, to ask questions about their data; None outside of a fit.
         server_data: the server's validation set; None where there is none.
         seed: seed of the round's random choices; see :meth:`generator`.
@@ -59,7 +60,7 @@ class Round:
         server_vector: ``[P]``, the next global model; None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in the next global model; None before aggregation.
         left_out: ids of the clients that sent an update which was excluded.
-        unmeasured: ids of clients of the cohort whose updates are aggregated but, being far too large, not measured.
+        unmeasured: ids of clients whose updates are aggregated but, because they are far too large, not measured.
         peer_values: ``[k, n]``, how much each client of the cohort found each client's model to be worth, NaN for
             models that it did not judge; None where clients do not judge each other.
         trained: the models of coalitions that are trained beside the global one; None before the end of the round, and
@@ -101,7 +102,8 @@ class Round:
 
     @cached_property
     def start_vectors(self) -> Tensor | None:
-        """Return the models ``[k, P]`` that the clients started from; None where all started from the global model.
+        """Return the models that the k clients started from, vectors of P entries, ``[k, P]``; None if all started from
+        the global model.
 
         This is a second matrix of the size of ``client_vectors``."""
         starts = self.matrix.starts
@@ -109,14 +111,17 @@ class Round:
 
     @cached_property
     def client_updates(self) -> Tensor:
-        """Return the clients' updates ``[k, P]``, d_i = x_i minus the client's start point.
+        """Return the updates of the k clients, ``[k, P]``: each client's model, a vector of P entries, minus the model
+        that it started from.
 
-        This is a second matrix of the size of ``client_vectors``; :attr:`matrix` computes much without it."""
+        This is a second matrix of the size of ``client_vectors``; :attr:`matrix` computes norms and products without
+        it."""
         return self.matrix.updates(slice(None))
 
     @cached_property
     def client_heads(self) -> Tensor:
-        """Return the classifier head's rows (weights, bias) of every client's update, ``[k, M, D+1]``."""
+        """Return how each of the k clients changed the classifier head: one row of D weights and a bias for each of M
+        classes, ``[k, M, D+1]``."""
         head = self.head
         starts = self.matrix.starts
         if all(start is self.global_vector for start in starts):
@@ -125,64 +130,71 @@ class Round:
 
     @cached_property
     def client_head_weights(self) -> Tensor:
-        """Return the classifier head's rows (weights, bias) of every client's model, ``[k, M, D+1]``."""
+        """Return the classifier head of each of the k clients' models: one row of D weights and a bias for each of M
+        classes, ``[k, M, D+1]``."""
         return self.head.rows(self.client_vectors)
 
     @cached_property
     def inclusion_probabilities(self) -> Tensor:
-        """Return each client's probability to have been drawn into this cohort, ``[k]``."""
+        """Return the probability of each of the cohort's k clients to have been drawn into the cohort, ``[k]``."""
         if self.chances is None:
             return torch.ones(len(self), device=self.client_ids.device)
         return self.chances().to(self.client_ids.device)[self.client_ids]
 
     @cached_property
     def senders(self) -> Tensor:
-        """Return the ids of the clients that have sent an update, ``[s]`` integers: the cohort, then the excluded."""
+        """Return the ids of the s clients that have sent an update, int64 ``[s]``: the cohort first, then clients whose
+        update was excluded."""
         return torch.cat([self.client_ids, self.client_ids.new_tensor(list(self.left_out))])
 
     @cached_property
     def utility(self) -> Any:
-        """Return the coalition game of accuracy, with uniform averages inside a coalition."""
+        """Return the coalition game of accuracy, in which a coalition's model is the uniform average of its clients'
+        models."""
         return self._games.utility()
 
     def play(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
-        """Return the coalition game of a performance and a weighting; all games of a round share evaluations.
+        """Return a coalition game; all games of a round share their evaluations of models.
 
         Args:
             metric: the performance of a coalition's model, see :meth:`flsv.games.CoalitionGames.utility`.
-            weighting: the weights of the clients' models inside a coalition.
+            weighting: the weights with which a coalition's clients are averaged.
         """
         return self._games.utility(metric, weighting)
 
     def gradient_products(self, order: int = 1, loss: Any = "negative_loss") -> Any:
-        """Compute g . d_i ``[k]`` and, for order 2, d_i^T H d_j ``[k, k]``, with the gradient g and the Hessian H of
-        the validation loss at the global model."""
+        """Compute the inner products g . d_i ``[k]`` of the validation loss's gradient g at the global model with the k
+        clients' updates d_i; for order 2 also d_i^T H d_j ``[k, k]`` with the loss's Hessian H."""
         return self._games.gradient_products(order, loss)
 
     def slopes(self, balanced: bool = False) -> Tensor:
-        """Compute g . d_i ``[k]`` with the validation loss's gradient g; ``balanced``: all classes count the same."""
+        """Compute the inner products of the validation loss's gradient with the k clients' updates, ``[k]``;
+        ``balanced``: all classes count equally in the loss."""
         return self._games.slopes(balanced)
 
     def generator(self, name: str) -> torch.Generator:
-        """Return the random generator of ``name`` in this round, which follows from the seed, name and round."""
+        """Return the random generator called ``name`` in this round; it depends only on the run's seed, the name and
+        the round."""
         return generator_for(self.seed, name, self.round_index)
 
     @cached_property
     @after("aggregation")
     def server_update(self) -> Tensor:
-        """Return the next global model minus this round's, ``[P]``."""
+        """Return the next global model minus this round's, a vector ``[P]`` of all P parameters and buffers."""
         return self._aggregated("server_vector") - self.global_vector
 
     @cached_property
     @after("aggregation")
     def server_head(self) -> Tensor:
-        """Return the average of the clients' head updates with this round's aggregation weights, ``[M, D+1]``."""
+        """Return the average change of the classifier head (M classes, D weights and a bias each), weighted by this
+        round's aggregation weights, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_heads)
 
     @cached_property
     @after("aggregation")
     def server_head_weights(self) -> Tensor:
-        """Return the average of the clients' head weights with this round's aggregation weights, ``[M, D+1]``."""
+        """Return the average of the clients' classifier heads (M classes, D weights and a bias each), weighted by this
+        round's aggregation weights, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_head_weights)
 
     @property
@@ -199,17 +211,18 @@ class Round:
         return self.space.head
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Combine the clients' models: x + sum_i weights_i (x_i - x) for the parameters x of the global model.
+        """Combine the clients' models x_i: x + sum_i weights_i (x_i - x), where x is the global model; for the
+        parameters.
 
         Buffers (BatchNorm's statistics) are averaged with the weights normalized to sum to 1, because a running
         variance moved beyond the clients' own can become negative. Entries in which all clients' models agree keep
         exactly that value.
 
         Args:
-            weights: ``[k]``, which need not sum to 1.
+            weights: ``[k]``; they need not sum to 1.
 
         Returns:
-            ``[P]``.
+            The combined model ``[P]``.
         """
         weights = weights.to(self.client_vectors)
         total, cut = weights.sum(), self.space.num_parameters
@@ -236,15 +249,15 @@ class Round:
         return self.reports[name] if name in self.reports else getattr(self, name)
 
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
-        """Return this round after aggregation, with the quantities that have been computed so far."""
+        """Return this round with the results of aggregation; quantities computed so far are kept."""
         return self._with(server_vector=server_vector, aggregation_weights=weights)
 
     def personalized(self, peer_values: Tensor | None) -> Round:
-        """Return this round after personalization, with the quantities that have been computed so far."""
+        """Return this round with the results of personalization; quantities computed so far are kept."""
         return self._with(peer_values=peer_values)
 
     def measured(self) -> Round:
-        """Return this round as metrics see it: :attr:`unmeasured` clients count as left out."""
+        """Return this round as metrics see it: without the :attr:`unmeasured` clients, which count as left out."""
         if not self.unmeasured:
             return self
         rows = [row for row, client in enumerate(self.client_ids.tolist()) if client not in self.unmeasured]
@@ -265,8 +278,8 @@ class Round:
     @cached_property
     @after("exchange")
     def coalitions(self) -> Tensor:
-        """Return the coalitions whose models are trained beside the global one, bool ``[K, n]``; the empty and the full
-        coalition are among them."""
+        """Return the K coalitions of the n clients whose models are trained beside the global one, bool ``[K, n]``; the
+        empty and the full coalition are among them."""
         if self.trained is None:
             raise RuntimeError("no coalitions are trained in this round: flsv.metrics.ShadowShapley has them trained.")
         return self.trained.masks
@@ -274,31 +287,33 @@ class Round:
     @cached_property
     @after("exchange")
     def uploaded(self) -> Tensor:
-        """Return how many numbers (entries of tensors) each client has sent in this round, int64 ``[k]``."""
+        """Return how many numbers (entries of tensors) each of the cohort's k clients has sent in this round, int64
+        ``[k]``."""
         return self._channel.numbers(self.client_ids.tolist(), "up").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def downloaded(self) -> Tensor:
-        """Return how many numbers (entries of tensors) each client has received in this round, int64 ``[k]``."""
+        """Return how many numbers (entries of tensors) each of the cohort's k clients has received in this round, int64
+        ``[k]``."""
         return self._channel.numbers(self.client_ids.tolist(), "down").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def uploaded_bytes(self) -> Tensor:
-        """Return how many bytes each client has sent in this round, float64 ``[k]``."""
+        """Return how many bytes each of the cohort's k clients has sent in this round, float64 ``[k]``."""
         return self._channel.bytes(self.client_ids.tolist(), "up").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def downloaded_bytes(self) -> Tensor:
-        """Return how many bytes each client has received in this round, float64 ``[k]``."""
+        """Return how many bytes each of the cohort's k clients has received in this round, float64 ``[k]``."""
         return self._channel.bytes(self.client_ids.tolist(), "down").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def reached(self) -> Tensor:
-        """Return the ids of all clients that received or sent anything, ``[r]`` integers: the cohort first, then those
+        """Return the ids of the r clients that received or sent anything, int64 ``[r]``: the cohort first, then clients
         whose update was excluded or not finite."""
         others = (message.client for message in self._channel.messages)
         return self.client_ids.new_tensor(list(dict.fromkeys([*self.client_ids.tolist(), *others])))
@@ -310,7 +325,7 @@ class Round:
         return self.channel
 
     def with_coalitions(self, trained: TrainedCoalitions) -> Round:
-        """Return this round after the exchange, with the quantities that have been computed so far."""
+        """Return this round with the coalitions' models, after the exchange; quantities computed so far are kept."""
         return self._with(trained=trained)
 
     def _with(self, **changes: Any) -> Round:
@@ -336,14 +351,15 @@ class Round:
 
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
-    """Return the start points as vectors ``[P]``, asking the clients among ``starts`` for theirs."""
+    """Return the models that clients started from as vectors; each client in ``starts`` is asked for its vector."""
     clients = [start for start in starts if isinstance(start, Client)]
     found = iter(map_clients(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]
 
 
 def started_from(local: LocalData) -> Tensor:
-    """Return the model ``[P]`` that the client started the round from: a question, where the server did not send it."""
+    """Return the model, a vector, that the client started the round from: a question for clients to which the server
+    did not send it."""
     if local.start is None:
         raise RuntimeError(f"{local!r} has not begun a round.")
     return local.start

@@ -1,4 +1,4 @@
-"""Which entries of a model are shared: all, the trainable ones, or those selected by name.
+"""Selection of the entries of a model that clients share: all entries, the trainable ones, or those selected by name.
 
 Settings of this kind are FedBN (Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
 Normalization", ICLR 2021), FedPer (Arivazhagan et al., "Federated Learning with Personalization Layers", 2019) and the
@@ -20,7 +20,8 @@ from flsv.utilities.classifier_head import head_name
 from flsv.utilities.errors import ConfigurationError, listed
 
 Share = str | list[str] | Callable[[str, Tensor], bool]
-"""``"all"``; ``"trainable"``; patterns; or a function of an entry's name and tensor that returns whether it is shared.
+"""The entries that are shared: ``"all"``, ``"trainable"``, a list of patterns, or a function of an entry's name and
+tensor that returns whether it is shared.
 """
 
 #: Names of normalization layers' classes, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
@@ -42,7 +43,7 @@ class Sharing(NamedTuple):
 
 
 def check_share(share: Any) -> None:
-    """Check the argument ``FederatedLoop(share=...)``.
+    """Check the type of the argument ``FederatedLoop(share=...)``.
 
     Raises:
         ConfigurationError: ``share`` is neither words or patterns nor a function.
@@ -57,7 +58,7 @@ def check_share(share: Any) -> None:
 
 
 def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
-    """Find the entries of a module that are not shared.
+    """Return the entries of a module that are not shared.
 
     A list is read from left to right: a pattern adds the entries that it matches, a pattern that begins with ``!``
     removes them. A list whose first pattern begins with ``!`` starts from all entries. A pattern (``fnmatch``) matches
@@ -67,7 +68,7 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
     - ``trainable``: the parameters that require a gradient now, and all buffers. BatchNorm's statistics change in
       frozen layers, too, so that all of them are sent, and training is the same as with ``all``;
     - ``norm``: parameters and buffers of the normalization layers;
-    - ``head``: those of the classifier head.
+    - ``head``: parameters and buffers of the classifier head.
 
     Entries that are not shared stay at their client. Unshared parameters that require no gradient stay there only if a
     ``!`` pattern matches them (a target network that follows another); else they are taken to be constant.
@@ -120,7 +121,7 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
 
 
 def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
-    """Warn of consequences of sharing only a part of the module.
+    """Warn about the consequences of sharing only a part of the module.
 
     Args:
         kept: names of the entries that stay at the clients.

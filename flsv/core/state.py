@@ -15,7 +15,7 @@ from flsv.core.client import Direction, Traffic
 if TYPE_CHECKING:
     from flsv.core.round import Round
 
-#: Under this name the global model goes down beside another start point, where uploads refer to it.
+#: Name of the global model as a message that is sent beside another start point, if uploads refer to the global model.
 GLOBAL_MODEL = "global_model"
 
 
@@ -73,22 +73,24 @@ class FederationState:
         round_index: the number of completed rounds, so the index of the current or next one.
         global_vector: ``[P]``, the global model; None before the first round begins.
         cohort: the clients of the current or next round.
-        starts: client id to the model ``[P]`` that the server will send this client to start from, where it is not the
-            global model.
-        trained: client id to the model ``[P]`` that this client trained last, where it is kept.
+        starts: ``{client id: model [P]}``, the model that the server will send this client to start from, if it is not
+            the global model.
+        trained: ``{client id: model [P]}``, the model that this client trained last, if the loop keeps it.
         weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
-        client_scores: the last evaluation of the clients' own models: ``"accuracy"``, ``"balanced_accuracy"`` and
-            ``"auroc"`` to ``[n]``, NaN where the score is not defined; empty before the first evaluation.
+        client_scores: the last evaluation of the clients' own models, ``{score: values [n]}`` for ``"accuracy"``,
+            ``"balanced_accuracy"`` and ``"auroc"``, NaN where the score is not defined; empty before the first
+            evaluation.
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
-        updates_received: int64 ``[n]``, the number of rounds in which each client has sent an update, also one that was
-            excluded.
-        start: metric name to the score, before the first round, whose growth the metric divides among the clients, see
-            :mod:`flsv.federation.learned`.
-        run: the run's name, drawn when the run begins, where remote clients keep their states themselves.
-        counted: client id to the name of the last visit that counted, from which a remote client continues.
+        updates_received: int64 ``[n]``, the number of rounds in which each client has sent an update, including updates
+            that were excluded.
+        start: ``{metric: score}``, the score of the model before the first round, whose increase the metric divides
+            among the clients, see :mod:`flsv.federation.learned`.
+        run: the run's random name, set when the run begins, if remote clients keep their states themselves.
+        counted: ``{client id: name}``, the name of the client's last training whose result was used, from which a
+            remote client continues.
         incidents: what went wrong at the clients, see :meth:`note`.
-        pending_traffic: the messages that were needed to draw the current or next cohort: client, direction, name,
-            numbers and bytes of each.
+        pending_traffic: the messages that were needed to draw the current or next cohort: each
+            ``(client, direction, name, numbers, bytes)``.
     """
 
     num_clients: int = 0
@@ -109,7 +111,7 @@ class FederationState:
     pending_traffic: list[tuple[int, Direction, str, int, float]] = field(default_factory=list)
 
     def model(self) -> Tensor:
-        """Return the global model ``[P]``.
+        """Return the global model, a vector of parameters and buffers.
 
         Raises:
             RuntimeError: no round has begun.
@@ -119,11 +121,11 @@ class FederationState:
         return self.global_vector
 
     def complete(self, round: Round, senders: Sequence[int]) -> None:
-        """Take over the results of a round: the next global model, the weights and who took part.
+        """Store the results of a round: the next global model, the weights, and which clients took part.
 
         Args:
             round: the round after aggregation.
-            senders: ids of the clients that have sent an update, also of those whose update was excluded.
+            senders: ids of the clients that have sent an update, including those whose update was excluded.
         """
         assert round.aggregation_weights is not None
         ids = round.client_ids.cpu()
@@ -136,7 +138,7 @@ class FederationState:
     def note(self, client: int, what: str) -> None:
         """Record that something went wrong at a client in this round.
 
-        Each kind of fault is one entry per client, with the first and the last round and the number of times.
+        There is one entry per client and kind of fault, with the first round, the last round and the number of times.
 
         Args:
             client: the client's number.
@@ -157,12 +159,12 @@ class FederationState:
         self.incidents.append({"client": client, "what": what, "first": index, "last": index, "times": 1})
 
     def to(self, device: torch.device) -> None:
-        """Move the clients' models to a device."""
+        """Move the models in ``starts`` and ``trained`` to a device."""
         self.starts = {client: model.to(device) for client, model in self.starts.items()}
         self.trained = {client: model.to(device) for client, model in self.trained.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all fields but the number of clients and the global model, which a checkpoint holds elsewhere."""
+        """Return all fields except the number of clients and the global model, which a checkpoint holds elsewhere."""
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,7 +175,8 @@ class FederationState:
 
 
 def _copied(value: Any) -> Any:
-    """Copy a field; the models in a dictionary stay the same tensors, since they are replaced, never changed."""
+    """Return a copy of a field's value; models in a dictionary are not copied, since they are replaced, never
+    changed."""
     if isinstance(value, Tensor):
         return value.clone()
     return dict(value) if isinstance(value, dict) else copy.deepcopy(value)

@@ -20,8 +20,8 @@ from flsv.core.state import ClientUpdate, FederationState
 from flsv.utilities.declared import ValidatedArguments
 
 Contributions = Mapping[str, Tensor]
-"""The metrics' current values by name: ``[n]`` or ``[n, M]`` over all clients. Clients never seen are NaN, or the
-metric's ``prior`` where it has one. A metric that has not been updated yet has no entry."""
+"""The metrics' current values, ``{metric: values}``: ``[n]`` for n clients, or ``[n, M]`` for M classes. A client never
+seen has NaN, or the metric's ``prior`` if it has one. A metric that has not been updated yet has no entry."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FederationInfo:
         space: the map between vectors and modules.
         num_clients: n.
         num_classes: M.
-        split_sizes: ``"train"``, ``"val"`` and ``"test"`` to int64 ``[n]``, each client's samples in that split.
+        split_sizes: ``{split: int64 [n]}`` for ``"train"``, ``"val"`` and ``"test"``, each client's number of samples.
         seed: the seed of the run's random choices.
         optimizers: the clients' optimizers, as the module configures them.
         strategies: the strategies that take part, by role: ``"aggregator"``, ``"personalizer"``, ``"sampler"``,
@@ -66,10 +66,10 @@ Federation = FederationInfo  # the name before 1.1
 
 
 class Component(ValidatedArguments, ABC):
-    """Base class of the parts of a federation: learns the federation's sizes, has a state, and describes itself."""
+    """Base class of the parts of a federation: it learns the federation's sizes, has a state, and describes itself."""
 
     def begin(self, federation: FederationInfo) -> None:
-        """Prepare for a new fit: forget an earlier one, check the federation, create the state.
+        """Prepare for a new fit: discard the state of an earlier fit, check the federation, create the new state.
 
         Called before the first round. For a resumed fit ``load_state_dict`` and then :meth:`resume` are called instead.
 
@@ -81,7 +81,8 @@ class Component(ValidatedArguments, ABC):
         """
 
     def resume(self, federation: FederationInfo) -> None:
-        """Prepare for a resumed fit: called after ``load_state_dict``, with the global vector of the next round."""
+        """Prepare for a resumed fit; called after ``load_state_dict``, with the global vector of the next round in
+        ``federation``."""
 
     #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Their values
     #: must be replaced, never changed in place.
@@ -92,7 +93,7 @@ class Component(ValidatedArguments, ABC):
         return {name.lstrip("_"): _held(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that ``state_dict`` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         for name in self.saved:
             setattr(self, name, _held(state[name.lstrip("_")]))
 
@@ -103,12 +104,13 @@ def _held(value: Any) -> Any:
 
 
 class Strategy(Component):
-    """Base class of aggregators, personalizers, samplers and client algorithms, each with one decision to override.
+    """Base class of aggregators, personalizers, samplers and client algorithms, each with one method to override.
 
-    A strategy has a side at the server and one at the clients. Methods at the server may use the strategy's attributes;
-    methods at a client (:meth:`report`) may use their arguments and the client's data, and nothing that the server has
-    found out during the run. A strategy declares by name what crosses between the two: metrics can then ask for these
-    names, and two strategies cannot use the same one.
+    A strategy has methods that run at the server and :meth:`report`, which runs at the clients. Methods at the server
+    may use the strategy's attributes; ``report`` may use its arguments, the client's data and the strategy's
+    constructor arguments, but nothing that the server has learned during the run. A strategy declares by name what
+    crosses between server and clients: metrics can then ask for these names, and two strategies cannot use the same
+    one.
 
     A strategy that reads a metric stores the metric's name as ``self.metric``. The loop then checks before training
     that a metric of that name is defined, and that its value has the shape ``metric_shape`` if the class declares one:
@@ -135,8 +137,8 @@ class Strategy(Component):
 
     @property
     def needs_class_counts(self) -> bool:
-        """Return whether clients use the class counts of their own or of all clients' data, which remote sites are not
-        told; by default as :attr:`needs_classes`."""
+        """Return whether clients use class counts, their own or those of all clients, which remote sites do not know;
+        by default the same as :attr:`needs_classes`."""
         return self.needs_classes
 
     def bind_evaluator(self, games: Any) -> None:
@@ -155,12 +157,12 @@ class Strategy(Component):
             state: the federation at the start of the round.
 
         Returns:
-            Tensors by names declared in ``sends``; each client can be sent other names of these.
+            Tensors by names declared in ``sends``; different clients may get different names.
         """
         return {}
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
-        """Compute what the client reports beside its update; called at the client, after its training.
+        """Compute the values that the client reports beside its update; called at the client, after its training.
 
         Args:
             local: the client's own data.
@@ -171,7 +173,7 @@ class Strategy(Component):
         return {}
 
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
-        """Look at the cohort's updates before the filters do; called at the server.
+        """Inspect the cohort's updates before the filters change them; called at the server.
 
         Args:
             updates: the updates whose model is finite.
@@ -179,17 +181,19 @@ class Strategy(Component):
         """
 
     def end_round(self, round: Round) -> None:
-        """Take what the next round needs from this one; called at the server after aggregation and personalization."""
+        """Store what the next round needs from this round; called at the server after aggregation and
+        personalization."""
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
-        """Return the models of coalitions of clients that this strategy has trained beside the global one, or None.
+        """Return the models of coalitions of clients that this strategy has trained beside the global model; None if it
+        trains none.
 
         Called at the server after :meth:`end_round`."""
         return None
 
 
 def without_wrappers(strategies: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategies by role without those that are None, and a wrapped client algorithm instead of its wrapper,
-    with which ``ShadowShapley`` trains coalitions beside the clients' own training."""
+    """Return ``{role: strategy}`` without the roles whose strategy is None, and with the wrapped client algorithm in
+    place of a wrapper (``ShadowShapley`` wraps the algorithm to train coalitions beside the clients' own training)."""
     parts = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}
     return {role: strategy for role, strategy in parts.items() if strategy is not None}

@@ -1,7 +1,7 @@
-"""A report's charts: inline SVG that takes its ink from the page, legible on light and dark alike.
+"""A report's charts: inline SVG in the page's own colors, legible on light and dark backgrounds.
 
-Matplotlib draws them, as it does in TensorBoard. What it adds to a file of its own is left out: dates and versions,
-which would differ from run to run, and styles, which would hold for the whole page.
+Matplotlib draws them, as it does in TensorBoard. Parts that it adds to a file are removed: dates and versions, which
+would differ from run to run, and styles, which would apply to the whole page.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from flsv.results.text import number
 from flsv.utilities.charts import ENDS, MOST_COLOURS, draw_bars, draw_lines, drawing
 from flsv.utilities.plots import draw_steps
 
-#: Colors of the page, for parts that are drawn in black or a dark grey.
+#: The page's colors for parts that matplotlib draws in black or dark gray.
 _INK = {"#000000": "var(--ink)", "#333333": "var(--ink)", "#808080": "var(--dim)"}
 _OWN = re.compile(
     r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>"
     r'| clip-path="[^"]*"| id="(?:figure|axes|patch|text|matplotlib)[^"]*"',
     re.DOTALL,
 )
-#: In inches: so narrow that its letters can be read where it is as wide as a telephone.
+#: Width of a chart in inches, narrow enough for its text to be legible at the width of a telephone.
 _WIDTH, _LEFT, _RIGHT = 5.2, 0.115, 0.985
-#: Width of a letter, on average.
+#: Average width of a letter in inches.
 _LETTER = 0.06
 
 
@@ -42,7 +42,8 @@ def bars(
     caption: str = "",
     of_seeds: bool = False,
 ) -> Markup:
-    """Draw a bar per name; ``ends`` are the low and high ends of its interval ``[2, k]``, dark if ``of_seeds``."""
+    """Return a chart with one bar for each of k names; ``ends [2, k]`` are the ends of the bars' intervals, drawn dark
+    if they are ``of_seeds``."""
     known = np.array(values, dtype=float)
     reach = np.array([known - ends[0], ends[1] - known])
     errors = np.where(np.isfinite(reach), reach.clip(min=0), np.nan)
@@ -65,8 +66,8 @@ def steps(
     unit: str,
     less_is_better: bool,
 ) -> Markup:
-    """Draw a waterfall from ``start`` by a value per name to ``end``, to which they add up. ``less_is_better``: of an
-    error, say, which shrinks."""
+    """Return a waterfall chart from ``start`` to ``end`` with one step per name, whose values add up to
+    ``end - start``. With ``less_is_better`` (such as for an error) a fall has the color of a gain."""
     words = [f"start {number(start)}", *(f"{n} {number(v)}" for n, v in zip(names, values)), f"end {number(end)}"]
     heads = [*names, "start", "end"]
 
@@ -79,7 +80,7 @@ def steps(
 
 
 def lines(names: Sequence[str], values: np.ndarray, rounds: Sequence[int], caption: str) -> Markup:
-    """Draw the values ``[r, k]`` of k names in r ``rounds``: a line per name, the names below."""
+    """Return a chart of the values ``[r, k]`` of k names in r rounds: one line per name, with a legend below."""
     values = np.where(np.isfinite(values), values, np.nan)
     words = []
     for name, line in zip(names, values.T):
@@ -97,7 +98,7 @@ def lines(names: Sequence[str], values: np.ndarray, rounds: Sequence[int], capti
 
 
 def _fit(names: Sequence[str]) -> bool:
-    """Return whether names stand side by side under the bars without being turned."""
+    """Return whether the names fit side by side under the bars without being turned."""
     return 1.5 * _LETTER * max(map(len, names), default=0) * len(names) < _WIDTH
 
 
@@ -111,9 +112,10 @@ def _level(axis: Any, names: Sequence[str]) -> None:
 
 
 def _svg(title: str, words: Sequence[str], draw: Callable[[Any], None], height: float, below: float) -> str:
-    """Render what ``draw`` draws as SVG, with a title and a description for screen readers; "" where it fails."""
+    """Return the chart that ``draw`` draws as SVG, with a title and a description for screen readers; "" if it
+    fails."""
     buffer, description = io.StringIO(), ", ".join(" ".join(text.split()) for text in words)
-    # The same chart has the same bytes, whenever it is drawn; names are text that can be found and read out.
+    # The same chart always has the same bytes; names are text that can be searched and read out.
     with drawing(title), matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):
         figure = Figure(figsize=(_WIDTH, height + below))
         draw(figure.add_axes((_LEFT, below / (height + below), _RIGHT - _LEFT, 0.96 - below / (height + below))))
@@ -123,7 +125,7 @@ def _svg(title: str, words: Sequence[str], draw: Callable[[Any], None], height: 
 
 
 def _inline(text: str, title: str, description: str) -> str:
-    """Turn a file of Matplotlib's into an element of a page."""
+    """Return a file of matplotlib's as an element of a page, with a title and a description."""
     _, box, body = re.split(r'(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
     body = _OWN.sub("", body)
     for black, ink in _INK.items():

@@ -1,4 +1,4 @@
-"""Facts of a run that the page for all clients and the page for one client say alike."""
+"""Facts about a run that appear in the same words on the page for all clients and on the page for one client."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from flsv.results.terminal import inconclusive
 from flsv.results.text import NONE, WORDS, by_value, joined, number, percent, value_columns
 from flsv.utilities.csv_files import NAN, number_or_nan
 
-#: The pages' sentences.
+#: The sentences of the pages.
 SAY: Mapping[str, str] = WORDS["page"]
-#: Share of the validation set in one class, from which on accuracy says little of who taught the model what.
+#: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
 _MOSTLY = 0.7
-#: Largest part of a difference by which values that add up to it may miss it.
+#: Largest relative error with which values are said to add up to a difference.
 TOLERANCE = 0.01
 RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
 
 
 def share(part: float, whole: float) -> float:
-    """Compute the share of a part in the whole; NaN where that is 0."""
+    """Return ``part / whole``; NaN if the whole is 0."""
     return part / whole if whole else NAN
 
 
 def at_chance(record: Mapping[str, Any]) -> list[str]:
-    """Name the performances, each once, in which the model cannot be told apart from a constant answer."""
+    """Return the names of the performances, each once, in which the model does not beat a constant prediction."""
     return list({game["by"]: None for game in record.get("paid_in", {}).values() if game["told_apart"] is False})
 
 
 def of_rounds(record: Mapping[str, Any]) -> list[str]:
-    """Return what the values of rounds cannot say, where another framework ran them."""
+    """Return the caveat on values of rounds that another framework ran, in a list; an empty list for other runs."""
     return [WORDS["of_rounds"].format(record["of_rounds"])] if "of_rounds" in record else []
 
 
 def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the caveats of retraining-based values, the rows of ``retrained.csv``."""
+    """Return the caveats on values by retraining, given as the rows of ``retrained.csv``."""
     found = [WORDS["ranking_only"]] if rows[0].get("trainings") in RANKING_ONLY else []
     found += [WORDS["judged"]] if by_partners(rows[0]["by"]) else []
     majority = rows[0]["majority"]
@@ -50,11 +50,11 @@ def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
-    """Return the caveats of a run's values.
+    """Return the caveats on a metric's values.
 
     Args:
-        metric: as ``run.json`` describes it.
-        errors: whether there are standard errors or intervals.
+        metric: the metric's entry in ``run.json``.
+        errors: whether the values have standard errors or intervals.
     """
     found = [WORDS["judged"]] if metric.get("judges") == "clients" else []
     found += WORDS["caveats"].get(metric["class"], ())
@@ -62,7 +62,8 @@ def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
 
 
 def caveats_of(run: Run) -> list[str]:
-    """Return the caveats of a run's metrics, each once, with the names of the metrics that it concerns before it."""
+    """Return the caveats on the values of a run's metrics, each once, preceded by the names of the metrics
+    concerned."""
     of = _grouped(
         (text, metric) for metric in run.metrics for text in caveats(run.about(metric), run.kind(metric) != "")
     )
@@ -70,7 +71,7 @@ def caveats_of(run: Run) -> list[str]:
 
 
 def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """Group names by the thing that they belong to."""
+    """Return ``{thing: names}`` for pairs ``(thing, name)``, in the order of the pairs."""
     of: dict[Any, list[str]] = {}
     for thing, name in pairs:
         of.setdefault(thing, []).append(name)
@@ -78,13 +79,15 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 
 def values_and_shares(run: Run, clients: Sequence[int], shares: bool = True) -> dict[str, list[str]]:
-    """Return every metric's column; behind those to pay by the clients' shares, if ``shares``."""
+    """Return ``{header: cells}`` with each metric's values and, if ``shares``, the shares by metrics suitable for
+    payment."""
     known = {metric: (run.final(metric), *run.ends(metric)) for metric in run.metrics}
     return value_columns(known, [metric for metric in known if shares and run.about(metric)["to_pay_by"]], clients)
 
 
 def adding_up(run: Run) -> list[str]:
-    """Return the metrics whose values add up to what the model has gained by what it is measured by."""
+    """Return the names of the metrics whose values add up to the change of the model's performance that they divide
+    among the clients."""
     found = []
     for metric, game in run.record.get("paid_in", {}).items():
         if metric in run.metrics and None not in game.values():
@@ -96,19 +99,19 @@ def adding_up(run: Run) -> list[str]:
 
 
 def order_of(run: Run) -> list[int]:
-    """Order the clients by the first metric's value, the highest first; without a metric, by number. Those without a
-    value come last."""
+    """Return the clients sorted by the first metric's value, the highest first and clients without a value last;
+    without a metric, sorted by number."""
     return by_value(run.final(run.metrics[0])) if run.metrics else list(range(run.num_clients))
 
 
 def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> Markup:
-    """Show each metric's values of these clients over the rounds, from the first known one.
+    """Return a section with charts of each metric's values over the rounds, from the first round with a value.
 
     Args:
         run: the run.
-        clients: their numbers.
-        names: the clients' names.
-        titles: metric to what stands above its history.
+        clients: the numbers of the clients to show.
+        names: these clients' names.
+        titles: ``{metric: title of its chart}``.
     """
     charts = []
     for metric, title in titles.items() if run.rounds > 1 else ():
@@ -123,7 +126,7 @@ def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Ma
 def classes(
     run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str], corner: str = "client"
 ) -> Markup:
-    """Show each metric's last values for each class, or whatever its columns are; nothing of a single column."""
+    """Return a section with heatmaps of the last values per class (or other column) of metrics with several columns."""
     charts = []
     for metric in metrics:
         columns, what = run.columns(metric), "class" if run.columns_are_classes(metric) else "column"
@@ -139,19 +142,19 @@ def classes(
 
 
 def algorithm(run: Run) -> str:
-    """Name the algorithm's parts by their classes."""
+    """Return the names of the classes of the run's strategies, as a text."""
     parts = {role: name for role, name in run.record["algorithm"].items() if name != "FullParticipation"}
     first = parts.pop("aggregator", "")
     return f"{first} with {', '.join(parts.values())}" if parts else first
 
 
 def subtitle(run: Run, what: str) -> str:
-    """Describe the run in a line."""
+    """Return a subtitle for the page: ``what``, the run's state and its date."""
     return f"{what}, {state_of(run)}, begun {run.record['started'][:10]}"
 
 
 def state_of(run: Run) -> str:
-    """Say how many rounds the run has, and whether it has ended."""
+    """Return a text with the number of rounds of the run, and whether it has ended."""
     if run.ended:
         return f"{run.rounds} rounds"
     planned = run.record["rounds"] or -1
@@ -159,7 +162,8 @@ def state_of(run: Run) -> str:
 
 
 def guides(run: Run) -> Markup:
-    """Explain how to read the metrics: what each is, unit, sign, what they need and cost; what several share, once."""
+    """Return a table on how to read the metrics: what each is, its unit, sign, needs and costs; equal texts appear
+    once."""
     of = _grouped(
         (key, metric)
         for metric in run.metrics
@@ -172,12 +176,14 @@ def guides(run: Run) -> Markup:
 
 
 def logged(run: Run) -> list[tuple[str, str]]:
-    """Return the names and values that the model has logged last, such as its validation accuracy."""
+    """Return ``(name, formatted value)`` of the values that the model has logged last, such as its validation
+    accuracy."""
     return [(name, number(NAN if value is None else value)) for name, value in run.record.get("logged", {}).items()]
 
 
 def fitness(run: Run, basis: Basis) -> str:
-    """Say whether a budget can be shared out by these values: what they rest on, and how much goes to others by it."""
+    """Return a sentence on whether the values of ``basis`` are suitable to share out a budget, and how much of it they
+    would misallocate."""
     if by := at_chance(run.record):
         return WORDS["fitness"]["constant"].format(joined(WORDS["plain"].get(each, each) for each in by))
     kind = "metric" if not basis.retrains else "retrained" if basis.seeds > 1 else "one_seed"
@@ -185,7 +191,7 @@ def fitness(run: Run, basis: Basis) -> str:
 
 
 def budget(shares: Shares) -> list[Markup | str]:
-    """Say by what a budget is shared out, and what its intervals are."""
+    """Return texts on the values by which a budget is shared out, and on the intervals of the shares."""
     basis = shares.basis
     intervals = SAY["budget_intervals" if shares.table["share_low"].notna().any() else "budget_without_intervals"]
     rule = WORDS["rules"][shares.budget.rule]
@@ -195,14 +201,14 @@ def budget(shares: Shares) -> list[Markup | str]:
 
 
 def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
-    """Show values by retraining, with what was trained for them, which ``row`` says."""
+    """Return a section with ``parts`` on values by retraining; ``row`` of ``retrained.csv`` says what was trained."""
     samples = SAY["judged_by_partners" if by_partners(row["by"]) else "judged_by_server"]
     intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"], samples)
     return section("Retrained with some clients only", intro, *parts)
 
 
 def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Show the shares by other scores and without each seed, and how much of a payment would go to others by each."""
+    """Return a table of the shares by other scores and without each seed, and how much each choice would reallocate."""
     heads = [name for name in rows[0] if name.startswith(f"{SHARE_BY} ")]
     if not heads:
         return Markup("")
@@ -216,18 +222,18 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
 
 
 def reading(run: Run, *more: str) -> Markup:
-    """Explain how to read the metrics, and what they do not say."""
+    """Return a section on how to read the metrics, with their caveats and the ``more`` sentences."""
     seeds = SAY["one_seed"] if run.seeds == 1 else SAY["some_seeds"].format(run.seeds)
     return section("How to read this", guides(run), [*caveats_of(run), seeds, *more])
 
 
 def class_counts(run: Run, least: int, most: float) -> tuple[list[str], list[list[int]]] | None:
-    """Return the classes' names and the clients' samples of each ``[n][M]``; None unless M is within these bounds."""
+    """Return the M classes' names and each client's samples of each class; None unless ``least <= M <= most``."""
     counts, names = run.record["class_counts"], run.record["classes"]
     return (names, counts) if counts and names and least <= len(names) <= most else None
 
 
 def retrained_cells(row: Mapping[str, float]) -> list[str]:
-    """Format a client's value, interval and share by retraining."""
+    """Return a client's value, interval and share by retraining as text, from its row of ``retrained.csv``."""
     value, low, high = (number(row[name]) for name in ("value", "low", "high"))
     return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]

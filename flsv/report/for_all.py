@@ -1,5 +1,5 @@
-"""The report for those who run the federation: all clients by name. Page one says for decision makers who contributed
-what, without the words of measurement; the appendix has what that rests on."""
+"""The report for the operator of the federation: all clients by name. The first page tells decision makers in plain
+words who contributed how much; the appendix shows the measurements."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from flsv.results.text import (
 )
 from flsv.utilities.errors import listed
 
-#: Clients that are shown; of more the highest and the lowest ten.
+#: Largest number of clients that are all shown; of more, the ten highest and the ten lowest are shown.
 MOST = 30
-#: Classes up to which their samples are counted client by client.
+#: Largest number of classes for which each client's samples are counted.
 COUNTED = 20
-#: Number of the waterfall's steps; of more clients, those at both ends are shown.
+#: Number of the waterfall's steps; of more clients, those with the highest and the lowest values are shown.
 MOST_STEPS = 12
 
 
 def page_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
-    """Make the report of all clients: its title, its sections and those of its appendix."""
+    """Return the report of all clients as a mapping: its title, subtitle, and the sections of its front and
+    appendix."""
     order = ends_of(facts.order_of(run), MOST)
     names = [run.label(client) for client in order]
     partners, state = _partners(run), facts.state_of(run)
@@ -75,7 +76,7 @@ def _partners(run: Run) -> str:
 
 
 def red_lines(run: Run) -> list[str]:
-    """List what has to be known before anything is made of the values."""
+    """Return the warnings that a reader has to know before using the values."""
     lines = facts.of_rounds(run.record)
     if not run.ended:
         lines.append(WORDS["not_ended"])
@@ -108,7 +109,7 @@ def _shares(run: Run, shares: Shares, shown: int) -> Markup:
 
 
 def _contributions(run: Run, order: Sequence[int], names: Sequence[str], shares: bool) -> Markup:
-    """Show every metric's values with their intervals, and ``shares`` where the page has no others."""
+    """Return a section with every metric's values and intervals; with ``shares`` if the page has no other shares."""
     title = "What each contributed"
     if not run.metrics:
         return section(title, SAY["no_metric"])
@@ -126,7 +127,7 @@ def _contributions(run: Run, order: Sequence[int], names: Sequence[str], shares:
 
 
 def _ranking(run: Run) -> list[str]:
-    """Rank the clients by the metric, of those to pay by, that is the nearest to retraining."""
+    """Return sentences that rank the clients by the metric closest to retraining, among those suitable for payment."""
     names = [run.label(client) for client in range(run.num_clients)]
     for metric in nearest_first({m: run.about(m)["class"] for m in run.metrics if run.about(m)["to_pay_by"]})[:1]:
         return ranking(names, (run.final(metric), *run.ends(metric)), metric, run.record)
@@ -134,7 +135,8 @@ def _ranking(run: Run) -> list[str]:
 
 
 def _learned(run: Run) -> list[Markup | str]:
-    """Show the change of the model's performance over the run, by the first metric whose values add up to it."""
+    """Return the change of the model's performance over the run: a waterfall if a metric's values add up to it, else
+    text."""
     known = {name: each for name, each in run.record.get("paid_in", {}).items() if each["start"] is not None}
     games = {name: each for name, each in known.items() if name in run.metrics and None not in each.values()}
     for name in facts.adding_up(run)[:1]:
@@ -148,7 +150,7 @@ def _learned(run: Run) -> list[Markup | str]:
 
 
 def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
-    """Draw the clients at both ends, and all others in one step."""
+    """Return a waterfall with the clients of the highest and lowest values as steps, and all others in one step."""
     values = run.final(name)
     known = [client for client in by_value(values) if values[client] == values[client]]
     order = ends_of(known, MOST_STEPS, MOST_STEPS // 2)
@@ -159,7 +161,7 @@ def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
         names, heights = [*names, "all others"], [*heights, rest]
     sign = 1.0
     if game["by"] == "negative_loss":
-        # Errors are shown as such, and who adds to it comes first, or it would seem to fall below 0 on its way.
+        # A loss is shown as such; clients that raise it come first, or the waterfall could fall below 0 in between.
         sign, names, heights = -1.0, names[::-1], heights[::-1]
     by = _plain(game["by"])
     caption = (
@@ -209,7 +211,7 @@ def _clients(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
 
 
 def _measured(run: Run) -> Markup:
-    """Show the algorithm, what was not measured, and what the metrics share out."""
+    """Return a section on the algorithm, on metrics without values, and on the performances that the metrics divide."""
     unmeasured = [name for name in run.record["metrics"] if name not in run.metrics]
     last = ", ".join(f"{name} {value}" for name, value in facts.logged(run))
     lines = {
@@ -229,7 +231,7 @@ def _measured(run: Run) -> Markup:
 
 
 def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> Markup:
-    """Describe a metric, and draw its values as a chart."""
+    """Return a chart of a metric's values, with the metric's description as its caption."""
     values, *ends = ([of[client] for client in order] for of in (run.final(metric), *run.ends(metric)))
     caption = ": ".join(filter(None, (f"{metric} ({run.source})", run.about(metric)["about"])))
     return drawing.bars(names, values, ends, caption, run.seeds > 1)
@@ -252,7 +254,7 @@ def _retrained(run: Run, order: Sequence[int], shares: bool) -> Markup:
 
 
 def _never(run: Run) -> str | None:
-    """Name the clients whose updates were in no round."""
+    """Return a sentence that names the clients whose updates were part of no round; None if there are none."""
     never = [run.label(client) for client, count in enumerate(run.taken_part()) if not count] if run.rounds else []
     return SAY["never"].format(listed(never, 20)) if never else None
 

@@ -1,11 +1,11 @@
-"""The report for one participant: its own values, and nothing that reveals another one's.
+"""The report for one participant: its own values, and nothing that reveals another participant's.
 
-What stands on it is chosen, not filtered: names, values, settings and hashes of others are never looked up. What is
-worked out from all together (a mean, a share of a sum, what the model of all is worth, to which values of a game sum)
-is on it from :data:`FEWEST` clients on, means in two digits, once, and of a run that has ended: of two means of one run
-the difference may be of one client. From such a number the sum of the others' values follows, so that any participants
-who put their pages together learn of no single other one as long as two others do not. Spreads, ranks, extremes and
-means per class or round would be further equations, and are not on it.
+Its content is selected, not filtered: names, values, settings and hashes of other participants are never read. Numbers
+computed from all participants (a mean, a share of a sum, the joint model's performance, the sum of a game's values)
+appear only with at least :data:`FEWEST` clients and in a run that has ended, because the difference between two rounds'
+means could be the value of a single client; means have two digits. Such a number reveals the sum of the others' values,
+so participants who combine their pages learn no single value as long as two others do not join them. Spreads, ranks,
+extremes and means per class or round would be further equations, and do not appear.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from flsv.report.shares import SHARE_HEAD, Shares
 from flsv.results.text import NONE, WORDS, gain, known_mean, number, numbers, percent
 from flsv.utilities.csv_files import NAN
 
-#: Clients below which nothing is told that is worked out from all of them.
+#: With fewer clients, no number computed from all of them is shown.
 FEWEST = 5
 
 
 def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[str, Any]:
-    """Make the report for one client: its title and its sections, with its share of a budget where there is one."""
-    # Columns that are no classes may be the other clients.
+    """Return the report for one client as a mapping: its title, subtitle and sections, with its share of a budget if
+    given."""
+    # Columns that are not classes may be other clients.
     by_class = [metric for metric in run.metrics if run.columns_are_classes(metric)]
     chance = [WORDS["at_chance"].format(by) for by in facts.at_chance(run.record)]
     if run.record.get("not_known"):
@@ -51,12 +52,12 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
-    """Return whether what is computed from these values of the clients may be shown to one of them."""
+    """Return whether a number computed from these values of all clients may be shown to one of them."""
     return bool(run.ended) and sum(value == value for value in values) >= FEWEST
 
 
 def _gained(run: Run, client: int) -> str:
-    """Return a sentence on what the model gained by this client; "" where the values are of no such gain."""
+    """Return a sentence on how much the model gained by this client; "" if no values add up to the model's gain."""
     rows, metrics = run.retrained(), [name for name in facts.adding_up(run) if run.about(name)["to_pay_by"]]
     if facts.at_chance(run.record):
         return ""
@@ -67,7 +68,7 @@ def _gained(run: Run, client: int) -> str:
     else:
         return ""
     value = values[client]
-    # Two digits of the whole, as of means.
+    # The whole has two digits, like means.
     whole = math.fsum(x for x in values if x == x) if _public(run, values) else NAN
     return f"Your data {gain(by.partition(' (')[0], value, whole)}." if value == value else ""
 
@@ -99,7 +100,7 @@ def _contributions(run: Run, client: int, shares: bool) -> list[Markup | str]:
     rows, shown = [], facts.values_and_shares(run, [client])
     for metric in run.metrics:
         values = run.final(metric)
-        # Two digits: with more, or from several pages, the others' values would follow.
+        # Two digits: with more digits, or from several pages, the others' values could be derived.
         of_all = number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
         rows.append([metric, shown[metric][0], of_all])
     parts.append(table(["", "your value", "mean of all"], rows))
@@ -111,7 +112,7 @@ def _contributions(run: Run, client: int, shares: bool) -> list[Markup | str]:
 
 
 def _share(run: Run, client: int, shares: Shares) -> Markup:
-    """Show the client's part of a budget."""
+    """Return a section with the client's share of a budget."""
     basis = shares.basis
     value, low, high = numbers([basis.values[client], basis.low[client], basis.high[client]])
     known = shares.table["share_low"].notna()[client]
@@ -130,14 +131,14 @@ def _retrained(run: Run, client: int, shares: bool) -> Markup:
     rows = run.retrained()
     if not rows or not rows[client]:
         return Markup("")
-    # The whole of which that is the share is not told either.
+    # The total that the share is relative to is not shown either.
     shown = slice(None if shares and _public(run, [row.get("value", NAN) for row in rows]) else -1)
     cells = facts.retrained_cells(rows[client])[shown]
     return facts.retrained(run, rows[client], table(facts.RETRAINED_HEAD[1:][shown], [cells]))
 
 
 def _of_others(run: Run, shares: bool) -> list[str]:
-    """Say what the page tells of the other clients."""
+    """Return sentences on which information about other clients the page contains."""
     if run.num_clients >= FEWEST and run.ended:
         return [SAY["means_of_others"], SAY["of_two"]]
     why = SAY["too_few"].format(run.num_clients) if run.ended else SAY["too_early"]
@@ -146,13 +147,13 @@ def _of_others(run: Run, shares: bool) -> list[str]:
 
 
 def _facts(run: Run, client: int) -> Markup:
-    """List classes and versions, but no arguments: these may name other clients."""
+    """Return a table of classes and versions, without arguments, since these may name other clients."""
     record = run.record
     rows = [[role.replace("_", " "), name] for role, name in record["algorithm"].items()]
     rows.append(["model", record["module"]])
     rows += [[f"metric {name}", run.about(name)["class"]] for name in run.metrics]
     named = [name for name in run.client_names if not name.isdigit()]
-    # Values that a model logs may be named after a client.
+    # Names of values that a model logs may contain a client's name.
     if _public(run, [0.0] * run.num_clients):
         rows += [[f"last {key}", value] for key, value in facts.logged(run) if not any(name in key for name in named)]
     rows += [[f"package {name}", version] for name, version in record["packages"].items()]

@@ -12,12 +12,12 @@ from markupsafe import Markup
 from flsv.results.text import number
 from flsv.utilities.charts import shortened_name
 
-#: Columns up to which a heatmap has numbers.
+#: Largest number of columns of a heatmap with numbers in its cells.
 NUMBERED = 12
-#: Columns of a table beside its first one; those of a wider one stand in further tables below it. Likewise of a heatmap
-#: without numbers.
+#: Largest number of columns of a table beside its first one; wider tables continue in further tables below. The second
+#: number is for heatmaps without numbers.
 WIDEST, WIDEST_NARROW = 7, 20
-#: Characters of a row that a telephone has room for, two of each cell for the space about it.
+#: Characters of a row that fit on a telephone, where each cell takes two more for its margins.
 PHONE = 42
 _POSITIVE, _NEGATIVE = "0, 114, 178", "213, 94, 0"
 
@@ -33,12 +33,14 @@ _parts: Any = _templates.get_template("parts.html").module
 
 
 def to_html(page: Mapping[str, Any]) -> str:
-    """Write the whole file: a title, a subtitle, the sections of its front and of its appendix."""
+    """Return the HTML file for a page: a mapping with its title, subtitle, and the sections of its front and
+    appendix."""
     return _templates.get_template("report.html").render(page)
 
 
 def section(title: str, *parts: Markup | str | Sequence[str] | None) -> Markup:
-    """Write a heading and what stands below it: texts as paragraphs, lists with a line each; "" without any."""
+    """Return a heading with ``parts`` below it: texts become paragraphs, sequences become lists; "" if there are no
+    parts."""
     return _parts.section(title, [_block(part) for part in parts if part]) if any(parts) else Markup("")
 
 
@@ -49,23 +51,23 @@ def _block(part: Markup | str | Sequence[str]) -> Markup:
 
 
 def warning(text: str) -> Markup:
-    """Write a paragraph that is seen first."""
+    """Return the text as a paragraph that is set off as a warning."""
     return _parts.paragraph(text, "warning")
 
 
 def command(text: str) -> Markup:
-    """Write a command that can be pasted into a shell."""
+    """Return a shell command as HTML from which it can be copied."""
     return _parts.command(text)
 
 
 def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
-    """Write content with a caption that stays with it, on paper, too."""
+    """Return content with a caption that is kept together with it, also in print."""
     return _parts.figure(caption, Markup(content), css)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False, caption: str = "") -> Markup:
-    """Show cells as they are; the first column is text, the others stand to the right unless ``texts``. On a telephone
-    the rows of a wide table are cards; one without a head has no names that a card would need."""
+    """Return a table of texts. The first column is aligned left, the others right unless ``texts``. On a telephone the
+    rows of a wide table become cards, except if the table has no header, whose names a card needs."""
     pieces = []
     for part in _slices(len(head) - 1, WIDEST):
         shown = [[row[0], *row[1:][part]] for row in (head, *rows)]
@@ -78,12 +80,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = Fals
 def heat(
     names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
 ) -> Markup:
-    """Write values ``[k][M]`` as a heatmap, colored about 0: blue above and orange below, stronger away from it."""
+    """Return k rows of M values as a heatmap: blue above 0, orange below, stronger with the distance from 0."""
     few = len(columns) <= NUMBERED
     bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
 
     def cell(name: str, column: str, value: float) -> tuple[str, str, str]:
-        # Half transparent at most: the ink stays legible, on light and on dark.
+        # At most half opaque: the text stays legible, on light and on dark.
         color, strength = _POSITIVE if value >= 0 else _NEGATIVE, 0.05 + 0.45 * min(1.0, abs(value) / bound)
         style = f"background: rgba({color}, {strength:.2f})" if math.isfinite(value) else ""
         return number(value, 2) if few else "", f"{name}, {column}: {number(value)}", style
@@ -102,7 +104,7 @@ def _figures(caption: str, pieces: Sequence[Markup]) -> Markup:
 
 
 def _slices(count: int, most: int) -> list[slice]:
-    """Split so many columns into as few parts of at most ``most`` as there can be, of about one size."""
+    """Return slices that split ``count`` columns into the fewest parts of at most ``most``, of about equal size."""
     parts = max(1, math.ceil(count / most))
     size = math.ceil(count / parts) or 1
     return [slice(start, start + size) for start in range(0, max(count, 1), size)]

@@ -1,6 +1,6 @@
-"""The page of a run as a file: HTML without scripts, legible on paper, phones and dark screens.
+"""The report of a run as a file: HTML without scripts, legible on paper, phones and dark screens.
 
-Python works out what is on it (:mod:`flsv.report.for_all`, :mod:`flsv.report.for_one`), and one template lays it out.
+:mod:`flsv.report.for_all` and :mod:`flsv.report.for_one` compute its content, and one template lays it out.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ def write_report(
     out: str | Path | None = None,
     budget: Budget | None = None,
 ) -> Path:
-    """Write a run's report: of all clients, or the page that one of them may see.
+    """Write a run's report: on all clients, or the page that one of them may see.
 
     Args:
-        path: the run's folder; of a killed run, too.
-        client: number or name of the client whose page it is; None: for whoever runs the federation.
-        out: the file, ``.html``; None: ``report.html`` in the run's folder, or ``clients/<name>/report.html``.
-        budget: to be shared out by the run's values: the amounts stand on the page, those of all clients also in
-            ``shares.csv`` beside it.
+        path: the run's folder; the run may have been killed.
+        client: the number or name of the client that the page is for; None: the page for the operator of the
+            federation.
+        out: the file, ``.html``; None: ``report.html`` in the run's folder, or in ``clients/<name>`` below it.
+        budget: a budget to share out by the run's values; the page shows the amounts. The report on all clients also
+            writes them to ``shares.csv`` beside it.
 
     Returns:
         The file.
 
     Raises:
-        ConfigurationError: no run there, no such client, a file of another kind; values that no budget may be shared
-            out by, see :func:`flsv.report.shares.basis_of`. Then nothing is written.
+        ConfigurationError: there is no such run or client; ``out`` is not an ``.html`` file; or a budget cannot be
+            shared out by the run's values, see :func:`flsv.report.shares.basis_of`. Nothing is written then.
     """
     run = over_seeds(open_run(path))
     who = None if client is None else client_number(client, run.client_names, "client")

@@ -1,4 +1,4 @@
-"""The contents of a run's folder, also of a killed run, and of the runs of ``flsv repeat``."""
+"""Readers for the folder of a run, even of one that was killed, and for the runs of ``flsv repeat``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Run:
     """The contents of a run's folder.
 
     Args:
-        folder: where.
-        record: ``run.json``.
-        table: the rows of ``contributions.csv``, in their order.
+        folder: the run's folder.
+        record: the content of ``run.json``.
+        table: the rows of ``contributions.csv``, in the file's order.
     """
 
     folder: Path
@@ -46,11 +46,11 @@ class Run:
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """Return the clients' names; numbers where the data have none."""
+        """Return the clients' names; their numbers, as text, if the data have no names."""
         return tuple(self.record["clients"])
 
     def label(self, client: int) -> str:
-        """Return a client's name; ``client 3`` where it has none."""
+        """Return a client's name; if that is a number, "client" and the number."""
         return client_label(client, self.client_names)
 
     @cached_property
@@ -60,17 +60,17 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """Return the number of rounds that are there."""
+        """Return the number of the last round in the table, counted from 1; 0 if there is no round."""
         return max(self.round_numbers, default=-1) + 1
 
     @cached_property
     def round_numbers(self) -> tuple[int, ...]:
-        """Return the numbers of the rounds of which something is known, ascending."""
+        """Return the numbers of the rounds in the table, from 0, ascending."""
         return tuple(self.table["round"].unique().tolist())
 
     @property
     def ended(self) -> bool:
-        """Return whether the run has come to its end."""
+        """Return whether the run was trained to its end."""
         return "ended" in self.record
 
     @cached_property
@@ -80,35 +80,36 @@ class Run:
 
     @cached_property
     def measured(self) -> tuple[str, ...]:
-        """Return the names of all that has values, weights and metrics' diagnostics among them."""
+        """Return the names of everything that has values in the table, including weights and metrics' diagnostics."""
         return tuple(self.table["metric"].unique())
 
     def about(self, metric: str) -> Mapping[str, Any]:
-        """Return the entry of a metric in ``run.json``."""
+        """Return a metric's entry in ``run.json``; empty if it has none."""
         return self.record["metrics"].get(metric, {})
 
     def columns_are_classes(self, metric: str) -> bool:
-        """Return whether the columns are classes, and not other clients, say."""
+        """Return whether the columns of a metric's values are classes, rather than, for example, other clients."""
         return self.about(metric).get("per_class", False)
 
     def column_name(self, metric: str, column: str) -> str:
-        """Return a column's name as it is shown."""
+        """Return the name of a column of a metric's values, for display."""
         if not column.isdigit() or not self.columns_are_classes(metric):
             return column
         names = self.record["classes"] or []
         return names[int(column)] if int(column) < len(names) else column
 
     def columns(self, metric: str) -> list[str]:
-        """Return the keys of a metric's columns; none where it has one value per client."""
+        """Return the keys of the columns of a metric's values; an empty list if it has one value per client."""
         return columns_in(self.table, metric)
 
     def history(self, metric: str, column: str = "") -> DataFrame:
-        """Return the values ``[r, n]`` in the :attr:`round_numbers`: a client's value, once measured, stays until it is
-        measured again. What belongs to one round (weights, accuracies, norms) is NaN in the others."""
+        """Return a metric's values in the r :attr:`round_numbers` for n clients, ``[r, n]``. A value is repeated until
+        it is measured again, except that numbers of a single round (weights, accuracies, norms) are NaN in other
+        rounds."""
         return history(self.table, metric, self.num_clients, column, self.round_numbers)
 
     def to_frame(self) -> DataFrame:
-        """Return the run's measurements as :func:`read_run` does."""
+        """Return the run's measurements as a data frame, see :func:`read_run`."""
         keys = zip(self.table["metric"], self.table["class"])
         names = [self.column_name(metric, column) if column else None for metric, column in keys]
         return tidy(self.table).assign(
@@ -117,21 +118,22 @@ class Run:
 
     @property
     def copies(self) -> list[list[int]]:
-        """Return the groups of clients that sent copies, see :func:`flsv.results.round_result.copies_in`."""
+        """Return the groups of clients that sent copies of updates, see :func:`flsv.results.round_result.copies_in`."""
         return copies_in(self.record["events"])
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Return the rounds of the clients found at fault, see :func:`flsv.results.round_result.faults_in`."""
+        """Return how often clients' updates were faulty, see :func:`flsv.results.round_result.faults_in`."""
         return faults_in(self.record["events"])
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        """Return the last value of each client ``[n]``, NaN where there is none."""
+        """Return the last value of each of the n clients, by a metric or by one of its columns; NaN if a client has
+        none."""
         return last(self.table, metric, self.num_clients, column)
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        """Return the low and the high ends ``[n]`` of the intervals around the clients' last values, NaN where none is
-        known; where a metric has none but standard errors, 1.96 of them on either side."""
+        """Return the low and the high ends of the intervals of the n clients' last values, NaN where there is none; for
+        a metric with standard errors only, the values minus and plus 1.96 standard errors."""
         low, high = (last(self.table, metric, self.num_clients, what=end) for end in ("low", "high"))
         if any(end == end for end in low) or f"{metric}/stderr" not in self.measured:
             return low, high
@@ -139,7 +141,7 @@ class Run:
         return [value - 1.96 * error for value, error in known], [value + 1.96 * error for value, error in known]
 
     def kind(self, metric: str) -> str:
-        """Say in words what a metric's intervals are; "" without any."""
+        """Return a description of a metric's intervals; "" if it has none."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
             if self.about(metric)["class"] == "ShadowShapley":
                 return WORDS["one_seed_interval"]
@@ -150,36 +152,39 @@ class Run:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Return the runs of whose values this one's are the mean."""
+        """Return the runs over which this run's values are means: only the run itself, except for a
+        :class:`RepeatedRun`."""
         return [self]
 
     @property
     def seeds(self) -> int:
-        """Return the number of runs of whose values these are the mean."""
+        """Return the number of runs, each with another seed, over which the values are means."""
         return len(self.runs)
 
     @property
     def source(self) -> str:
-        """Say which runs values are from."""
+        """Return a text that says which runs the values are from."""
         return "this run only" if self.seeds == 1 else f"mean of {self.seeds} runs, a seed each"
 
     def labels(self, clients: Sequence[int]) -> str:
-        """Join the names of these clients."""
+        """Return the names of these clients, joined as in a sentence."""
         return joined(self.label(client) for client in clients)
 
     def taken_part(self) -> list[int]:
-        """Count the rounds in which each client's update was aggregated ``[n]``."""
+        """Return for each client the number of rounds in which its update was aggregated."""
         counts = part(self.table, "weight")["client"].value_counts()
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
     def retrained(self) -> list[dict[str, Any]]:
-        """Read each client's row of ``retrained.csv`` ``[n]``, where ``flsv retrain`` has written it."""
+        """Return each client's row of ``retrained.csv`` as a mapping; an empty list if ``flsv retrain`` has not written
+        the file."""
         columns = ("value", "low", "high", "share", "majority")
         numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
         return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
 
     def _by_client(self, path: Path, needed: Mapping[str, Cell]) -> list[dict[str, Any]]:
-        """Read each client's row of a file ``[n]``, empty where it has none; nothing without a file."""
+        """Return each client's row of a CSV file as a mapping, empty for clients without one; an empty list without a
+        file."""
         if not path.is_file():
             return []
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
@@ -194,22 +199,22 @@ class Run:
 
 
 def read_run(path: str | Path) -> DataFrame:
-    """Read what a run has measured: one row per round, metric, client and class.
+    """Read the measurements of a run: one row per round, metric, client and class.
 
-    A value is there in the rounds in which it changed, or its interval did, as in ``contributions.csv``: to have it in
-    every round, pivot and fill forward.
+    As in ``contributions.csv``, a value has a row only in the rounds in which the value or its interval changed. To get
+    it in every round, pivot the table and fill forward.
 
     Args:
-        path: the run's folder, see :func:`flsv.report.open_run`; also a killed run's.
+        path: the run's folder, see :func:`flsv.report.open_run`; the run may have been killed.
 
     Returns:
-        Columns ``round`` (from 0), ``metric`` (``"weight"``, ``"accuracy"`` and ``"update_norm"`` among them, and what
-        diagnostics say as ``"<metric>/stderr"``), ``client`` (its number), ``client_name``, ``class`` (the number of a
-        class, or the name of another column, as text; None for a client's overall value), ``class_name``, ``value``,
-        ``low`` and ``high`` (the ends of an overall value's interval, NaN where none is known).
+        A data frame with the columns ``round`` (from 0), ``metric`` (also ``"weight"``, ``"accuracy"``,
+        ``"update_norm"`` and diagnostics such as ``"<metric>/stderr"``), ``client`` (its number), ``client_name``,
+        ``class`` (the number of a class, or the name of another column, as text; None for a client's overall value),
+        ``class_name``, ``value``, ``low`` and ``high`` (the ends of an overall value's interval, NaN if it has none).
 
     Raises:
-        ConfigurationError: there is no run there.
+        ConfigurationError: there is no run in the folder.
 
     Example:
         >>> frame = read_run("lightning_logs/version_0")  # doctest: +SKIP
@@ -223,11 +228,11 @@ def open_run(path: str | Path) -> Run:
     """Read a run's folder.
 
     Args:
-        path: the folder that holds ``contributions.csv`` (``flsv fit`` says where it is), or that file.
+        path: the folder that holds ``contributions.csv`` (``flsv fit`` prints it), or this file itself.
 
     Raises:
-        ConfigurationError: there is no such folder or nothing of a run in it, naming runs below it if there are any; a
-            file that is no run's, naming the line.
+        ConfigurationError: the folder does not exist or holds no run (the message names runs below it, if there are
+            any); or a file is not one that a run writes (the message names the line).
     """
     folder = Path(path)
     if folder.name == CONTRIBUTIONS:
@@ -247,19 +252,20 @@ def _nothing_there(folder: Path) -> str:
     return f"{folder} holds no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
 
 
-# ---- runs of flsv repeat: the same federation with other seeds, and each client's mean over them
+# ---- runs of flsv repeat: the same federation with different seeds, and each client's mean over them
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
-#: In the folder of the runs: the means, and which runs are done, see :class:`flsv.utilities.result_file.Kept`.
+#: Files in the folder of the runs: the means, and the finished runs, see
+#: :class:`flsv.utilities.result_file.ResultFile`.
 SUMMARY, RUNS = "repeat.csv", "runs.csv"
-#: Of the latter: what a run is called, and its folder.
+#: Columns of the file of finished runs: the run's name, and its folder.
 COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 
 
 @dataclass(frozen=True)
 class RepeatedRun(Run):
-    """One of several runs with other seeds: values, intervals and performances are the means over all; the values of
-    its rounds are its own."""
+    """One of several runs with different seeds, whose final values, intervals and performances are replaced by the
+    means over all runs; values of single rounds are this run's own."""
 
     runs: Sequence[Run] = ()  # type: ignore[assignment]  # a field in place of the property
 
@@ -275,10 +281,11 @@ class RepeatedRun(Run):
 
 
 def over_seeds(run: Run) -> Run:
-    """Return a run with the means over all runs of ``flsv repeat`` among which it is; itself where it is alone.
+    """Return a run with means over all runs of ``flsv repeat`` that it belongs to; the run itself if it is not one of
+    them.
 
     Raises:
-        ConfigurationError: see :func:`repeated_runs`.
+        ConfigurationError: the runs do not have the same data, see :func:`repeated_runs`.
     """
     runs = [] if isinstance(run, RepeatedRun) else repeated_runs(run)
     if not runs:
@@ -298,7 +305,7 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
-    """Compute a row per metric and client, by the names in :data:`HEADER`; what is not known is NaN."""
+    """Compute a table with one row per metric and client and the columns :data:`HEADER`; unknown numbers are NaN."""
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
@@ -313,7 +320,8 @@ def seed_summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> D
 
 
 def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
-    """Compute half the interval of a mean of ``count`` values with this standard deviation, by Student's t; NaN of one.
+    """Compute half the width of Student's t-interval of the mean of ``count`` values with the standard deviation
+    ``spread``; NaN for a single value.
 
     Example:
         >>> round(mean_half_width(1.0, 4), 3)
@@ -325,10 +333,10 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
 
 
 def repeated_runs(run: Run) -> list[Run]:
-    """Return the runs of ``flsv repeat`` among which a run is, those that are done; none where it is alone.
+    """Return all finished runs of the ``flsv repeat`` that a run belongs to; an empty list if it belongs to none.
 
     Raises:
-        ConfigurationError: they do not deal out the same data.
+        ConfigurationError: the runs do not give the same samples to the clients.
     """
     place = next((parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None)
     rows = [] if place is None else read_rows(place / RUNS, COLUMNS, skip=1)

@@ -1,4 +1,4 @@
-"""Shares of a budget by what a run has measured: amounts are computed here and nowhere else."""
+"""Shares of a budget by the values of a run; all amounts are computed in this module."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from flsv.utilities.declared import Positive, checked
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
-#: Beside the report.
+#: Name of the file of shares, beside the report.
 SHARES = "shares.csv"
 HEADER = (
     *("client", "client_name", "value", "low", "high", "share", "share_low", "share_high"),
     *("amount", "amount_low", "amount_high", "currency", "found", "by", "of", "rule"),
 )
 SHARE_HEAD = ("share", "amount")
-#: How further columns of shares begin in retrained.csv: by another score, or without one of the seeds.
+#: Prefix of further columns of shares in retrained.csv: by another score, or without one of the seeds.
 SHARE_BY = "share"
-#: How values by retraining are named.
+#: Name of the values by retraining.
 RETRAINED = "retrained"
-#: Coalitions whose trainings rank clients, and do not say how much each is worth.
+#: Kinds of coalitions whose trainings rank clients, but do not tell how much each is worth.
 RANKING_ONLY = ("singles", "leave-one-out")
-#: Currencies whose amounts have no decimals, and three; all others have two.
+#: Currencies whose amounts have no decimals, and those with three; all others have two.
 WHOLE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
 THREE = "BHD IQD JOD KWD LYD OMR TND"
 
@@ -40,18 +40,18 @@ THREE = "BHD IQD JOD KWD LYD OMR TND"
 @checked
 @dataclass(frozen=True)
 class Budget:
-    """A budget, and how it is shared out.
+    """A budget, and the rule by which it is shared out.
 
     Args:
         amount: the amount to be shared out.
-        by: a metric of the run, or ``"retrained"``. None: values by retraining where there are some, else the run's
-            metric, if there is one alone that may be paid by.
-        rule: what becomes of values below 0, see :func:`flsv.allocate`.
-        currency: such as ``"EUR"``; it says how many decimals amounts have.
-        judged_by_partners: consent to values for which the partners have judged models themselves.
+        by: the name of a metric of the run, or ``"retrained"``. None: values by retraining if there are any, else the
+            run's only metric that is suitable for payment.
+        rule: the treatment of values below 0, see :func:`flsv.allocate`.
+        currency: the currency's code, such as ``"EUR"``; it determines the number of decimals.
+        judged_by_partners: consent to use values for which the partners judged models themselves.
 
     Raises:
-        ConfigurationError: an argument out of range, or an amount with more decimals than the currency has.
+        ConfigurationError: an argument is out of range, or the amount has more decimals than the currency.
 
     Example:
         >>> Budget(100, currency="EUR").text(33.3), Budget(1_000_000, currency="JPY").text(123456)
@@ -77,11 +77,11 @@ class Budget:
 
     @property
     def unit(self) -> float:
-        """Return the smallest amount."""
+        """Return the smallest amount of the currency, such as 0.01."""
         return float(f"1e-{self.decimals}")
 
     def text(self, amount: float) -> str:
-        """Format an amount with its currency."""
+        """Return an amount as text, with the currency's decimals and its code."""
         return f"{amount:,.{self.decimals}f} {self.currency}".rstrip()
 
 
@@ -90,16 +90,16 @@ class Basis:
     """One value per client, by which a budget is shared out.
 
     Args:
-        key: a metric's name, or ``"retrained"``.
-        title: what it is called.
-        of: coalitions, seeds, rounds and date, in words.
-        values: ``[n]``, NaN where a client has none.
-        low: lower ends ``[n]``, NaN where nothing is known.
-        high: upper ends.
-        to_pay_by: whether its page does not say otherwise.
-        seeds: how many, of whose values these are the mean.
-        retrains: whether they are values of training coalitions, after the run or beside it.
-        judged: whether the partners themselves have judged models.
+        key: the name of a metric, or ``"retrained"``.
+        title: the values' name for readers.
+        of: a description of what was run: coalitions, seeds, rounds and date.
+        values: ``[n]``, the clients' values, NaN for a client without one.
+        low: ``[n]``, the lower ends of the values' intervals, NaN if unknown.
+        high: ``[n]``, the upper ends.
+        to_pay_by: whether the metric's documentation does not advise against payment.
+        seeds: the number of seeds over which the values are means.
+        retrains: whether the values come from training coalitions, after the run or beside it.
+        judged: whether the partners themselves judged models.
     """
 
     key: str
@@ -117,15 +117,20 @@ class Basis:
 def basis_of(run: Run, by: str | None = None) -> Basis:
     """Return the values by which a budget is shared out.
 
+    Args:
+        run: the run.
+        by: the name of a metric, or ``"retrained"``; None: the only values that are suitable for payment.
+
     Raises:
-        ConfigurationError: nothing was measured, ``by`` names nothing that was, or it has to be said.
+        ConfigurationError: nothing was measured; there are no values called ``by``; or ``by`` is None and there is not
+            exactly one choice.
     """
     if "of_rounds" in run.record:
         raise ConfigurationError(
             f"{run.folder} has metrics of rounds that {run.record['of_rounds']} ran, and no budget is shared out by "
             "them: no coalition was trained. Run the federation with FederatedLoop, and ShadowShapley or flsv retrain."
         )
-    # Costs, and what clients are to each other, are nothing to pay by at all.
+    # Costs, and values of pairs of clients, can never be a basis of payment.
     about = {name: run.about(name) for name in run.metrics}
     known = [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
     fit = [name for name in known if about[name]["to_pay_by"]]
@@ -135,7 +140,7 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
 
 
 def _chosen(run: Run, by: str | None, known: Sequence[str], fit: Sequence[str]) -> Basis:
-    """Return the basis that ``by`` names among the ``known`` values, else the only one that is ``fit``."""
+    """Return the basis that ``by`` names among the ``known`` values; if ``by`` is None, the only one in ``fit``."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
@@ -153,7 +158,7 @@ def _chosen(run: Run, by: str | None, known: Sequence[str], fit: Sequence[str]) 
 
 
 def _measured(run: Run, metric: str) -> Basis:
-    """Return a metric's values; of a run of ``flsv repeat`` the means over all seeds."""
+    """Return a metric's values as a basis; for a run of ``flsv repeat`` they are the means over all seeds."""
     run = over_seeds(run)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
     about, ends = run.about(metric), run.ends(metric)
@@ -177,16 +182,16 @@ def _retrained(run: Run) -> Basis:
 
 
 def by_partners(by: str) -> bool:
-    """Return whether values by this performance rest on what the partners have judged."""
+    """Return whether ``by``, the title of a performance, says that the partners themselves judge the models."""
     return by.startswith(CLIENTS)
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
-    """Say what values by retraining come from: coalitions, seeds, rounds, and what was changed.
+    """Return a text that says what values by retraining come from: coalitions, seeds, rounds, and changed settings.
 
     Args:
         row: a row of ``retrained.csv``.
-        planned: rounds that the run was given.
+        planned: the number of rounds that was set for the run.
     """
     coalitions = WORDS["trainings"].get(row.get("trainings"))
     parts = coalitions, _seeds(row["seeds"].split()), _rounds([row["rounds"]], planned), row.get("changed")
@@ -204,7 +209,7 @@ def _seeds(seeds: Sequence[str]) -> str:
 
 
 def _rounds(rounds: Sequence[float], planned: int | None) -> str:
-    """Say how many rounds there were, of how many there should be."""
+    """Return a text with the number of rounds (or the least and the most of several), and how many were ``planned``."""
     of = f" of {planned}" if planned and planned > 0 else ""
     had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
     return f"{had}{of} rounds"
@@ -216,15 +221,15 @@ def _day(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Shares:
-    """The part of a budget that each client has.
+    """The shares of a budget.
 
     Args:
         budget: the budget.
         basis: the values by which it is shared out.
-        table: a row per client, by the names in :data:`HEADER`: ``share``, of all; ``share_low`` and ``share_high``,
-            what it would be were the client's own value at the end of its interval, and the others' as they are;
-            ``amount`` in whole units, and its ends; ``found``, what the run has found of its updates, in words. NaN
-            where nothing is known.
+        table: one row per client, with the columns :data:`HEADER`: ``share``, the client's fraction of the budget;
+            ``share_low`` and ``share_high``, what its share would be if only its own value were at an end of its
+            interval; ``amount`` in the currency's smallest units, with ``amount_low`` and ``amount_high``; ``found``, a
+            text on what the run has found about its updates. Unknown numbers are NaN.
     """
 
     budget: Budget
@@ -233,11 +238,11 @@ class Shares:
 
     @property
     def title(self) -> str:
-        """Return the budget as it is read."""
+        """Return the budget's amount with its currency."""
         return self.budget.text(self.budget.amount)
 
     def cells(self, client: int) -> list[str]:
-        """Format a client's share and amount with their intervals, in :data:`SHARE_HEAD`'s order."""
+        """Return a client's share and amount with their intervals as texts, in the order of :data:`SHARE_HEAD`."""
         if client in self.missing:
             return [NONE, NONE]
         row = self.table.loc[client]
@@ -250,15 +255,23 @@ class Shares:
 
     @property
     def missing(self) -> list[int]:
-        """List the clients without a value."""
+        """Return the clients without a value."""
         return self.table.index[self.table["share"].isna()].tolist()
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:
     """Share a budget out by a run's values.
 
+    Args:
+        run: the run.
+        budget: the budget.
+
+    Returns:
+        Every client's share and amount.
+
     Raises:
-        ConfigurationError: nothing that it may be shared out by, see :func:`basis_of`, or nobody who has a claim.
+        ConfigurationError: the run has no suitable values, see :func:`basis_of`; partners judged models and the budget
+            does not consent to that; or no client has a positive claim.
     """
     basis = basis_of(run, budget.by)
     if basis.judged and not budget.judged_by_partners:
@@ -281,19 +294,20 @@ def shares_of(run: Run, budget: Budget) -> Shares:
 
 
 def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
-    """Compute a client's share were ``end`` its value."""
+    """Compute a client's share of 1 if ``end`` were its value and all others kept theirs; NaN if either is unknown."""
     if not math.isfinite(end) or values[client].isnan():
         return NAN
     moved = values.clone()
     moved[client] = end
     try:
         return float(allocate(moved, 1.0, "zero" if rule == "refuse" else rule)[client])
-    except ConfigurationError:  # then nobody had a claim
+    except ConfigurationError:  # then no client has a claim
         return 0.0
 
 
 def found_in(run: Run) -> list[str]:
-    """Say which copies and outliers were found ``[n]``; "" where nothing was found."""
+    """Return for each client a text on the copies and outliers found among its updates, ``[n]``; "" if none were
+    found."""
     found: list[list[str]] = [[] for _ in range(run.num_clients)]
     for group in run.copies:
         for client in group:

@@ -1,1 +1,1 @@
-"""Results of a run: its rows, and what keeps or shows them (CSV, TensorBoard, terminal, trackers)."""
+"""Results of a run: its rows, and the sinks that store or show them (CSV, TensorBoard, terminal, trackers)."""

@@ -1,8 +1,9 @@
-"""A round's result as curves by tag, and as values that callbacks may monitor.
+"""A round's result as points of curves, named by tags, and as values that callbacks may monitor.
 
-A tag begins with the metric, so that tools that group by the first part keep a metric together. Where all numbers go
-into one place it ends with the client: ``cssv/client_3_Lyon``, ``cssv/class_3_Dress/client_0_Boston``. Where every
-client has a place of its own (a run in TensorBoard) the client is left out: ``cssv``, ``cssv/class_3_Dress``.
+A tag begins with the metric's name, so that tools that group curves by the first part keep a metric's curves together.
+If all clients' curves are in one place, the tag ends with the client: ``cssv/client_3_Lyon``,
+``cssv/class_3_Dress/client_0_Boston``. If every client has a place of its own (a run in TensorBoard), the tag has no
+client: ``cssv``, ``cssv/class_3_Dress``.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from flsv.models.imbalance import OWN_SCORES
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.results.rows import column_names
 
-#: Curves of one metric per class and client, above which none are written: pictures and the CSV have the values.
+#: Largest number of curves of one metric per class and client; with more, only pictures and the CSV have the values.
 MOST_PER_CLASS = 500
 
 
 class Monitored(Sink):
-    """The sink that fills ``trainer.callback_metrics``, for callbacks that monitor a number: every metric's value of
-    each client, its weight in the round and the last known scores of its own model, by number (``cssv/client_0``); and
-    the numbers of no single client. NaN is left out.
+    """The sink that fills ``trainer.callback_metrics``, for callbacks that monitor a number.
+
+    It sets, for each client by number (``cssv/client_0``), every metric's value, the client's weight in the round and
+    the last known scores of its own model; and the numbers that belong to no single client. NaN is left out.
 
     Args:
-        trainer: the trainer whose callbacks monitor.
+        trainer: the trainer whose callbacks monitor numbers.
         metrics: names of the metrics.
 
     Attributes:
-        names: the keys that it has set; all others are the module's, and callbacks'.
+        names: the keys that this sink has set; the other keys belong to the module and to callbacks.
     """
 
     def __init__(self, trainer: L.Trainer, metrics: Iterable[str]) -> None:
@@ -59,7 +61,7 @@ def _by_client(rows: Iterable[Row]) -> dict[str, float]:
 
 
 class Point(NamedTuple):
-    """A client's number in a curve."""
+    """A client's number in a curve, with the curve's tag."""
 
     client: int
     tag: str
@@ -72,9 +74,9 @@ def points_of(
     """Yield a round's changes and training losses as points of curves.
 
     Args:
-        result: the round's.
-        per_class: metrics whose values per class are curves.
-        clients: n.
+        result: the round's result.
+        per_class: names of the metrics whose values per class become curves.
+        clients: n, the number of clients.
         class_names: names of the classes, or None.
     """
     curves = set(per_class)
@@ -93,22 +95,22 @@ def points_of(
 
 
 def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
-    """Map tags that name their clients, ``weight/client_1_Lyon``, to the points' values."""
+    """Return ``{tag: value}`` of the points, with tags that end with the client, such as ``weight/client_1_Lyon``."""
     return {f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points}
 
 
 def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
-    """Return the metrics whose values per class become curves, if these are wanted."""
+    """Return the names of the metrics whose values per class become curves; an empty list unless ``wanted``."""
     return [name for name, metric in metrics.items() if wanted and column_names(metric) is None]
 
 
 def tag_of(metric: str) -> str:
-    """Name a metric in a tag: the scores of clients' own models begin with ``client_``."""
+    """Return a metric's name in a tag; names of scores of the clients' own models get the prefix ``client_``."""
     return f"client_{metric}" if metric in OWN_SCORES else metric
 
 
 def class_part(column: int, names: Sequence[str] | None) -> str:
-    """Name a class in a tag.
+    """Return a class's part of a tag: its number, and its name if that is more than the number.
 
     Example:
         >>> class_part(3, None), class_part(0, ["T-shirt/top"]), class_part(1, ["0", "1"])
@@ -118,7 +120,7 @@ def class_part(column: int, names: Sequence[str] | None) -> str:
 
 
 def client_part(client: int, names: Sequence[str] | None) -> str:
-    """Name a client in a tag; see :func:`class_part`."""
+    """Return a client's part of a tag, as :func:`class_part` does for classes."""
     return _part("client", client, names)
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: where results are written, what files are called, and the lock that keeps it to one run."""
+"""The folder of a run: where results are written, the names of its files, and the lock that reserves it for one run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flsv.utilities.declared import checked
 from flsv.utilities.display import display_path
 from flsv.utilities.errors import ConfigurationError
 
-#: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
+#: Default number of pictures of a metric in a run; TensorBoard keeps as many.
 PICTURES = 10
 
 
@@ -30,15 +30,15 @@ class Reporting:
     """The choice of what a run shows and writes; none of it changes a number.
 
     Args:
-        per_class: log per-class contributions to the loggers too (the CSV always has them).
-        figures: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none; None: ten in
-            the run.
+        per_class: log per-class contributions to the loggers, too (the CSV always has them).
+        figures: rounds between two figures of a metric in TensorBoard (the last round always has one); 0: no figures;
+            None: ten figures in the run.
         table: print a table of the clients at the end.
-        files: write ``contributions.csv``, ``run.json`` and the clients' pictures, and keep the run's folder to this
-            run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for them.
+        files: write ``contributions.csv``, ``run.json`` and the clients' pictures, and reserve the run's folder for
+            this run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for these files.
 
     Raises:
-        ConfigurationError: a number out of range, an unknown word.
+        ConfigurationError: a number is out of range, or a word is unknown.
 
     Example:
         >>> Reporting(figures=0).table
@@ -54,8 +54,8 @@ class Reporting:
         """Return whether figures are drawn after a round.
 
         Args:
-            round_index: from 0.
-            rounds: number of rounds of the run; None or -1 where that is open.
+            round_index: the round's number, from 0.
+            rounds: the number of rounds of the run; None or -1 if it has no limit.
 
         Example:
             >>> [index for index in range(25) if Reporting().draws(index, 25)]
@@ -72,24 +72,26 @@ RETRAINED = "retrained.csv"
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
-    """Return whether a run may write into :func:`run_folder`: not in a ``fast_dev_run``, which leaves no
-    trace; nor where that is the working folder because neither a logger nor a ``default_root_dir`` is given.
+    """Return whether a run may write files into :func:`run_folder`.
+
+    It may not in a ``fast_dev_run``, which writes no files, nor if neither a logger nor a ``default_root_dir`` is
+    given, so that the folder would be the working folder.
 
     Example:
         >>> quiet = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
         >>> leaves_files(L.Trainer(**quiet)), leaves_files(L.Trainer(default_root_dir="runs", **quiet))
         (False, True)
     """
-    # A given folder may be ".", but the one that Lightning takes in its place is a whole path.
+    # A given folder may be ".", but Lightning's default is the working folder's absolute path.
     somewhere = bool(trainer.loggers) or trainer.default_root_dir != os.getcwd()
     return somewhere and not trainer.fast_dev_run  # type: ignore[attr-defined]  # set by Lightning's connectors
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """Return the folder of this run's files: that into which Lightning's ``ModelCheckpoint`` puts ``checkpoints``.
+    """Return the folder of this run's files, in which Lightning's ``ModelCheckpoint`` creates ``checkpoints``.
 
-    ``trainer.log_dir`` is that too for TensorBoard and CSV loggers; of other loggers (MLflow, Weights & Biases) it is
-    the folder of all their runs.
+    For TensorBoard and CSV loggers it is ``trainer.log_dir``; for other loggers (MLflow, Weights & Biases) ``log_dir``
+    is the folder of all runs.
     """
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
@@ -101,7 +103,7 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 
 def runs_folder(trainer: L.Trainer) -> Path:
-    """Return the folder of the first logger's runs; without a logger, the root folder."""
+    """Return the folder that holds all runs of the first logger; without a logger, the trainer's root folder."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
@@ -109,7 +111,8 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 
 def where_results_are(trainer: L.Trainer) -> list[str]:
-    """Say where a fit's results are and what can be done with them, in lines with commands to paste."""
+    """Return lines that name a fit's results and commands to paste for charts, a report, a repetition and a
+    retraining."""
     folder = display_path(run_folder(trainer))
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
     if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
@@ -125,7 +128,8 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 
 def arguments_of_fit() -> str | None:
-    """Return the arguments of ``flsv fit`` in this process, for another command; None in another program."""
+    """Return the arguments of ``flsv fit`` in this process, for another command; None if the process runs another
+    command."""
     if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
         return None
     if sys.argv[1:2] != ["fit"]:
@@ -133,20 +137,20 @@ def arguments_of_fit() -> str | None:
     return re.sub(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", " " + shlex.join(sys.argv[2:])).strip()
 
 
-#: Seconds that who is about to let go of a folder is waited for.
+#: Seconds to wait for another process that is about to release the folder.
 PATIENCE = 1.0
 
 
 class FolderLock:
-    """Lock that keeps a folder to this run until :meth:`release`, or until the process is gone, however it went.
+    """Lock that reserves a folder for this run until :meth:`release`, or until the process ends in whatever way.
 
-    The lock is the system's, on the file ``.lock`` in the folder, which stays.
+    The lock is the operating system's, on the file ``.lock`` in the folder; the file remains after the release.
 
     Args:
-        folder: made if it is not there.
+        folder: the folder; created if it does not exist.
 
     Raises:
-        ConfigurationError: another run holds the folder, or it cannot be written.
+        ConfigurationError: another run holds the lock, or the folder cannot be written into.
 
     Example:
         >>> import tempfile
@@ -179,5 +183,5 @@ class FolderLock:
         self.release()
 
     def release(self) -> None:
-        """Let others in; a second call does nothing."""
+        """Release the folder for other runs; a second call does nothing."""
         self._lock.release()

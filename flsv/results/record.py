@@ -1,7 +1,7 @@
-"""``run.json``: the record of a run, written when it begins.
+"""``run.json``: the record of a run, written when the run begins.
 
-``contributions.csv`` holds numbers; here are the names of clients and classes, the settings, what the metrics are, and
-the hashes by which a second run can be told to be the same. A killed run has it too.
+``contributions.csv`` holds numbers; ``run.json`` holds the names of clients and classes, the settings, descriptions of
+the metrics, and hashes that tell whether a second run is the same experiment. A run that was killed has it, too.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ VERSION = 3
 
 
 class Record(Sink):
-    """The sink that writes ``run.json``: when the fit begins, when something has happened to a client, and at its end.
+    """The sink that writes ``run.json``: when the fit begins, when an event has occurred, and when the fit ends.
 
     Args:
         folder: the run's folder.
-        content: see :func:`record_of`.
-        events: gives all that has happened so far.
+        content: the file's content at the beginning, see :func:`record_of`.
+        events: returns all events of the run so far.
 
     Raises:
         OSError: the file cannot be written.
@@ -52,7 +52,7 @@ class Record(Sink):
         write_record(folder, self._content)
 
     def write(self, result: RoundResult) -> None:
-        """Write new events at once: a killed run's folder has to say them, too."""
+        """Write new events at once, so that the folder of a run that is killed holds them, too."""
         self._note(result.events)
 
     def finish(self, result: RunResult) -> None:
@@ -60,9 +60,9 @@ class Record(Sink):
         write_record(self._folder, self._content | end | dict(result.learning_record))
 
     def close(self, failed: bool = False) -> None:
-        """Write the events, those of a failed round included."""
+        """Write the events, including those of a failed round."""
         if failed:
-            with suppress(OSError):  # what went wrong first matters more
+            with suppress(OSError):  # the first error matters more than this one
                 self._note(self._events())
 
     def _note(self, events: Sequence[Event]) -> None:
@@ -83,18 +83,18 @@ def record_of(
     version: str,
     events: Sequence[Event] = (),
 ) -> dict[str, Any]:
-    """Make the content of ``run.json`` for a fit that begins.
+    """Return the content of ``run.json`` for a fit that begins.
 
     Args:
         trainer: the fit's trainer.
         data: the data module, set up.
-        metrics: the loop's metrics, bound.
-        algorithm: role (such as ``"aggregator"``) to the object that has it.
-        settings: as the loggers are given them.
-        identity: what must be the same in a run that resumes this one: its ``"settings"`` and ``"samples"``.
-        first_round: 0, or where a resumed run goes on.
+        metrics: the loop's metrics, bound to the federation, ``{name: metric}``.
+        algorithm: the federation's strategies, ``{role: strategy}``, with roles such as ``"aggregator"``.
+        settings: the hyper-parameters that the loggers get.
+        identity: the fit's identity as JSON types: its ``"settings"`` and ``"samples"``.
+        first_round: 0, or the first round of a resumed run.
         version: the version of flsv.
-        events: the events of the rounds before.
+        events: the events of earlier rounds.
     """
     counts = data.known_class_counts
     names = (data.class_names or range(data.num_classes)) if data.no_classes is None else None
@@ -118,7 +118,8 @@ def record_of(
 def record_head(
     module: nn.Module, algorithm: Mapping[str, Any], metrics: Mapping[str, Metric], version: str
 ) -> dict[str, Any]:
-    """Return the entries of ``run.json`` that need no data and no Trainer, see :func:`record_of`."""
+    """Return the entries of ``run.json`` that depend on neither data nor Trainer, see :func:`record_of` for the
+    arguments."""
     return {
         "version": VERSION,
         "started": now(),
@@ -135,7 +136,7 @@ def record_head(
 
 
 def now() -> str:
-    """Return the time as ``run.json`` has it."""
+    """Return the present time as text in the format of ``run.json``."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -154,14 +155,15 @@ def _described(metric: Metric) -> dict[str, Any]:
 
 
 def to_pay_by(metric: Metric) -> bool:
-    """Return whether something may be shared out by a metric's values: not by costs, nor by values of pairs."""
+    """Return whether something may be shared out by a metric's values; costs and values of pairs of clients are
+    unsuitable."""
     if not isinstance(metric, ContributionMetric) or metric.columns():
         return False
     return metric.to_pay_by and metric.higher_is_better is not False
 
 
 def _plain_words(text: str) -> str:
-    """Remove markup.
+    """Return a text without reStructuredText markup.
 
     Example:
         >>> _plain_words("See :class:`~flsv.metrics.CGSV`, ``[n]``.")
@@ -171,7 +173,7 @@ def _plain_words(text: str) -> str:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write ``run.json`` anew: whole, or as it was.
+    """Write ``run.json`` atomically: completely, or the earlier file stays as it was.
 
     Raises:
         OSError: the file cannot be written.
@@ -182,10 +184,10 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read ``run.json``.
+    """Read ``run.json`` and return its content, with the events as :class:`Event`.
 
     Raises:
-        ConfigurationError: the file is missing, is no JSON, or is of another version.
+        ConfigurationError: the file is missing, is not JSON, or has another version.
     """
     try:
         record = json.loads(path.read_bytes())
@@ -203,10 +205,10 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert to JSON types: numbers that are not finite become null, objects their repr."""
+    """Convert a value to JSON types: numbers that are not finite become None, other objects their repr."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # a tensor's: torch is too heavy for whoever only reads
+    if hasattr(value, "tolist"):  # a tensor; torch is not imported, because it is slow for programs that only read
         return _plain(value.tolist())
     if isinstance(value, str) or value is None or isinstance(value, bool | int):
         return value

@@ -1,4 +1,4 @@
-"""The results of a round and of a run, and Sink, the base of what writes them down."""
+"""The results of a round and of a run, and Sink, the base class of objects that write results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ class Event:
     """An incident at a client, or a fault of its updates, in one round or in several.
 
     Args:
-        client: its number.
-        what: a filter's fault (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``), or an incident in words.
-        first: the first round, from 0.
-        last: the last round.
-        times: in how many rounds.
-        of: of how many in which the client has sent an update; None where that says nothing.
-        others: of a copy, the other clients of its group.
+        client: the client's number.
+        what: the kind of fault that a filter found (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``), or a
+            description of the incident.
+        first: the first round in which it occurred, from 0.
+        last: the last round in which it occurred.
+        times: the number of rounds in which it occurred.
+        of: the number of rounds in which the client has sent an update; None if that does not apply.
+        others: for a copy, the other clients with the same update.
     """
 
     client: int
@@ -34,8 +35,8 @@ class Event:
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """Group the clients who were found to send one another's updates; a client that sent the server's last step back is
-    a group of its own.
+    """Return groups of clients that sent copies of one another's updates; a client that sent the server's last step
+    back forms a group of its own.
 
     Example:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
@@ -49,8 +50,8 @@ def copies_in(events: Iterable[Event]) -> list[list[int]]:
 
 
 def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
-    """Count in how many rounds a client's update was not finite or far too large, of how many that it sent; clients in
-    order are left out. No metric has measured such a round of a client.
+    """Return ``{client: (faulty, sent)}``: in how many rounds the client's update was not finite or far too large, and
+    in how many it sent an update. Clients without such a round are left out. Metrics did not measure the faulty rounds.
 
     Example:
         >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])
@@ -65,7 +66,8 @@ def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
 
 
 class Row(NamedTuple):
-    """A row of a run's table, see :data:`flsv.results.run_table.SCHEMA`, whose ``class`` is ``column`` here."""
+    """A row of a run's table, see :data:`flsv.results.run_table.SCHEMA`; the column ``class`` is called ``column``
+    here."""
 
     round: int
     metric: str
@@ -80,17 +82,17 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The rows of the run's table after a round, and the numbers that belong to no single client.
+    """The result of a round: the rows of the run's table after it, and the numbers that belong to no single client.
 
     Args:
-        round_index: from 0.
-        table: all rows that are known. The clients' ``train_loss`` stands here alone, as no round's change.
-        changes: the rows that differ from the round before.
-        shared: the numbers of no single client that are known, by name.
-        shared_changes: those of them that were measured in this round.
+        round_index: the round's number, from 0.
+        table: all rows known after the round. The clients' ``train_loss`` is in this table only, never in ``changes``.
+        changes: the rows that differ from those of the previous round.
+        shared: the known numbers that belong to no single client, ``{name: number}``.
+        shared_changes: those of these numbers that were measured in this round.
         events: the run's events so far.
-        pictures: name of a metric to what draws its values.
-        drawn: whether pictures are wanted of this round.
+        pictures: ``{metric: function that draws its values}``.
+        drawn: whether pictures of this round are to be drawn.
     """
 
     round_index: int
@@ -105,18 +107,18 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run that has come to its end.
+    """The result of a run that has ended.
 
     Args:
         round_index: the last round's number, from 0.
-        rounds: how many there have been.
-        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and the scores of clients'
-            own models.
-        columns: name of a metric to what its columns are called (``"class"``).
-        to_pay_by: those of them whose values one may share something out by, the nearest to retraining first.
-        learning_record: the performances that the metrics share out, as ``run.json`` has it.
-        logged: what the module has logged last.
-        pictures: name of a metric to what draws its values.
+        rounds: the number of rounds of the run.
+        table: the rows of the last round: each client's values of the metrics, ``samples``, ``rounds``, ``weight`` and
+            the scores of its own model.
+        columns: ``{metric: title of its columns}`` (such as ``"class"``).
+        to_pay_by: the metrics by whose values something may be shared out, those closest to retraining first.
+        learning_record: the performances that the metrics divide among the clients, as ``run.json`` holds them.
+        logged: the values that the module has logged last, ``{name: value}``.
+        pictures: ``{metric: function that draws its values}``.
     """
 
     round_index: int
@@ -130,7 +132,8 @@ class RunResult:
 
 
 class Sink:
-    """Base class of what takes results; none knows another. A sink overrides what it needs.
+    """Base class of objects that get a run's results, independent of each other. A subclass overrides the methods it
+    needs.
 
     Example:
         >>> class Lines(Sink):
@@ -139,16 +142,17 @@ class Sink:
     """
 
     def write(self, result: RoundResult) -> None:
-        """Take the result of a round that is over."""
+        """Process the result of a round that has ended."""
 
     def write_late(self, result: RoundResult) -> None:
-        """Take values of an earlier round that are known now; nothing else of it is."""
+        """Process values of an earlier round that became known only now; other numbers of that round are not
+        included."""
 
     def finish(self, result: RunResult) -> None:
-        """Take the result of the whole run, at its end."""
+        """Process the result of the whole run, at its end."""
 
     def flush(self) -> None:
-        """Write everything to the disk, as before a checkpoint."""
+        """Write everything to the disk; called before a checkpoint is saved."""
 
     def close(self, failed: bool = False) -> None:
-        """Leave everything as it was found: the fit is over, or has failed."""
+        """Release files and restore changed attributes; called after the fit, or after the fit has ``failed``."""

@@ -1,4 +1,4 @@
-"""Rows of a run's table, and the numbers of no single client, from what metrics and server know after a round."""
+"""Rows of a run's table, and numbers that belong to no single client, made from the metrics' values after a round."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ if TYPE_CHECKING:
 
 
 def overall(metric: Metric, value: Tensor) -> Tensor:
-    """Return one number per client ``[n]``: the metric's own summary, or the mean over classes."""
+    """Return one number for each of n clients, ``[n]``, from a metric's value: the metric's own summary, or the mean
+    over classes."""
     if isinstance(metric, ContributionMetric):
         return metric.per_client(value)
     return value.mean(-1) if value.ndim == 2 else value
 
 
 def column_names(metric: Metric) -> list[str] | None:
-    """Return the names of the columns of a metric's values where they are no classes."""
+    """Return the names of the columns of a metric's values; None if the columns are classes or there are none."""
     return metric.columns() if isinstance(metric, ContributionMetric) else None
 
 
 def numbers_of(
     metrics: Mapping[str, Metric], values: Mapping[str, Tensor], class_names: Sequence[str] | None
 ) -> Iterator[Numbers]:
-    """Yield all that the metrics say of clients: overall values with their intervals, values per class (or whatever
-    the columns are), and diagnostics that have a number for each client.
+    """Yield all of the metrics' numbers per client: overall values with their intervals, values per class (or per other
+    column), and diagnostics that have a number for each client.
 
     Args:
-        metrics: the metrics, by name.
-        values: name to ``[n]`` or ``[n, M]``.
+        metrics: the metrics, ``{name: metric}``.
+        values: the metrics' values, ``{name: value}``, ``[n]`` or ``[n, M]`` for n clients and M columns.
         class_names: names of the classes, or None.
     """
     for name, value in values.items():
@@ -57,7 +58,7 @@ def numbers_of(
 
 
 def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | None) -> dict[str, str]:
-    """Map the keys of a value's columns to their names; empty where there are none, or one class, which is all."""
+    """Return ``{key: name}`` of a value's columns; empty if there are no columns, or only one class."""
     own = column_names(metric)
     if value.ndim < 2 or not (own or value.shape[1] > 1):
         return {}
@@ -67,15 +68,17 @@ def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | N
 
 
 def shared_numbers(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics' numbers that belong to no single client, by name."""
+    """Return the metrics' numbers that belong to no single client, ``{name: number}``."""
     wholes = ((name, overall(metrics[name], value)) for name, value in values.items())
     return {name: value.item() for name, value in (*wholes, *_diagnostics(metrics)) if value.ndim == 0}
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """Compute mean, minimum and standard deviation over clients of their own models' scores ``[n]``, by name. The
-    standard deviation of accuracies is how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair Resource
-    Allocation in Federated Learning", ICLR 2020, definition 1.
+    """Compute mean, minimum and standard deviation over the n clients of the scores of their own models,
+    ``{name: [n]}``.
+
+    The standard deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair
+    Resource Allocation in Federated Learning", ICLR 2020, definition 1.
 
     Example:
         >>> import torch
@@ -86,7 +89,7 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
     for name, score in scores.items():
         known = score[~score.isnan()].double()
         if len(known):
-            # NaN where somebody has no score: it is a mean of all.
+            # The mean is over all clients, so it is NaN if a client has no score.
             values = {"mean": score.mean(), "min": known.min(), "std": known.std(correction=0)}
             found |= {f"client_{name}/{what}": value.item() for what, value in values.items()}
     return found
@@ -103,10 +106,10 @@ def _plain(value: Tensor) -> Tensor:
 
 
 class RoundResults:
-    """Maker of each round's result, once for all sinks.
+    """Makes the result of each round, which all sinks share.
 
     Args:
-        metrics: the metrics, by name.
+        metrics: the metrics, ``{name: metric}``.
         client_names: names of the clients.
         class_names: names of the classes, or None.
     """
@@ -119,19 +122,20 @@ class RoundResults:
         self._late: Sequence[Row] = ()
 
     def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
-        """Make the rows of all that is known between two rounds.
+        """Return the rows of all numbers that are known between two rounds.
 
         Args:
             index: the last round's number, from 0.
-            values: the metrics' values, by name.
-            of_round: what else there is of every client ``[n]``, such as the weights, by name.
+            values: the metrics' values, ``{name: value}``.
+            of_round: further numbers of every client, such as the weights, ``name=[n]``; None: left out.
         """
         others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
         measured = numbers_of(self._metrics, values, self._class_names)
         return round_rows(index, [*measured, *others], self._client_names)
 
     def resume(self, known: Sequence[Row]) -> None:
-        """Count as changes only what differs from these rows, which are written already."""
+        """Set the rows that are written already; only rows that differ from these count as changes of the next
+        round."""
         self._before = known
 
     def round_result(
@@ -146,18 +150,18 @@ class RoundResults:
         events: Sequence[Event] = (),
         drawn: bool = False,
     ) -> RoundResult:
-        """Make the result of a round.
+        """Return the result of a round.
 
         Args:
             index: the round's number, from 0.
-            values: the metrics' values by name, ``[n]`` or ``[n, M]``.
-            weights: ``[n]`` of the aggregation, NaN outside the cohort.
-            losses: client id to its training loss.
-            norms: client id to the norm of its update.
-            scores: ``[n]`` of the clients' own models by name, as they were last evaluated.
-            evaluated: whether that was in this round.
+            values: the metrics' values, ``{name: value}``, ``[n]`` or ``[n, M]``.
+            weights: ``[n]``, the clients' aggregation weights, NaN outside the cohort.
+            losses: ``{client: training loss}``.
+            norms: ``{client: norm of its update}``.
+            scores: the last known scores of the clients' own models, ``{name: [n]}``.
+            evaluated: whether these scores were measured in this round.
             events: the run's events so far.
-            drawn: whether pictures are wanted.
+            drawn: whether pictures of this round are to be drawn.
         """
         measured = self.rows(index, values)
         numbers = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
@@ -179,16 +183,16 @@ class RoundResults:
         )
 
     def pictures(self, index: int, values: Mapping[str, Tensor]) -> dict[str, Callable[[], Figure]]:
-        """Return what draws these values after a round, by the metric's name."""
+        """Return ``{metric: function that draws its value}`` for the values after a round."""
         return {name: partial(draw_metric, self._metrics[name], name, value, index) for name, value in values.items()}
 
     def late(self, index: int, values: Mapping[str, Tensor], drawn: bool) -> RoundResult:
-        """Make the rows of an earlier round from what is known by now; see :meth:`round_result`.
+        """Return the result of an earlier round whose values became known only now, see :meth:`round_result`.
 
         Args:
             index: the round's number, from 0.
-            values: the metrics' values after it, by name; rounds are told in their order.
-            drawn: whether pictures are wanted.
+            values: the metrics' values after that round, ``{name: value}``; calls must be in the order of the rounds.
+            drawn: whether pictures of that round are to be drawn.
         """
         rows = self.rows(index, values)
         new, self._late = changes(rows, self._late), rows
@@ -197,13 +201,13 @@ class RoundResults:
 
 
 def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
-    """Draw a metric's values by its own ``plot``, with their standard errors and within its bounds, if it has any.
+    """Draw a metric's values with its own ``plot``, with their standard errors and within the metric's bounds, if any.
 
     Args:
-        metric: draws itself.
-        name: its name in the run.
+        metric: the metric.
+        name: the metric's name in the run.
         value: the metric's value.
-        round_index: from 0; the title counts from 1.
+        round_index: the round's number, from 0; the picture's title counts from 1.
     """
     error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
     bounds = metric.plot_lower_bound, metric.plot_upper_bound
@@ -211,7 +215,7 @@ def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> F
         "stderr": None if error is None else error.detach().cpu(),
         "limits": None if None in bounds else bounds,
     }
-    known = inspect.signature(metric.plot).parameters  # of a metric of torchmetrics' own, neither
+    known = inspect.signature(metric.plot).parameters  # metrics of torchmetrics take neither argument
     figure, axis = metric.plot(value, **{key: each for key, each in style.items() if key in known})
     axis.set_title(f"{label_text(name)}, round {round_index + 1}")
     return figure

@@ -1,9 +1,10 @@
-"""The table of a run: a row per round, metric, client and class, and the file that it is kept in. While a run goes on
-rows are plain tuples; who reads has them as a data frame.
+"""The table of a run: one row per round, metric, client and class, and the CSV file that stores it. During a run the
+rows are plain tuples; readers get them as a data frame.
 
-Whatever else a run tells is a view of it. A client's value, once measured, stays until it is measured again. The file
-has it in the rounds in which it changes, or its interval does: with 10 of 1,000 clients in a round 10 rows, not 1,000.
-What belongs to one round, such as a weight or a norm, is in that round.
+All other outputs of a run are views of this table. A client's value, once measured, is valid until it is measured
+again. The file holds a value only for the rounds in which the value or its interval changes: with 10 of 1,000 clients
+in a round it gets 10 rows, not 1,000. A number that belongs to one round, such as a weight or a norm, is valid in that
+round only.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.utilities.atomic_files import append, replacing
 from flsv.utilities.csv_files import NAN, Cell, csv_text, number_or_nan, parse_float, parse_int, read_rows
 
-#: Column to its type, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
+#: ``{column: type}``, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
 #: name of another column, as text; "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
-#: value's interval, NaN where none is known.
+#: value's interval, NaN if it has none.
 SCHEMA = {
     "round": "int64",
     "metric": "str",
@@ -37,9 +38,9 @@ SCHEMA = {
     "low": "float64",
     "high": "float64",
 }
-#: In the order of ``flsv.read_run``.
+#: The columns in the order of ``flsv.read_run``.
 COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "value", "low", "high")
-#: Metrics that belong to one round: no value stays until the next.
+#: Metrics whose values belong to one round and are not valid in the next.
 OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
 
 
@@ -48,11 +49,11 @@ class Numbers:
     """The values of one metric after a round.
 
     Args:
-        metric: its name.
-        values: ``[n]``, or ``[n, M]`` with columns; NaN where there is none.
-        columns: key to name of the M columns.
-        ends: low and high ends ``[2, n]`` of ``[n]`` values.
-        clients: whose values these are, n of them; None: 0 to n - 1.
+        metric: the metric's name.
+        values: ``[n]`` for n clients, or ``[n, M]`` with M columns; NaN where a client has no value.
+        columns: ``{key: name}`` of the M columns.
+        ends: ``[2, n]``, the low and high ends of the intervals of ``[n]`` values.
+        clients: the n clients' numbers; None: 0 to n - 1.
     """
 
     metric: str
@@ -63,7 +64,7 @@ class Numbers:
 
 
 def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> list[Row]:
-    """Make the rows of one round: of each metric the overall values, or column by column; none for NaN.
+    """Return the rows of one round: for each metric one row per client and column, none for NaN.
 
     Example:
         >>> table = round_rows(0, [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])], ["Boston", "Lyon"])
@@ -93,7 +94,7 @@ def round_rows(index: int, numbers: Iterable[Numbers], client_names: Sequence[st
 
 
 def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
-    """Return the rows whose value or interval differs from ``before``; both are of one round."""
+    """Return the rows of ``now`` whose value or interval differs from the row of ``before`` for the same client."""
     known = {row[1:4]: row for row in before}
     found = []
     for row in now:
@@ -105,43 +106,46 @@ def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
 
 
 def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
-    """Make a data frame of rows, to read from."""
+    """Return rows as a data frame with the columns of :data:`SCHEMA`."""
     return DataFrame(list(rows), columns=[*SCHEMA]).astype(SCHEMA)
 
 
 def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
-    """Return the rows of one column of a metric."""
+    """Return the rows of one column of a metric; ``column=""`` stands for the overall values."""
     return table[(table["metric"] == metric) & (table["class"] == column)]
 
 
 def columns_in(table: DataFrame, metric: str) -> list[str]:
-    """Return the keys of a metric's columns, those of classes by number; none where it has one value per client."""
+    """Return the keys of a metric's columns, classes in the order of their numbers; an empty list if it has no
+    columns."""
     found = [column for column in table.loc[table["metric"] == metric, "class"].unique() if column]
     return sorted(found, key=int) if all(column.isdigit() for column in found) else found
 
 
 def last(table: DataFrame, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
-    """Return each client's last value ``[n]``, or the low or high end of its interval; NaN where there is none."""
+    """Return one number per client, the last in column ``what``: the client's value, or an end of its interval; NaN if
+    it has none."""
     rows = part(table, metric, column).drop_duplicates("client", keep="last")
     return rows.set_index("client")[what].reindex(range(clients)).tolist()
 
 
 def history(table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]) -> DataFrame:
-    """Return the values ``[r, n]`` of these rounds. A value, once measured, stays until it is measured again; what
-    belongs to one round (weights, scores of clients' own models, norms) is NaN in the others."""
+    """Return a metric's values in r given rounds for n clients, ``[r, n]``. A value is repeated until it is measured
+    again, except that numbers of a single round (weights, scores of clients' own models, norms) are NaN in other
+    rounds."""
     found = part(table, metric, column).pivot(index="round", columns="client", values="value")
     found = found.reindex(index=rounds, columns=range(clients))
     return found if metric in OF_A_ROUND else found.ffill()
 
 
 def tidy(table: DataFrame) -> DataFrame:
-    """Return the table as :func:`flsv.read_run` gives it: None where a row is of no class."""
+    """Return the table with the columns of :func:`flsv.read_run`, and None as the class of overall values."""
     texts = {name: table[name].where(table["class"] != "", None) for name in ("class", "class_name")}
     return table.assign(**texts)[list(COLUMNS)].reset_index(drop=True)
 
 
 def csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Write rows as lines of ``contributions.csv``, without the header."""
+    """Return rows as lines of ``contributions.csv``, without the header."""
     return csv_text([["" if cell != cell else cell for cell in row] for row in rows])
 
 
@@ -153,21 +157,22 @@ _HEADER = csv_text([list(SCHEMA)])
 
 
 def read_contributions(path: Path) -> DataFrame:
-    """Read all that a run has measured from its ``contributions.csv``; a last line that a kill cut short is left out.
+    """Read a run's table from its ``contributions.csv``; a last line that a kill cut short is left out.
 
     Raises:
-        ConfigurationError: naming the line, for what no run writes, such as a value that is no number.
+        ConfigurationError: a line is not one that a run writes, for example because its value is not a number; the
+            message names the line.
     """
     return frame(row.values() for _, row in read_rows(path, _CELLS))
 
 
 class CSV(Sink):
-    """The sink that writes ``contributions.csv``: a round at a time, in one write.
+    """The sink that writes ``contributions.csv``, one round at a time, in one write.
 
-    Columns: ``round`` (from 0), ``metric``, ``client``, ``class`` (empty for a client's overall value; where a
-    metric's columns are no classes their names, such as the other client's number), ``value``; and once more by name,
-    ``client_name`` and ``class_name``; ``low`` and ``high`` of a client's overall value, the ends of its interval
-    (see :meth:`flsv.metrics.ContributionMetric.intervals`), empty where none is known.
+    The columns are ``round`` (from 0), ``metric``, ``client``, ``class`` (empty for a client's overall value; the
+    column's name, such as the other client's number, if the metric's columns are not classes), ``value``, the names
+    ``client_name`` and ``class_name``, and ``low`` and ``high``, the ends of an overall value's interval (see
+    :meth:`flsv.metrics.ContributionMetric.intervals`), empty if it has none.
 
     Args:
         path: the file.
@@ -178,19 +183,19 @@ class CSV(Sink):
         self.path, self._client_names = path, client_names
 
     def begin(self, first_round: int, earlier: Path | None = None) -> list[Row]:
-        """Start writing at ``first_round``: keep the whole rounds before it, drop the rest. A file of another run is
-        kept under another name, and so are rounds of this one beyond the first that is run again.
+        """Begin to write at ``first_round``: keep the complete rounds before it, and drop the others. The file of
+        another run, or one with more than one round that is to be run again, is first copied under another name.
 
         Args:
-            first_round: the next round to be written.
-            earlier: the file of the run that is resumed, where that is another one.
+            first_round: the next round to be written, from 0.
+            earlier: the file of the run that is resumed, if that is another file.
 
         Returns:
-            The rounds that are kept.
+            The rows that are kept.
 
         Raises:
-            ConfigurationError: the file to go on with is not one that a run writes, see :func:`read_contributions`:
-                move it away, and the run goes on with a new one.
+            ConfigurationError: the file to continue is not one that a run writes, see :func:`read_contributions`. Move
+                it away to let the run begin a new file.
         """
         source = self.path if earlier is None else earlier
         rows: list[Row] = []
@@ -202,7 +207,8 @@ class CSV(Sink):
         if first_round == 0 or source != self.path:
             lost = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         else:
-            # One round that was written and then lost with the process that ran it is run again alike: it is no loss.
+            # A single round that was written before its process was lost is run again with the same result: nothing is
+            # lost.
             lost = len({row.round for row in rows if row.round >= first_round}) > 1
         if lost:
             self._set_aside()
@@ -212,21 +218,21 @@ class CSV(Sink):
         return kept
 
     def write(self, result: RoundResult) -> None:
-        """Add a round's changes."""
+        """Append the rows that have changed in a round."""
         self.append(result.changes)
 
     write_late = write
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add one round's rows, all or none. Floats are written so that they read back as the same number.
+        """Append one round's rows, all or none; floats are written such that they read back as the same number.
 
         Raises:
-            OSError: they cannot be written; the rounds before stay as they are.
+            OSError: the rows cannot be written; the file stays as it was.
         """
         append(self.path, csv_lines(rows))
 
     def _set_aside(self) -> None:
-        """Keep a copy of a file whose rounds will not all be written again as they are."""
+        """Copy the file under another name, because some of its rounds will not be written again as they are."""
         stem, suffix = self.path.stem, self.path.suffix
         numbered = (self.path.with_name(f"{stem}_{number}{suffix}") for number in itertools.count(1))
         copy = next(path for path in numbered if not path.exists())

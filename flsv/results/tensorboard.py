@@ -1,11 +1,12 @@
-"""The sinks of loggers. TensorBoard has a run of its own, and one per client.
+"""The sinks that write to loggers: TensorBoard, with one run for the federation and one per client, and trackers.
 
-TensorBoard shows groups of charts by the alphabet, capitals first: the clients' values of all metrics, and their
-pictures, are in a group that comes before what the module logs.
+TensorBoard sorts groups of charts by name, capitals first: the clients' values of all metrics, and their pictures, are
+in a group that comes before the values that the module logs.
 
-TensorBoard colors and names lines by run. A run per client, ``<run>/Boston``, in which every client has the same tags,
-puts all clients into one chart, in colors, with names, in every tab. The run's own file keeps what is nobody's alone.
-Of more than :data:`MOST_RUNS` clients all curves are the run's, a tag each.
+TensorBoard colors and names lines by run. With one run per client, ``<run>/Boston``, in which every client has the same
+tags, all clients' lines are in one chart, with colors and names, in every tab. The federation's own file holds the
+numbers that belong to no client. With more than :data:`MOST_RUNS` clients all curves are in that file, each with a tag
+of its own.
 """
 
 from __future__ import annotations
@@ -35,28 +36,28 @@ from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.results.terminal import client_columns
 from flsv.utilities.charts import client_labels, drawing
 
-#: Begins the tags of what is to be seen first.
+#: Prefix of the tags of charts that are to come first.
 FIRST = "Contributions/"
-#: Clients up to which each has a run.
+#: Largest number of clients of which each has a run of its own.
 MOST_RUNS = 30
-#: Seconds after which a client's curves are on the disk.
+#: Seconds after which a client's curves are written to the disk.
 FLUSH = 10
-#: Loggers that have a place for pictures.
+#: Loggers of services that accept pictures.
 OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 #: A chart of Custom Scalars, as :meth:`torch.utils.tensorboard.SummaryWriter.add_custom_scalars` takes it.
 Chart = list[Any]
 
 
 class TensorBoard(Sink):
-    """The sink that writes what one logger's folder shows.
+    """The sink that writes into one TensorBoard logger's folder.
 
     Args:
-        logger: whose experiment is a ``SummaryWriter``: the run's own file.
-        trainer: says how many rounds there are, and what the module has logged.
-        metrics: the metrics, by name.
+        logger: the logger; its experiment, a ``SummaryWriter``, writes the run's own file.
+        trainer: the fit's trainer, which knows the number of rounds and the values that the module logs.
+        metrics: the metrics, ``{name: metric}``.
         client_names: names of the clients.
         class_names: names of the classes, or None.
-        per_class: metrics whose values per class are curves.
+        per_class: names of the metrics whose values per class become curves.
         evaluated: whether the clients' own models are evaluated.
     """
 
@@ -93,30 +94,31 @@ class TensorBoard(Sink):
         chosen: Mapping[str, str | int | float],
         partition: Callable[[], Figure],
     ) -> None:
-        """Write what is known before the first round.
+        """Write the information that is known before the first round.
 
         Args:
-            first_round: the next round. Where it is not 0, whatever an earlier process wrote of this and later rounds
-                is declared void, as TensorBoard does it itself (``purge_step``): no round is there twice.
-            settings: all that the run is made of.
-            chosen: the settings that distinguish runs.
-            partition: draws who has which data.
+            first_round: the next round, from 0. If it is not 0, everything that an earlier process wrote of this and
+                later rounds is declared invalid, as TensorBoard's own ``purge_step`` does, so that no round is shown
+                twice.
+            settings: the run's hyper-parameters, ``{name: value}``.
+            chosen: the settings that distinguish runs, for the table of runs.
+            partition: draws which client has which data.
         """
         self._first_round, self._chosen = first_round, chosen
         if first_round:
-            self._writer.close()  # it opens another file, which is read after those of the process before
+            self._writer.close()  # it then opens another file, which is read after the files of the earlier process
             _wait_past(self._folder)
             start = SessionLog(status=SessionLog.START)
             for event in (Event(file_version="brain.Event:2"), Event(session_log=start)):
                 self._writer._get_file_writer().add_event(event, first_round)
         self._writer.add_text("settings", text_table({"setting": settings, "value": settings.values()}), first_round)
-        # A run that goes on may do so in another folder; in the same one the last layout counts.
+        # A resumed run may write into another folder; in the same folder the last layout is used.
         self._writer.add_custom_scalars(self._charts())
         if first_round == 0:
             self._draw("data/partition", partition, 0)
 
     def write(self, result: RoundResult) -> None:
-        """Write a round's curves and pictures."""
+        """Write a round's curves, and its pictures if they are to be drawn."""
         index, names = result.round_index, self._client_names
         points = list(points_of(result, self._per_class, len(names), self._class_names))
         own = dict(result.shared_changes)
@@ -124,7 +126,7 @@ class TensorBoard(Sink):
             self._write_clients(points, index)
         else:
             own |= in_one_place(points, names)
-        # One event for the round: an event per scalar takes 30 us each, and there are n x M of them.
+        # One event per round: an event per scalar takes 30 us, and there are n x M scalars.
         _add(self._writer, own, index)
         if not self._in_table and (logged := accuracies(self._logged())):
             self._write_hyperparameters(logged)
@@ -134,7 +136,7 @@ class TensorBoard(Sink):
     write_late = write
 
     def finish(self, result: RunResult) -> None:
-        """Write a table of the clients, and the run's line in the table of runs."""
+        """Write a table of the clients, and the run's line in TensorBoard's table of runs."""
         if not self._in_table:
             self._write_hyperparameters(accuracies(self._logged()))
         columns = client_columns(result.table, result.columns, len(self._labels), result.to_pay_by)
@@ -143,12 +145,13 @@ class TensorBoard(Sink):
         self.flush()
 
     def flush(self) -> None:
-        """Write everything to the disk, as before a checkpoint: a resumed run does not write it again."""
+        """Write everything to the disk, as before a checkpoint: a run resumed from it does not write these rounds
+        again."""
         for writer in (self._writer, *self._writers.values()):
             writer.flush()
 
     def close(self, failed: bool = False) -> None:
-        """Close the clients' files; the run's own is the logger's."""
+        """Close the clients' files; the logger closes the run's own file."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
@@ -161,7 +164,7 @@ class TensorBoard(Sink):
         for point in points:
             scalars.setdefault(point.client, {})[self._tag(point.tag)] = point.value
         for client, own in scalars.items():
-            # A margin chart wants the value at the steps of its ends, and there are none in the first round.
+            # A margin chart needs the value at the steps of its ends, and the first round has no ends.
             for name in self._margins:
                 if f"{name}/low" in own:
                     own[f"{name}/value"] = own[self._tag(name)]
@@ -175,7 +178,7 @@ class TensorBoard(Sink):
             self._writer.add_figure(tag, draw(), step)
 
     def _logged(self) -> list[str]:
-        """Return the names of what the module has logged so far."""
+        """Return the names of the values that the module itself has logged so far."""
         ours = (*self._metrics, "weight", *map(tag_of, OWN_SCORES))
         return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
 
@@ -200,7 +203,7 @@ class TensorBoard(Sink):
         self._in_table = True
 
     def _charts(self) -> dict[str, dict[str, Chart]]:
-        """Lay out the run's charts in Custom Scalars: of all clients, with intervals and per class of a metric."""
+        """Return the layout of the run's charts in Custom Scalars: for all clients, with intervals, and per class."""
         end = "$" if self._by_client else "/client_[^/]+$"
         more = ["weight", "train_loss", "update_norm", *(map(tag_of, OWN_SCORES) if self._evaluated else ())]
         tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
@@ -214,7 +217,8 @@ class TensorBoard(Sink):
         return charts
 
     def _charts_of_classes(self, name: str, end: str) -> dict[str, dict[str, Chart]]:
-        """Lay out the charts of a metric's values per class, if it has any and they are curves."""
+        """Return the layout of the charts of metric ``name``'s values per class, whose tags end with ``end``; empty if
+        these values are not written as curves."""
         classes = list(self._class_names or ())
         few = 1 < len(classes) <= MOST_PER_CLASS / len(self._labels)
         if not few or not getattr(self._metrics[name], "per_class", False):
@@ -228,12 +232,12 @@ class TensorBoard(Sink):
 
 
 class Trackers(Sink):
-    """The sink of all other loggers: curves, and in W&B, MLflow and Comet a picture of each metric, by Lightning's
-    loggers for them.
+    """The sink that writes to all loggers but TensorBoard: curves, and, in W&B, MLflow and Comet, a picture of each
+    metric.
 
     Args:
-        loggers: of the trainer, without TensorBoard's.
-        per_class: metrics whose values per class are curves.
+        loggers: the trainer's loggers without those for TensorBoard.
+        per_class: names of the metrics whose values per class become curves.
         client_names: names of the clients.
         class_names: names of the classes, or None.
     """
@@ -258,8 +262,8 @@ class Trackers(Sink):
     write_late = write
 
     def finish(self, result: RunResult) -> None:
-        """Hand pictures to the loggers that have a place for them. What a service refuses is a warning: the run is
-        over, and everything is in its folder."""
+        """Send pictures to the loggers that accept them. If a service rejects a picture, a warning is given: the run
+        has ended, and its folder holds all results."""
         for logger in self._loggers:
             for name, draw in result.pictures.items() if isinstance(logger, OF_SERVICES) else ():
                 with drawing(f"{name} of {type(logger).__name__}"):
@@ -276,7 +280,8 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
 
 
 def _wait_past(folder: Path) -> None:
-    """Wait for the next second: TensorBoard reads files by name, which begins with the second of their opening."""
+    """Wait until the next second: TensorBoard reads files in the order of their names, which begin with a time in
+    seconds."""
     seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
     time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 
@@ -292,7 +297,7 @@ def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None
 
 
 def accuracies(logged: Iterable[str]) -> list[str]:
-    """Pick those of the logged names that say how good a model is.
+    """Return those of the logged names that are scores of a model (accuracy, F1, AUROC, R2), else losses and errors.
 
     Example:
         >>> accuracies(["val_loss", "val_acc", "lr", "val_f1"])
@@ -306,7 +311,7 @@ def accuracies(logged: Iterable[str]) -> list[str]:
 
 
 def text_table(columns: Mapping[str, Iterable[object]]) -> str:
-    """Write columns as a table in Markdown; whatever they hold is shown as it is.
+    """Return columns as a table in Markdown, with special characters escaped.
 
     Example:
         >>> print(text_table({"client": ["a|b"], "weight": [0.5]}))

@@ -1,8 +1,8 @@
-"""The sink Terminal: the round, the client being trained and the coalitions being evaluated, on Lightning's own
-progress bar; and the tables at the end.
+"""Terminal, the sink that shows the round, the client in training and the number of evaluated coalitions on Lightning's
+own progress bar, and prints the tables at the end.
 
-A terminal's width is a given: what does not fit stands in a second table below, with the clients' names again, and
-numbers are never cut. Into a pipe or a file everything goes as wide as it is.
+Columns that do not fit the terminal's width are printed in a second table below, with the clients' names again; numbers
+are never cut. Into a pipe or a file tables are printed at full width.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, o
 from flsv.utilities import progress
 from flsv.utilities.charts import client_labels, shortened_name
 
-#: Clients that are shown one by one; of more the highest and the lowest ten.
+#: Largest number of clients that are all shown; of more, the ten highest and the ten lowest are shown.
 MOST = 20
 
 
 def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
-    """Print each client's samples, value and share; with a metric that is no basis of payment alone, its classes.
+    """Print a table of each client's samples, values and shares, the values per class, and sentences on the results.
 
-    Everything else that was measured stands in TensorBoard and in the report.
+    The table has the metrics that are suitable for payment, or all metrics if none is suitable. TensorBoard and the
+    report show everything else that was measured.
 
     Args:
         result: the run's result.
-        client_names: n names.
+        client_names: the n clients' names.
         where: lines that say where the results are.
     """
     table, count = result.table, len(client_names)
@@ -65,7 +66,8 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
 
 
 def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
-    """Write who has contributed most, and what has become of the model."""
+    """Return lines on the clients' ranking, on the change in the model's performance, and on the values that it
+    logged."""
     lines = [] if result.columns else [f"{WORDS['page']['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
         values, low, high = (last(result.table, name, len(labels), what=what) for what in ("value", "low", "high"))
@@ -79,13 +81,14 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
 def value_table(
     table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """Return each client's samples, values and shares: column to its cells, without the clients' own.
+    """Return each client's samples, values and shares as ``{column: cells}``, without the column of the clients' names.
 
     Args:
         table: the rows of the last round.
-        metrics: their names; intervals stand in brackets behind the values. Without any, rounds stand there.
-        clients: n.
-        to_pay_by: metrics whose values may be shared out.
+        metrics: names of the metrics; their intervals are written in brackets behind the values. If empty, a column of
+            rounds is returned instead.
+        clients: n, the number of clients.
+        to_pay_by: names of the metrics whose values may be shared out; each gets a column of shares.
     """
     known = {name: [last(table, name, clients, what=what) for what in ("value", "low", "high")] for name in metrics}
     counts = ("samples",) if known else ("samples", "rounds")
@@ -96,13 +99,14 @@ def value_table(
 def client_columns(
     table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """Return all that is known of each client: what :func:`value_table` has, rounds, weight and its model's scores.
+    """Return all known numbers of each client as ``{column: cells}``: the columns of :func:`value_table`, rounds,
+    weight and the scores of the client's own model.
 
     Args:
         table: the rows of the last round.
-        metrics: their names.
-        clients: n.
-        to_pay_by: metrics whose values may be shared out.
+        metrics: names of the metrics.
+        clients: n, the number of clients.
+        to_pay_by: names of the metrics whose values may be shared out.
     """
     there = set(table["metric"])
     columns = value_table(table, metrics, clients, to_pay_by)
@@ -116,21 +120,22 @@ def client_columns(
 
 
 def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list[str]]:
-    """Return a metric's values with one row per client and one column per class (or whatever the columns are)."""
+    """Return a metric's values as ``{class name: cells}``, one row per client and one column per class (or other
+    column)."""
     keys = columns_in(table, metric)
     names = [part(table, metric, key)["class_name"].iloc[0] for key in keys]
-    # A class may have the name of another, or of the first column.
+    # A class may have the same name as another class, or as the first column.
     heads = [name if [*names, "client"].count(name) == 1 else f"{name} ({j})" for j, name in enumerate(names)]
     return {head: numbers(last(table, metric, clients, key), 2) for head, key in zip(heads, keys)}
 
 
 def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
-    """Choose which clients are shown: few in the order of their numbers; of many the ten with the highest values and
-    the ten with the lowest, of those that have one.
+    """Return the numbers of the clients to show: all if there are few; of many, the ten with the highest values and the
+    ten with the lowest, without clients that have no value.
 
     Args:
-        values: ``[n]``, what they are ordered by; None: by number.
-        clients: n.
+        values: ``[n]``, the values by which clients are sorted; None: they are sorted by number.
+        clients: n, the number of clients.
     """
     if clients <= MOST or values is None:
         return ends_of(range(clients), MOST)
@@ -145,14 +150,15 @@ def print_table(
     rows: Sequence[int] | None = None,
     corner: str = "client",
 ) -> None:
-    """Print a table, in as many parts as the terminal's width makes it.
+    """Print a table, split into several parts if it is wider than the terminal.
 
     Args:
         title: title of the first part.
-        names: names of the rows.
-        columns: header to cells, of all rows.
-        rows: those that are shown, of more than those the first ten above a line of dots; None: all.
-        corner: header of the names.
+        names: names of all rows.
+        columns: ``{header: cells of all rows}``.
+        rows: indices of the rows to show; if these are many but not all, a line of dots follows the first ten. None:
+            all rows.
+        corner: header of the column of names.
     """
     cells = {head: [*column] for head, column in columns.items()}
     frame = DataFrame(cells, index=[shortened_name(name) for name in names], dtype=object)
@@ -171,14 +177,14 @@ def _with_dots(frame: DataFrame) -> DataFrame:
 
 
 def width() -> int | None:
-    """Return the terminal's width; None, as wide as it takes, into a pipe or a file, unless COLUMNS is set."""
+    """Return the terminal's width; None (no limit) into a pipe or a file, unless the variable COLUMNS is set."""
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
         return None
     return shutil.get_terminal_size().columns
 
 
 def inconclusive(record: Mapping[str, Any]) -> list[str]:
-    """Write a sentence for each metric whose sampled values tell no pair of clients apart.
+    """Return a sentence for each metric whose sampled values are too inexact to distinguish any two clients.
 
     Example:
         >>> inconclusive({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
@@ -195,8 +201,9 @@ def inconclusive(record: Mapping[str, Any]) -> list[str]:
 
 
 def lines_of(record: Mapping[str, Any]) -> list[str]:
-    """Write lines about the model whose performance the metrics share out, from a run's record: the performance at the
-    start and at the end, the sum of the values, and whether the model beats a constant answer.
+    """Return lines on the model whose performance the metrics divide among the clients: its performance at the start
+    and at the end, the sum of the values, and whether it beats a constant prediction. ``record`` is the run's learning
+    record.
 
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "sum": 0.2, "told_apart": False}
@@ -218,27 +225,28 @@ prediction
     return lines
 
 
-#: Seconds that a piece of work takes before it is shown, and between two changes of what is shown.
+#: Seconds that work takes before it is shown.
 PATIENCE = 0.5
-#: Columns that Rich's bar needs beside what is logged.
+#: Width that Rich's bar needs beside the logged values.
 _BESIDE = 60
-#: Methods of a bar that are others for the length of a fit.
+#: Methods of a progress bar that are replaced for the length of a fit.
 _REPLACED = ("get_metrics", "_get_train_description", "_init_progress", "init_train_tqdm")
 PAUSE = 0.1
 
 
 class Terminal(Sink):
-    """The sink that shows the round and the client on the trainer's progress bar, whichever bar it is: Rich's and
-    TQDM's have ``round 3/20`` in the place of ``Epoch 2/19``, and while coalitions are evaluated their number. Rich's
-    stays on one line. It prints the clients' table after the bar has left.
+    """The sink that shows the round and the client on the trainer's progress bar, and prints the clients' table at the
+    end.
 
-    Installed for the length of one fit; ``text`` is what the bar shows.
+    Rich's and TQDM's bars show ``round 3/20`` in place of ``Epoch 2/19`` and, while coalitions are evaluated, their
+    number; Rich's bar is kept on one line. The table is printed after the bar has closed. A sink is installed for the
+    length of one fit; the bar shows the entries of its ``text``.
 
     Args:
-        trainer: with its progress bar, if any.
+        trainer: the fit's trainer, with its progress bar, if it has one.
         client_names: names of the clients.
         table: whether the table is printed.
-        files: whether there are files of the run to be named below it.
+        files: whether the run writes files, which are then named below the table.
     """
 
     def __init__(self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool) -> None:
@@ -262,7 +270,7 @@ class Terminal(Sink):
         self._has_round = self._count_rounds()
 
     def _count_rounds(self) -> bool:
-        """Put the round into the place of the epoch, where the bar has one. Return whether it has."""
+        """Show the round in place of the epoch, if the bar can show it; return whether it can."""
         bar: Any = self._bar
         of_rich, of_tqdm = isinstance(bar, RichProgressBar), isinstance(bar, TQDMProgressBar)
         if of_rich:
@@ -275,7 +283,7 @@ class Terminal(Sink):
                     return
                 *columns, logged = bar.progress.columns
                 for column in columns:
-                    if not isinstance(column, BarColumn):  # which becomes as short as it has to
+                    if not isinstance(column, BarColumn):  # the bar itself shrinks as far as needed
                         column._table_column = Column(no_wrap=True)
                 logged._table_column = Column(no_wrap=True, max_width=max(bar.progress.console.width - _BESIDE, 20))
 
@@ -297,7 +305,7 @@ class Terminal(Sink):
         return f"round {index + 1}{f'/{rounds}' if rounds is not None and rounds > 0 else ''}"
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Show how many of how many are done, for :mod:`flsv.utilities.progress`."""
+        """Show the number of finished items, as a listener of :mod:`flsv.utilities.progress`."""
         now = time.monotonic()
         if not done:
             self._since = now
@@ -307,19 +315,20 @@ class Terminal(Sink):
             self._draw()
 
     def hide(self) -> None:
-        """Remove the count: the work is done, or given up."""
+        """Remove the number of finished items: the work is done or was given up."""
         if self._counts:
             self._counts = {}
             self._draw()
 
     def show_table(self, result: RunResult) -> None:
-        """Print the table now, if it is wanted."""
+        """Print the clients' table now, if it is wanted."""
         if self._table:
             where = where_results_are(self._trainer) if self._files else []
             print_contributions(result, self._client_names, where)
 
     def finish(self, result: RunResult) -> None:
-        """Print the table after the progress bar has left the terminal: a live bar erases what is printed under it."""
+        """Arrange that the table is printed after the progress bar has closed: a live bar erases text printed below
+        it."""
         if not self._table:
             return
         show, bar = partial(self.show_table, result), self._bar
@@ -336,7 +345,7 @@ class Terminal(Sink):
         bar.teardown = teardown  # type: ignore[method-assign]  # replaced on this bar alone
 
     def close(self, failed: bool = False) -> None:
-        """Give the bar its own text back; after an error nothing is printed."""
+        """Restore the bar's own methods; after a failed fit no table is printed."""
         progress.detach(self)
         for name in _REPLACED if self._bar is not None else ():
             self._bar.__dict__.pop(name, None)

@@ -1,4 +1,4 @@
-"""Formatting of numbers, names and tables for the page, the terminal and Markdown."""
+"""Formatting of numbers, names and sentences for the report's page, the terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import yaml
 from flsv.utilities.display import CLIENTS
 
 NONE = "\N{EN DASH}"
-#: Clients, or pairs of them, that are named one by one.
+#: Largest number of clients, or pairs of clients, that are named one by one.
 FEW = 3
-#: Classes of metrics, the nearest to retraining in the benchmark first.
+#: Classes of metrics whose values are closest to those of retraining in the benchmark, the closest first.
 NEAREST = ("ShadowShapley", "BlendedContribution")
 #: The sentences of a report.
 WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml").read_text(encoding="utf-8"))
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number: whole ones whole, others with three significant digits.
+    """Format a number: integers without decimals, others with three significant digits.
 
     Example:
         >>> [number(x) for x in (0.12345, 3.0, 1234.5678, -0.00001234, float("nan"))]
@@ -42,7 +42,8 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
-    """Format a column of numbers with the same decimals: as many as give the largest ``digits`` significant ones.
+    """Format a column of numbers with equally many decimals, so that the largest number has ``digits`` significant
+    digits.
 
     Example:
         >>> numbers([1.3123, -0.0772, float("nan"), 0.5])
@@ -59,7 +60,8 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
 
 
 def with_intervals(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[str]:
-    """Format values and their intervals with the same decimals; the value alone where no interval is known.
+    """Format values with their intervals in brackets, with equally many decimals; without brackets if there is no
+    interval.
 
     Example:
         >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
@@ -74,12 +76,13 @@ def with_intervals(values: Sequence[float], low: Sequence[float], high: Sequence
 def value_columns(
     known: Mapping[str, Sequence[Sequence[float]]], to_pay_by: Sequence[str], clients: Sequence[int]
 ) -> dict[str, list[str]]:
-    """Format metrics' values and intervals; behind those to pay by, the shares.
+    """Return columns of the metrics' values with intervals, ``{header: cells}``, each followed by a column of shares if
+    the metric is suitable for payment.
 
     Args:
-        known: metric to its values and to the low and the high ends of its intervals, ``[n]`` each.
-        to_pay_by: those by whose values something may be shared out.
-        clients: the clients whose rows are shown.
+        known: ``{metric: (values, low ends, high ends)}``, ``[n]`` each.
+        to_pay_by: names of the metrics by whose values something may be shared out.
+        clients: the numbers of the clients whose rows are shown.
     """
     columns = {}
     for name, ends in known.items():
@@ -92,21 +95,21 @@ def value_columns(
 
 
 def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
-    """Return all places if there are few; of many, the first and the last ten."""
+    """Return the whole sequence if it has at most ``most`` elements; else its first and last ``ends`` elements."""
     return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
 
 
 def by_value(values: Sequence[float]) -> list[int]:
-    """Return the places of these values, the highest first and NaN last."""
+    """Return the indices of the values, sorted by value, the highest first and NaN last."""
     places = range(len(values))
     return sorted(places, key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i))
 
 
 def nearest_first(classes: Mapping[str, str]) -> list[str]:
-    """Order metrics by how near their values are to those of retraining, where that is known; the others follow.
+    """Return the names of metrics, sorted by how close their values are to those of retraining; unknown ones come last.
 
     Args:
-        classes: name of a metric to its class.
+        classes: ``{name of the metric: name of its class}``.
 
     Example:
         >>> nearest_first({"sv": "CumulativeShapley", "value": "ShadowShapley"})
@@ -121,13 +124,14 @@ def ranking(
     metric: str,
     record: Mapping[str, Any],
 ) -> list[str]:
-    """Say who has contributed most and who least, and whose interval overlaps with the next one's.
+    """Return sentences on which clients contributed most and least, and which cannot be distinguished.
 
     Args:
         names: the clients' names.
-        ends: values, and the low and high ends of their intervals. Values that are shown alike are alike.
-        metric: the metric that gave the values.
-        record: entries of ``run.json`` on the model. Nobody is ranked by values that may be chance.
+        ends: the values, and the low and high ends of their intervals. Values that round to the same text count as
+            equal.
+        metric: the name of the metric with these values.
+        record: the run's learning record; if the values may be due to chance, no sentences are returned.
 
     Example:
         >>> ranking(["Genève", "Zürich", "Bern"], ([0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]), "sv", {})
@@ -152,7 +156,7 @@ def ranking(
 
 
 def shares_in(values: Sequence[float]) -> list[float]:
-    """Compute the share of each value above 0 in the sum of all of them; NaN for NaN, or where none is above 0.
+    """Compute the share of each value above 0 in the sum of these values; NaN for NaN, or if no value is above 0.
 
     Example:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
@@ -163,7 +167,7 @@ def shares_in(values: Sequence[float]) -> list[float]:
 
 
 def performance(by: str, value: float) -> str:
-    """Format a performance: accuracies in percent, a negative loss as the loss that it is.
+    """Format a performance: accuracies in percent, a negative loss as the positive loss.
 
     Example:
         >>> performance("balanced_accuracy", 0.0898), performance("negative_loss", -2.25)
@@ -173,7 +177,7 @@ def performance(by: str, value: float) -> str:
 
 
 def change(by: str, start: float | None, end: float | None) -> str:
-    """Say in a line how a performance on the validation set has changed.
+    """Return a text on how a performance on the validation set has changed from ``start`` to ``end``.
 
     Example:
         >>> change("negative_loss", -2.25, -0.5), change("val_f1", None, 0.5)
@@ -190,7 +194,8 @@ def change(by: str, start: float | None, end: float | None) -> str:
 
 
 def gain(by: str, value: float, whole: float = math.nan) -> str:
-    """Say by how much a client has changed a performance, of how much by all if that is known, in two digits.
+    """Return a text on how much a client has changed a performance, with the change by all clients, ``whole``, if
+    known.
 
     Example:
         >>> gain("accuracy", 0.0614, 0.8264), gain("auroc", -0.01, 0.5)
@@ -217,7 +222,7 @@ def known_mean(values: Iterable[float]) -> float:
 
 
 def percent(share: float) -> str:
-    """Format a share in percent.
+    """Format a fraction in percent.
 
     Example:
         >>> percent(0.1234), percent(float("nan"))
@@ -227,7 +232,7 @@ def percent(share: float) -> str:
 
 
 def joined(names: Iterable[str], word: str = "and") -> str:
-    """Join names in words.
+    """Return names joined with commas and, before the last, ``word``.
 
     Example:
         >>> joined(["Boston", "Lyon", "Osaka"]), joined(["Boston", "Lyon"], "or"), joined(["Boston"])
@@ -238,7 +243,7 @@ def joined(names: Iterable[str], word: str = "and") -> str:
 
 
 def own_title(name: str) -> str:
-    """Return the head of the column of a score of clients' own models.
+    """Return the header of a column with a score of the clients' own models.
 
     Example:
         >>> from flsv.models.imbalance import OWN_SCORES

@@ -32,16 +32,17 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
-    """Check the names under which strategies let tensors cross.
+    """Check the names under which strategies exchange tensors between the server and the clients.
 
     Args:
-        strategies: by their roles.
+        strategies: the federation's strategies, ``{role: strategy}``.
 
     Returns:
-        Those that clients report.
+        The names of all values that clients report to the strategies.
 
     Raises:
-        ConfigurationError: two strategies with one name; a name that a round has already; reports without names.
+        ConfigurationError: two strategies declare the same name; a strategy declares a name that every round already
+            has; a strategy overrides ``report`` without declaring names in ``reports``.
     """
     for direction in ("sends", "reports"):
         taken: dict[str, str] = {}
@@ -70,13 +71,19 @@ def check_setup(
     metrics: ContributionMetrics,
     config: FederationConfig,
 ) -> FederatedDataModule:
-    """Check a federation against the trainer and the data, as soon as both are set up.
+    """Check a federation against the trainer, the module and the data, as soon as all are set up.
+
+    Args:
+        trainer: the fit's trainer, with its data module attached.
+        module: the module to train.
+        metrics: the loop's contribution metrics.
+        config: the federation's configuration.
 
     Returns:
         The trainer's data module.
 
     Raises:
-        ConfigurationError: what is wrong, what was expected and what to do.
+        ConfigurationError: a setting cannot work; the message says what is wrong, what was expected and what to do.
     """
     data = _federated_data(trainer)
     _check_trainer(trainer)
@@ -92,7 +99,7 @@ def check_setup(
 
 
 def _federated_data(trainer: L.Trainer) -> FederatedDataModule:
-    """Return the trainer's data module, if it deals samples to clients."""
+    """Return the trainer's data module; raise ConfigurationError unless it is a FederatedDataModule."""
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         got, wrapped = type(data).__name__, "my_datamodule"
@@ -106,7 +113,7 @@ def _federated_data(trainer: L.Trainer) -> FederatedDataModule:
 
 
 def _check_trainer(trainer: L.Trainer) -> None:
-    """Check that rounds can run as the trainer's epochs."""
+    """Raise ConfigurationError if a setting of the trainer prevents rounds from running as its epochs."""
     for finder in callbacks_of(trainer):
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
             raise ConfigurationError(
@@ -143,7 +150,7 @@ def _check_trainer(trainer: L.Trainer) -> None:
 
 
 def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: ContributionMetrics) -> None:
-    """Let every metric check the data and the number of rounds."""
+    """Let every contribution metric check the data's sample counts and the trainer's number of rounds."""
     for metric in metrics.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
@@ -153,7 +160,7 @@ def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, metrics: Contr
 
 
 def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionMetrics) -> None:
-    """Check that the metrics that strategies read are there when they read them."""
+    """Check that every metric that a strategy reads is defined, and updated before the strategy reads it."""
     defined = sorted(metrics.metrics)
     for role, strategy in strategies.items():
         if strategy.metric is not None and strategy.metric not in metrics.metrics:
@@ -172,7 +179,8 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig) -> None:
-    """Check that the samples and the judgments are there that metrics ask for."""
+    """Check that clients and server have the samples that the metrics need, and that clients judge each other where a
+    metric needs it."""
     if metrics.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:
@@ -202,7 +210,7 @@ def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, confi
 
 
 def _check_evaluation(evaluation: ClientEvaluation, module: L.LightningModule, data: FederatedDataModule) -> None:
-    """Check that the clients' own models can be evaluated."""
+    """Check that the clients' own models can be evaluated: each client has test samples, the module a ``forward``."""
     every = evaluation.every
     empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
     if empty:
@@ -218,7 +226,8 @@ def _check_evaluation(evaluation: ClientEvaluation, module: L.LightningModule, d
 
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
-    """Check that the module has what metrics evaluate models by, at the server and at clients."""
+    """Check that the module defines the method that each metric evaluates models with: ``forward`` or
+    ``validation_step``."""
     asked = {name: getattr(metric, "performance", "accuracy") for name, metric in metrics.evaluating.items()}
     logged = [name for name, measure in {**metrics.performances, **asked}.items() if is_logged(measure)]
     called = [name for name in {**metrics.performances, **asked} if name not in logged]
@@ -241,10 +250,16 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
 
 
 def check_classes(data: FederatedDataModule, metrics: ContributionMetrics, strategies: Mapping[str, Strategy]) -> None:
-    """Check that there are classes if a part needs them.
+    """Check that the training samples have classes if a metric or a strategy needs them.
+
+    Args:
+        data: the trainer's data module.
+        metrics: the loop's contribution metrics.
+        strategies: the federation's strategies, ``{role: strategy}``.
 
     Raises:
-        ConfigurationError: who does, and why there are none.
+        ConfigurationError: there are no classes; the message names the metric or strategy that needs them, and why
+            there are none.
     """
     if data.no_classes is None:
         return
@@ -264,15 +279,18 @@ def check_space(
     num_classes: int | None,
     kept: Sequence[str] = (),
 ) -> None:
-    """Check what depends on the module's layers, once they exist.
+    """Check the settings that depend on the module's layers, once the layers exist.
 
     Args:
         space: the map between the module and vectors.
-        metrics: the metrics.
-        uploads: what happens to the clients' updates before they leave.
-        head: the loop's argument.
-        num_classes: of the data; None for data without classes.
-        kept: names of what stays at the clients, as the loop's ``share`` says.
+        metrics: the loop's contribution metrics.
+        uploads: the attacks, noise and compression that clients apply to their updates.
+        head: the classifier head's name, as given to the loop; None: the default head.
+        num_classes: the number of classes in the data; None for data without classes.
+        kept: names of the module's entries that stay at the clients, as the loop's ``share`` selects them.
+
+    Raises:
+        ConfigurationError: an upload, a metric or ``head`` does not fit the module or the entries that are shared.
     """
     for upload in uploads:
         upload.check(space)
@@ -307,16 +325,17 @@ def check_space(
 def check_metric_shapes(
     strategies: Mapping[str, Strategy], metrics: Mapping[str, Metric], num_clients: int, num_classes: int
 ) -> None:
-    """Compare what strategies need with what the metrics give.
+    """Compare the metric shapes that strategies need with the shapes of the metrics' values.
 
     Args:
-        strategies: by role.
-        metrics: by name, bound to the federation; those that the strategies read are among them.
-        num_clients: n.
-        num_classes: M.
+        strategies: the federation's strategies, ``{role: strategy}``.
+        metrics: ``{name: metric}``, bound to the federation; contains all metrics that strategies read.
+        num_clients: n, the number of clients.
+        num_classes: M, the number of classes.
 
     Raises:
-        ConfigurationError: which strategy reads which metric, the shape that it needs and the one that it would get.
+        ConfigurationError: a metric has the wrong shape; the message names the strategy, the metric, the needed shape
+            and the metric's shape.
     """
     sizes = {"n": num_clients, "M": num_classes}
     for role, strategy in strategies.items():
@@ -324,7 +343,7 @@ def check_metric_shapes(
             continue
         metric = metrics[strategy.metric]
         given = _shape(metric)
-        # A metric of the user's own may not know its size before the first update.
+        # A user's own metric may not know its size before the first update.
         if given is None or given[:1] != (num_clients,):
             continue
         needed = tuple(sizes[letter] for letter in strategy.metric_shape)
@@ -344,9 +363,9 @@ _MEANING = {
 
 
 def _shape(metric: Metric) -> tuple[int, ...] | None:
-    """Return the shape of a metric's value before any update; None where it cannot say."""
+    """Return the shape of the metric's value before any update; None if the metric cannot compute a value yet."""
     try:
-        # The class's own function: the instance's warns, and remembers what it gave.
+        # Call the class's own function: the instance's `compute` warns, and caches its result.
         value = type(metric).compute(metric)
     except Exception:
         return None
@@ -354,16 +373,17 @@ def _shape(metric: Metric) -> tuple[int, ...] | None:
 
 
 def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
-    """Check the callbacks, which does not depend on the optimizers; and put those that change optimizers behind the
-    loop, as Lightning itself puts checkpoints behind everybody. The loop has to see what ``configure_optimizers`` gave,
-    and what stood at a round's beginning.
+    """Check the callbacks, and move those that change optimizers behind the loop in the trainer's list.
+
+    The loop must come first because it reads the optimizers that ``configure_optimizers`` returns and their state at
+    the beginning of a round. No check depends on the optimizers.
 
     Args:
-        trainer: with its callbacks.
+        trainer: the fit's trainer; the order of its callbacks is changed.
         loop: the federation's own callback.
 
     Raises:
-        ConfigurationError: a callback that cannot be right, and what to use instead.
+        ConfigurationError: a callback cannot work in a federation; the message says what to use instead.
     """
     callbacks: list[L.Callback] = callbacks_of(trainer)
     if any(isinstance(c, StochasticWeightAveraging) for c in callbacks):

@@ -1,4 +1,5 @@
-"""ContributionMetrics: updates each metric with the parts of the round that its ``update`` names."""
+"""ContributionMetrics: the loop's metrics, each updated with those attributes of the round that its ``update``
+names."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ RESERVED = (
     *("data", "how to read"),
 )
 GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
-#: Fields of a round that are there before any client has uploaded, or do not depend on what it uploads.
+#: Fields of a round that exist before any client has uploaded its update, or do not depend on the uploads.
 APART_FROM_UPDATES = {
     "round_index", "client_ids", "senders", "reached", "num_samples", "global_vector", "losses", "num_steps", "clients",
     "server_data", "generator", "inclusion_probabilities", "uploaded", "downloaded", "uploaded_bytes",
@@ -37,17 +38,19 @@ class ContributionMetrics:
     """The loop's metrics by name, and their current values.
 
     Args:
-        metrics: name to metric. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`, or
-            the metric's ``round_fields`` says what they are: another attribute, or a function of the round; None: they
-            are not given.
-        reported: what strategies let the clients report: names that metrics may ask for, too.
-        num_clients: n, where the metrics are bound already.
+        metrics: ``{name: metric}``. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`.
+            For other argument names the metric's ``round_fields`` maps each to an attribute, to a function of the
+            round, or to None (the argument is then not passed).
+        reported: names of the values that strategies let clients report; metrics may ask for these names, too.
+        num_clients: n, the number of clients, if the metrics are bound already.
 
     Attributes:
-        contributions: name to the metric's value, ``[n]`` or ``[n, M]``; a metric not yet updated has no entry.
+        contributions: ``{name: value}``, each metric's current value, ``[n]`` or ``[n, M]`` for M classes; a metric
+            that has not been updated yet has no entry.
 
     Raises:
-        ConfigurationError: an argument name that a round does not have; a name that the reports use.
+        ConfigurationError: a metric's ``update`` names an argument that a round does not have; a metric has a name that
+            the reports use.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], reported: Iterable[str] = (), num_clients: int = 0) -> None:
@@ -55,24 +58,24 @@ class ContributionMetrics:
         self.contributions: dict[str, Tensor] = {}
         self._num_clients = num_clients
         self._reported = set(reported)
-        _ = self.fields  # what is wrong with them, now
+        _ = self.fields  # raises now if a metric asks for an unknown field
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "fields"}  # functions, of the metrics
+        return {name: value for name, value in vars(self).items() if name != "fields"}  # holds functions: not picklable
 
     @cached_property
     def fields(self) -> dict[str, dict[str, Field]]:
-        """Map each metric to what its ``update`` asks for: its arguments, and what they are of a round."""
+        """Return ``{name: {argument: field}}``: for each metric's ``update`` arguments, the round's field to pass."""
         return {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     @property
     def head_metrics(self) -> list[str]:
-        """Return the names of the metrics that look at the classifier head."""
+        """Return the names of the metrics that read the classifier head."""
         return [name for name, fields in self.fields.items() if HEAD_FIELDS & set(fields.values())]
 
     @property
     def class_metrics(self) -> list[str]:
-        """Return the names of the metrics that are of use only where the training samples have classes."""
+        """Return the names of the metrics that are of use only if the training samples have classes."""
         return [name for name, m in self.metrics.items() if attribute_of(m, "needs_classes", name in self.head_metrics)]
 
     @property
@@ -82,13 +85,13 @@ class ContributionMetrics:
 
     @property
     def performances(self) -> dict[str, Any]:
-        """Return by what each game metric measures models, by the metric's name; see :mod:`flsv.games.performance`. A
-        metric that does not say measures accuracy."""
+        """Return the performance with which each game metric scores models, ``{name: performance}``; see
+        :mod:`flsv.games.performance`. A metric that does not declare a performance measures accuracy."""
         return {name: attribute_of(self.metrics[name], "measured_by", "accuracy") for name in self.game_metrics}
 
     @property
     def update_metrics(self) -> list[str]:
-        """Return the names of the metrics whose values follow from what clients upload."""
+        """Return the names of the metrics whose values depend on the updates that clients upload."""
         apart = APART_FROM_UPDATES | self._reported
         return [
             name
@@ -98,17 +101,18 @@ class ContributionMetrics:
 
     @property
     def peer_metrics(self) -> list[str]:
-        """Return the names of the metrics that ask what the clients find each other to be worth."""
+        """Return the names of the metrics that read how clients value each other's models (``peer_values``)."""
         return [name for name, fields in self.fields.items() if "peer_values" in fields.values()]
 
     @property
     def evaluating(self) -> dict[str, ContributionMetric]:
-        """Return the metrics for which clients evaluate models on their own validation samples."""
+        """Return ``{name: metric}`` of the metrics for which clients evaluate models on their own validation
+        samples."""
         return {n: m for n, m in self.metrics.items() if isinstance(m, ContributionMetric) and m.evaluates}
 
     def with_priors(self) -> dict[str, Tensor]:
-        """Return the contributions as strategies see them: clients never seen have the metric's prior, if it has
-        one."""
+        """Return the metrics' current values for strategies, ``{name: value}``: clients never seen get the metric's
+        prior, if it has one, else NaN."""
         known = dict(self.contributions)
         for name, value in known.items():
             prior = attribute_of(self.metrics.get(name), "prior")
@@ -124,7 +128,8 @@ class ContributionMetrics:
         class_counts: Tensor | None = None,
         client_names: Sequence[str] | None = None,
     ) -> None:
-        """Tell every metric the size of the federation, and names; see :meth:`ContributionMetric.bind`."""
+        """Give every metric the federation's size and the names of its classes and clients; see
+        :meth:`ContributionMetric.bind`."""
         self._num_clients = num_clients
         for metric in self.metrics.values():
             if isinstance(metric, ContributionMetric):
@@ -143,7 +148,7 @@ class ContributionMetrics:
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
-        """Update the metrics whose inputs are available after this stage and not before."""
+        """Update the metrics whose inputs are first available after ``stage``, and store their new values."""
         for name, metric in self.metrics.items():
             fields = self.fields[name]
             if stage != stage_of(fields.values()):

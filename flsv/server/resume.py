@@ -1,4 +1,4 @@
-"""Checks of whether a run can be resumed from a checkpoint, before anything of it is loaded."""
+"""Checks of whether a run can be resumed from a checkpoint, made before any of it is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flsv.configuration.identity import Identity, described, sample_hashes
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
 
-#: Hyper-parameters that a module's weights belong to, even where another network's weights have the same shapes.
+#: Hyper-parameters that select the network: weights of another network are refused, even if all shapes agree.
 NETWORK = ("network", "network_args")
 
 
@@ -26,17 +26,18 @@ def check_checkpoint(
     checkpoint: dict[str, Any],
     path: Any,
 ) -> None:
-    """Check a checkpoint that was just read, for the trainer's present stage.
+    """Check a checkpoint that was just read, for the trainer's current stage (fit, validate or test).
 
     Args:
-        trainer: that is to use it.
-        key: under which the federation's state is among the callbacks'.
-        check: checks that state against the present fit and its ``max_epochs``.
+        trainer: the trainer that will use the checkpoint.
+        key: the key of the federation's state in ``checkpoint["callbacks"]``.
+        check: called with that state and the trainer's ``max_epochs``; raises if the present fit cannot resume from it.
         checkpoint: the checkpoint that was read.
-        path: from where.
+        path: the file that it was read from, for messages.
 
     Raises:
-        ConfigurationError: weights of another module; when resuming, of another federation, or no state of one.
+        ConfigurationError: the weights belong to another module; or, when resuming, the checkpoint has no state of a
+            federation, or ``check`` refuses it.
     """
     if trainer.state.fn == "fit":
         needed = {"callbacks", "optimizer_states", "lr_schedulers", "loops", "pytorch-lightning_version"}
@@ -63,22 +64,23 @@ def check_checkpoint(
                 stacklevel=2,
             )
     check_module(trainer.lightning_module, checkpoint, path)
-    # Lightning does so too late: of a double state that is read into a single module, single precision is left.
+    # Lightning converts too late: of a double state read into a single-precision module, single precision is left.
     trainer.precision_plugin.convert_module(trainer.lightning_module)
 
 
 def check_state(state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None) -> None:
-    """Check the loop's saved state against what it is now.
+    """Check a loop's saved state against the present fit.
 
     Args:
         state: a result of :meth:`FederatedLoop.state_dict`.
-        version: the version of flsv.
-        identity: the identity of this fit.
-        seed: given for this fit, or None.
-        max_epochs: the trainer's number of rounds; -1 or None for no end.
+        version: the present version of flsv.
+        identity: the identity of the present fit.
+        seed: the seed given for the present fit, or None.
+        max_epochs: the trainer's number of rounds; -1 or None for no limit.
 
     Raises:
-        ConfigurationError: another version of flsv, federation or seed, or fewer rounds than there have been.
+        ConfigurationError: the state is of another version of flsv, federation or seed, or has more rounds than
+            ``max_epochs``.
     """
     if state.get("version") != version:
         raise ConfigurationError(
@@ -110,7 +112,7 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
 
 @contextmanager
 def complete() -> Iterator[None]:
-    """Refuse a checkpoint if what is read from it within the context lacks something."""
+    """Raise ConfigurationError if a key of the checkpoint is missing when code within this context reads it."""
     try:
         yield
     except KeyError as error:
@@ -121,10 +123,14 @@ def complete() -> Iterator[None]:
 
 
 def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
-    """Check that the same entries of the module are shared as in the saved run, see ``ParameterSpace.described``.
+    """Check that the same entries of the module are shared as in the saved run.
+
+    Args:
+        before: the saved run's ``ParameterSpace.described()``; None if the run saved none.
+        now: the present fit's ``ParameterSpace.described()``.
 
     Raises:
-        ConfigurationError: it does not.
+        ConfigurationError: other entries are shared now; the message names the differences.
     """
     if before and (differ := Identity(now, {}).other_settings(Identity(before, {}), "{}, and was {}")):
         raise ConfigurationError(
@@ -134,10 +140,16 @@ def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> N
 
 
 def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: Any) -> None:
-    """Check that a checkpoint's weights are this module's.
+    """Check that a checkpoint's weights fit this module.
+
+    Args:
+        module: the module that would load the weights.
+        checkpoint: the checkpoint that was read.
+        path: the checkpoint's file, for messages.
 
     Raises:
-        ConfigurationError: naming the first tensors, or the hyper-parameters of the network, that differ.
+        ConfigurationError: the weights do not fit; the message names the first tensors, or the network's
+            hyper-parameters, that differ.
     """
     saved, mine = checkpoint.get("hyper_parameters", {}), module.hparams
     differ = [
@@ -161,7 +173,7 @@ def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: An
 
 
 def _loads_plainly(module: L.LightningModule) -> bool:
-    """Return whether nothing changes a state_dict on its way into the module."""
+    """Return whether the module loads a state_dict unchanged, without hooks or an override of its own."""
     return not (
         is_overridden("on_load_checkpoint", module, L.LightningModule)
         or type(module).load_state_dict is not nn.Module.load_state_dict

@@ -1,4 +1,4 @@
-"""RoundServer, which instructs the clients, filters their updates, aggregates and personalizes."""
+"""RoundServer, which instructs the clients, filters and aggregates their updates, and personalizes their models."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ from flsv.server.contribution_metrics import ContributionMetrics
 
 
 class NoModel(RuntimeError):
-    """The error of a round without a model: no update is left, or for the second time running nothing finite."""
+    """Raised if a round cannot have a model: no update is left, or the aggregate is not finite for the second time in a
+    row."""
 
 
 class RoundServer:
-    """The server side of a federation: its methods stand in the order in which a round calls them.
+    """The server side of a federation: its methods are listed in the order in which a round calls them.
 
-    It knows no Trainer, and is the same wherever the clients run.
+    It does not depend on a Trainer, and is the same wherever the clients run.
 
     Args:
-        metrics: the metrics.
-        strategies: all of the run's by role, in the order in which they are asked: the aggregator makes the next global
-            model, the personalizer, if there is one, the clients' start points.
+        metrics: the loop's contribution metrics.
+        strategies: ``{role: strategy}``, all strategies of the run, in the order in which they are called: the
+            aggregator makes the next global model; the personalizer, if there is one, makes the clients' start points.
         space: the map between modules and vectors.
-        channel: counts what crosses.
-        filters: what happens to a cohort's updates before they are measured and averaged.
+        channel: counts the messages between server and clients.
+        filters: applied to a cohort's updates before they are measured and averaged.
 
     Attributes:
-        games: evaluate models on the server's validation set, see :meth:`bind_games`; None where nobody plays any.
-        norms: client id to the norm of its update in the last round; without those that are not finite.
+        games: evaluates models on the server's validation set, see :meth:`bind_games`; None if no metric needs it.
+        norms: ``{client id: norm}`` of the updates of the last round; without clients whose model was not finite.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class RoundServer:
         self.games: CoalitionGames | None = None
 
     def bind_games(self, games: CoalitionGames) -> None:
-        """Let metrics and strategies evaluate coalitions by these games."""
+        """Give the games, which evaluate models on the server's validation set, to metrics and strategies."""
         self.games = games
         for strategy in self.strategies:
             strategy.bind_evaluator(games)
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
-        """Return the instruction for each client of the round that begins with ``state``."""
+        """Return ``{client id: instruction}`` for the clients of the round that begins with ``state``."""
         result = {}
         for client in clients:
             start = state.model() if self.personalizer is None else self.personalizer.start(client, state)
@@ -88,7 +89,7 @@ class RoundServer:
         return result
 
     def send(self, instructions: Mapping[int, Instruction]) -> None:
-        """Begin a round: count these instructions as traffic."""
+        """Begin a round: count the instructions, ``{client id: instruction}``, as messages to the clients."""
         self.channel.begin_round()
         for client, instruction in instructions.items():
             self.channel.send(client, "down", "start", instruction.start)
@@ -106,20 +107,20 @@ class RoundServer:
         chances: Callable[[], Tensor] | None = None,
         broken: Sequence[int] = (),
     ) -> Round:
-        """Return the round as the server sees it: without the updates that the filters drop.
+        """Return the round as the server sees it, without the updates that the filters drop.
 
         Args:
             updates: the updates that the clients sent.
-            matrix: ``[k, P]``, their vectors.
-            instructions: the instruction that each client was sent.
+            matrix: ``[k, P]``, the vectors of the k updates.
+            instructions: the instruction that each client was sent, ``{client id: instruction}``.
             state: the federation at the start of the round.
-            clients: all n.
+            clients: all n clients of the federation.
             server_data: the server's validation set.
-            chances: gives each client's probability ``[n]`` to be drawn into this cohort.
+            chances: returns each client's probability ``[n]`` to be drawn into this cohort; None: all are drawn.
             broken: ids of the clients whose model was not finite, so that they sent nothing.
 
         Raises:
-            NoModel: there is nobody left.
+            NoModel: the filters leave no update.
         """
         model, cut = state.model(), self.space.num_parameters
         if self.personalizer is None or self.personalizer.collaborates:
@@ -167,17 +168,18 @@ class RoundServer:
         return {name: _stacked([update.reports[name] for update in updates]).to(device) for name in names}
 
     def _count(self, updates: Sequence[ClientUpdate]) -> None:
-        """Count what the clients sent as traffic."""
+        """Count the clients' updates and reports as messages to the server."""
         for update in updates:
             self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
             for name, value in update.reports.items():
                 self.channel.send(update.client_id, "up", name, value)
 
     def _filtered(self, cohort: Cohort) -> Cohort:
-        """Return the cohort without what the filters drop, one after the other; a warning names the clients at fault.
+        """Apply the filters one after the other and return the remaining cohort; warn with the names of excluded
+        clients.
 
         Raises:
-            NoModel: nobody is left.
+            NoModel: no update is left.
         """
         sent = len(cohort.updates)
         for each in self.filters:
@@ -198,7 +200,8 @@ class RoundServer:
     def _starts(
         self, updates: Sequence[ClientUpdate], instructions: Mapping[int, Instruction], clients: Sequence[Client]
     ) -> list[Start]:
-        """Return what every client started from, or the client that can be asked for it."""
+        """Return, for every update, the vector that the client started from, or the client, to be asked for the
+        vector."""
         starts: list[Start] = []
         for update in updates:
             start = instructions[update.client_id].start
@@ -211,14 +214,20 @@ class RoundServer:
             return list(asked_starts(starts))
 
     def finish(self, round: Round, state: FederationState) -> Round:
-        """Measure the round, aggregate it, and measure what needs the aggregate; the clients' start points go into the
-        state.
+        """Finish a round: measure it, aggregate it, and measure the quantities that need the aggregate.
 
-        Where the aggregate is not finite, the model stays that of the round before, nobody has a weight, and nothing is
-        measured that needs the aggregate.
+        The clients' next start points are stored in the state. If the aggregate is not finite, the global model stays
+        that of the previous round, all weights are 0, and metrics that need the aggregate are not updated.
+
+        Args:
+            round: the round, from :meth:`receive`.
+            state: the federation at the start of the round.
+
+        Returns:
+            The round with all quantities of its last stage.
 
         Raises:
-            NoModel: the aggregate is not finite for the second time running.
+            NoModel: the aggregate is not finite for the second time in a row.
         """
         if self.games is not None:
             self.games.begin(round.measured())
@@ -246,12 +255,12 @@ class RoundServer:
         self.metrics.update(round.measured(), stage)
 
     def _aggregated(self, round: Round) -> tuple[Tensor, Tensor]:
-        """Return the next global model ``[P]`` and the clients' weights ``[k]``."""
+        """Return the next global model, a vector, and the weights of the k clients in it, ``[k]``."""
         vector, weights = self.aggregator.aggregate(round, self.metrics.with_priors())
         if self.aggregator.server_lr == 1:
             return vector, weights
         cut = self.space.num_parameters
-        # Not in place: an aggregator may give a client's model as it lies in the matrix.
+        # Not in place: an aggregator may return a client's model as a view of the matrix.
         moved = torch.lerp(round.global_vector[:cut], vector[:cut], self.aggregator.server_lr)
         return torch.cat([moved, vector[cut:]]), weights
 
@@ -262,12 +271,13 @@ class RoundServer:
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
 
     def _personalized(self, round: Round, state: FederationState) -> Round:
-        """Make the clients' next start points, and add to the round what clients find each other to be worth."""
+        """Store the clients' next start points in the state; return the round with the clients' values of each
+        other."""
         if self.personalizer is None:
             return round
         own = self.personalizer.personalize(round, self.metrics.with_priors(), state.starts)
         own = own if isinstance(own, Personalized) else Personalized(own)
-        # A view would keep, and save, the whole of what it is one of.
+        # A view would keep, and save, the whole tensor that it is a view of.
         state.starts.update(
             {i: model.detach().clone() if model._is_view() else model.detach() for i, model in own.starts.items()}
         )
@@ -275,7 +285,7 @@ class RoundServer:
 
 
 def _stacked(reports: Sequence[Tensor]) -> Tensor:
-    """Stack reports to ``[k, ...]``; shorter ones are filled up with NaN."""
+    """Stack the clients' reports to ``[k, ...]``; reports shorter than the longest are padded with NaN."""
     longest = max((len(report) for report in reports if report.ndim), default=0)
     if all(len(report) == longest for report in reports if report.ndim):
         return torch.stack(list(reports))

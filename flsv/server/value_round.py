@@ -1,8 +1,8 @@
-"""value_round: the clients' contributions to a round that another framework, or a loop of one's own, ran.
+"""value_round: the clients' contributions to a round that another framework, or the user's own loop, has run.
 
 For rounds of plain PyTorch, of Fabric, and of other frameworks, such as an NVFlare aggregator;
-:class:`flsv.engines.flower.Contributions` calls it for a Flower strategy. Nothing trains and nothing is aggregated
-here; the metrics, their games and their numbers are those of a :class:`flsv.FederatedLoop`.
+:class:`flsv.engines.flower.Contributions` calls it for a Flower strategy. Nothing is trained or aggregated here; the
+metrics and their results are those of a :class:`flsv.FederatedLoop`.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from flsv.utilities.declared import Count, check_argument, checked
 from flsv.utilities.errors import ConfigurationError
 
 Model = Tensor | Mapping[str, Any] | Sequence[Any]
-"""A ``state_dict``; or its entries as arrays in its order, as Flower sends them; or a vector ``[P]`` of
+"""A model: a ``state_dict``; or its entries as arrays in the same order, as Flower sends them; or a vector ``[P]`` of
 :class:`flsv.ParameterSpace`."""
 
-#: Fields of a round that only a FederatedLoop has; and the stages that come after its aggregation.
+#: Fields of a round that only a FederatedLoop can fill; and the stages of a round that only a FederatedLoop has.
 _OF_A_LOOP = {"clients", "server_data", "losses", "num_steps"}
 _LATE = ("personalization", "exchange")
 
 
 @dataclass(frozen=True, eq=False)
 class RoundValues:
-    """The clients' values after a round; NaN for clients never seen.
+    """The n clients' values after a round; NaN for clients that have taken part in no round.
 
     Attributes:
-        values: metric to one number per client ``[n]``.
-        per_class: of the metrics that have them, values per class ``[n, M]``, or of whatever their columns are.
-        diagnostics: metric to what else it says, by name.
-        evaluations: models that were evaluated in this round's games.
-        names: the clients' names.
-        table: the same as rows of a run's table.
+        values: ``{metric: values [n]}``, one number per client.
+        per_class: ``{metric: values [n, M]}`` of the metrics that value each class (or, in some, each other column).
+        diagnostics: ``{metric: {name: tensor}}``, further results of each metric.
+        evaluations: the number of models that were evaluated for this round's metrics.
+        names: the clients' names, in the order of the rows of ``values``.
+        table: the same values as rows of a run's table.
     """
 
     values: Mapping[str, Tensor]
@@ -66,17 +66,17 @@ class RoundValues:
     table: pandas.DataFrame
 
     def __getitem__(self, metric: str) -> Tensor:
-        """Return a metric's values ``[n]``."""
+        """Return the values of a metric, one per client, by the metric's name."""
         return self.values[metric]
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return a row per metric, client and class, with the columns of :func:`flsv.read_run`."""
+        """Return the values with one row per metric, client and class, and the columns of :func:`flsv.read_run`."""
         return self.table[[*COLUMNS]]
 
 
 @checked
-@torch.inference_mode(False)  # what the metrics keep is written again in later rounds
-@isolate_rng()  # a DataLoader draws from torch's generator whenever it is read, and the caller's rounds go on with that
+@torch.inference_mode(False)  # metrics change their state in place in later rounds
+@isolate_rng()  # reading a DataLoader draws from torch's generator, which the caller's own rounds use, too
 def value_round(
     module: nn.Module,
     start: Model,
@@ -94,42 +94,43 @@ def value_round(
     round_index: Annotated[int, Ge(0)] | None = None,
     seed: int = 0,
 ) -> RoundValues:
-    """Measure what each client contributed to one round of federated training.
+    """Measure how much each client contributed to one round of federated training.
 
-    Metrics keep their state: give the same ones after every round, and the values are those of all rounds so far.
+    Metrics keep their state: pass the same metric objects after every round, and the values cover all rounds so far.
 
     Args:
-        module: of the models' structure: any network, one set up by Fabric, or a LightningModule. It is read, not
-            written.
+        module: a module with the models' structure: any network, one set up by Fabric, or a LightningModule. It is not
+            changed.
         start: the global model that the clients started from.
-        updates: the clients' models after local training: in their order, or by client, one of ``client_names``, or
-            without these a number from 0.
-        val_loader: the server's validation batches, for metrics that evaluate models. A plain module takes pairs
+        updates: the clients' models after local training: a list in the order of the clients, or a mapping from
+            clients, each one of ``client_names`` or, without these, a number from 0.
+        val_loader: the server's validation batches, for metrics that evaluate models. A plain module needs pairs
             ``(x, y)``; a LightningModule whatever its ``validation_step`` takes.
-        metrics: contribution metrics, under their classes' names or, as a mapping or a ``MetricCollection``, under
-            names of your own. Default: a new ``PartialFederatedShapley``, of ``loss`` where it is given, else of the
+        metrics: contribution metrics: one, or a list (named by their classes), or a mapping or ``MetricCollection``
+            with names of your own. Default: a new ``PartialFederatedShapley`` of ``loss`` if that is given, else of
             accuracy.
-        loss: of a plain module: ``loss(module(x), y)``, a mean over the batch. Metrics name it as a logged value:
-            ``performance="loss", mode="min"``.
-        num_samples: training samples of each client, as ``updates`` is given. None: all have equally many.
-        weights: of each client in the aggregation, likewise; they are taken as they are. None: its share of the
-            samples, as in FedAvg.
-        deltas: ``updates`` are differences to ``start``.
-        num_clients: n, of all clients. By default what a metric was made with, the number of names, or as many as there
-            are updates: say it where not everybody takes part in the first round.
-        num_classes: M. By default the rows of the classifier head.
-        client_names: of all clients, in the order of their numbers.
-        round_index: from 0. By default the number of rounds that the metrics have seen.
-        seed: of what estimators draw, as a FederatedLoop's.
+        loss: the loss of a plain module: ``loss(module(x), y)`` returns the mean over the batch. Metrics refer to it as
+            a logged value: ``performance="loss", mode="min"``.
+        num_samples: each client's number of training samples, a list or mapping like ``updates``. None: all clients
+            have equally many.
+        weights: each client's weight in the aggregation, a list or mapping like ``updates``; the weights are not
+            normalized. None: each client's share of the samples, as in FedAvg.
+        deltas: whether ``updates`` holds differences from ``start`` instead of models.
+        num_clients: n, the number of all clients. Default: the n that a metric was created with, else the number of
+            names, else the number of updates; set it if some clients do not take part in the first round.
+        num_classes: M, the number of classes. Default: the number of rows of the classifier head.
+        client_names: the names of all clients, in the order of their numbers.
+        round_index: the round's number, from 0. Default: the number of rounds that the metrics have seen.
+        seed: seed of the metrics' random choices, as in a FederatedLoop.
 
     Returns:
-        See :class:`RoundValues`.
+        The clients' values, see :class:`RoundValues`.
 
     Raises:
-        ConfigurationError: models that do not fit the module, or are not finite; an unknown client or metric; fewer
-            than 2 clients; clients with other names than a metric's earlier rounds had; no validation data for a metric
-            that evaluates models, or a value that the module does not log; a metric that asks the clients themselves,
-            or for what only a FederatedLoop knows.
+        ConfigurationError: a model does not fit the module, or is not finite; a client or metric is unknown; there are
+            fewer than 2 clients; the clients' names differ from those of a metric's earlier rounds; a metric evaluates
+            models, but there is no validation data, or the module does not log the value; a metric asks the clients
+            themselves, or reads a quantity that only a FederatedLoop has.
 
     Example:
         >>> net = nn.Linear(2, 2, bias=False)
@@ -180,7 +181,7 @@ def value_round(
 
 
 def _own_module(module: nn.Module) -> nn.Module:
-    """Take a module out of Fabric's wrapper, and refuse one whose classes are another package's."""
+    """Unwrap a module from Fabric's wrapper; raise ConfigurationError for a module of the package pytorch_lightning."""
     module = _unwrap_objects(module)
     kinds = type(module).__mro__
     if L.LightningModule not in kinds and any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
@@ -201,7 +202,13 @@ def _check_updates(updates: Any) -> None:
 
 @dataclass(frozen=True)
 class _Cohort:
-    """A round's clients: ``ids`` of the cohort, in the order of ``keys`` (None: by place), and all clients' names."""
+    """The clients of a round and the names of all clients.
+
+    Attributes:
+        ids: the numbers of the clients that took part, in the order of their updates.
+        keys: the keys of the mapping ``updates``, in the same order; None if ``updates`` is a list.
+        names: the names of all clients, by number.
+    """
 
     ids: list[int]
     keys: list[Any] | None
@@ -229,11 +236,16 @@ class _Cohort:
 
     @property
     def called(self) -> list[str]:
-        """Name the cohort's clients as in a sentence."""
+        """Return the clients that took part, by their names for messages."""
         return [client_called(client, self.names) for client in self.ids]
 
     def each(self, given: Any, argument: str) -> list[Any]:
-        """Return a value per client of the cohort, in their order; an empty list for None."""
+        """Return the values of a list or mapping in the order of the updates; an empty list for None.
+
+        Args:
+            given: the values, one per client that took part.
+            argument: the name of the argument, for messages.
+        """
         if given is None:
             return []
         whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
@@ -246,12 +258,13 @@ class _Cohort:
         return [given[key] for key in expected]
 
     def numbers(self, given: Any, argument: str, kind: Any) -> list[Any]:
-        """Return a checked number per client of the cohort, in their order; an empty list for None."""
+        """Return :meth:`each` with every value checked to be a number of type ``kind``."""
         return [check_argument("value_round", argument, value, kind) for value in self.each(given, argument)]
 
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
-    """Return the metrics by the names that their values get."""
+    """Return ``{name: metric}`` for the argument ``metrics`` of :func:`value_round`; None: the default metric of
+    ``loss``."""
     if isinstance(metrics, Mapping | MetricCollection):
         return dict(metrics)
     if metrics is None:
@@ -269,7 +282,7 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
 def _games(
     board: ContributionMetrics, module: nn.Module, loader: Any, loss: Any, classes: int | None
 ) -> CoalitionGames | None:
-    """Make the games that the metrics play, if any does."""
+    """Return the coalition games in which the metrics evaluate models; None if no metric does."""
     measures = {f"metric {name!r}": measure for name, measure in board.performances.items()}
     if measures and loader is None:
         raise ConfigurationError(
@@ -285,12 +298,12 @@ def _games(
 
 
 def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: list[str]) -> RoundValues:
-    """Update the metrics, before and after the aggregation by these weights."""
+    """Update the metrics before and after aggregation with the clients' ``weights``, and return the clients' values."""
     games: Any = round.games
     if games is not None:
         games.begin(round)
     board.update(round, "training")
-    weights = weights.to(round.client_vectors)  # as aggregators give them
+    weights = weights.to(round.client_vectors)  # the type and device that aggregators return
     board.update(round.aggregated(round.combine(weights), weights), "aggregation")
     found = {name: value.cpu() for name, value in board.contributions.items()}
     return RoundValues(
@@ -304,7 +317,8 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
 
 
 def _check_names(board: ContributionMetrics, names: list[str]) -> None:
-    """Raise where a metric has seen rounds of clients that had other names: its values are by place."""
+    """Raise ConfigurationError if a metric has seen rounds of clients with other names: its values are stored by the
+    clients' positions."""
     for name, metric in board.metrics.items():
         if not isinstance(metric, ContributionMetric) or metric.client_names is None:
             continue
@@ -319,7 +333,7 @@ def _check_names(board: ContributionMetrics, names: list[str]) -> None:
 def _check(
     board: ContributionMetrics, space: ParameterSpace, head: str | None, given: int | None, classes: int | None
 ) -> None:
-    """Raise where a metric asks for what such a round has not."""
+    """Raise ConfigurationError if a metric needs a quantity that a round outside of a FederatedLoop does not have."""
     for name, fields in board.fields.items():
         asked = [field for field in fields.values() if isinstance(field, str)]
         late = [each for each in asked if each in _OF_A_LOOP or stage_of([each]) in _LATE]
@@ -336,7 +350,8 @@ def _check(
 
 
 def _check_no_classes(board: ContributionMetrics) -> None:
-    """Raise where a metric needs classes, and the module does not tell their number."""
+    """Raise ConfigurationError if a metric needs the number of classes, which neither the caller nor the module has
+    given."""
     by_class = [n for n, metric in board.metrics.items() if getattr(metric, "per_class", False)]
     games = [n for n, measure in board.performances.items() if isinstance(measure, str)]
     if by_class or games:
@@ -349,7 +364,7 @@ def _check_no_classes(board: ContributionMetrics) -> None:
 def _models(
     space: ParameterSpace, module: nn.Module, start: Model, updates: Any, cohort: _Cohort, deltas: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the vectors of the start model ``[P]`` and of the clients' models ``[k, P]``."""
+    """Return the start model and the k clients' models as vectors of P entries, ``[P]`` and ``[k, P]``."""
     vector = _vector(space, module, start, "start")
     given = zip(cohort.called, cohort.each(updates, "updates"))
     models = torch.stack([_vector(space, module, model, client) for client, model in given])
@@ -357,7 +372,8 @@ def _models(
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
-    """Return the vector ``[P]`` of a model."""
+    """Return a model as a vector of the parameter space; raise ConfigurationError, naming ``whose`` model, if it does
+    not fit."""
     own = module.state_dict()
     if isinstance(model, Tensor):
         vector = model.detach().to(space.dtype)

@@ -1,1 +1,1 @@
-"""Small things that every room may use: errors, checks of arguments, files, progress, plots, seeds."""
+"""Helpers that all parts of flsv may use: errors, checks of arguments, files, progress, plots, seeds."""

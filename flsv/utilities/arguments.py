@@ -1,5 +1,5 @@
-"""Checks of what a user gives: numbers that are finite and in range, names that become parts of paths and of tags;
-and arguments that stay as they were given. What a constructor takes is declared there, see
+"""Checks of arguments: numbers that must be finite and in range, names that become parts of paths and of tags, and
+arguments that are read-only after construction. Constructors declare the checks of their arguments in annotations, see
 :mod:`flsv.utilities.declared`."""
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
     """Return the number of the client with this name or number.
 
     Args:
-        given: what a user says.
-        names: the names of the run's clients.
-        option: what it was said to, for the message.
+        given: a client's name or number, as the user wrote it.
+        names: the names of the run's clients, in the order of their numbers.
+        option: the name of the option with this value, for the message.
 
     Raises:
         ConfigurationError: no client, or more than one, has this name or number.
@@ -44,9 +44,9 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute that a class may have, or the default.
+    """Return an attribute that an object may lack, or the default.
 
-    ``getattr`` would take the default, too, where a property is there and fails with an AttributeError of its own.
+    ``getattr`` would also return the default if the attribute is a property that raises an AttributeError of its own.
 
     Example:
         >>> class Metric:
@@ -78,21 +78,21 @@ def check_number(
     whole: bool = False,
     hint: str = "",
 ) -> None:
-    """Raise unless ``value`` is a finite number between its bounds.
+    """Raise ConfigurationError unless ``value`` is a finite number within the given bounds.
 
     Args:
-        owner: the object whose argument it is, or its name, for the message.
+        owner: the object whose argument is checked, or its name, for the message.
         name: the argument's name.
         value: what was given.
         above: the number must be larger than this.
         least: the number must be at least this.
         below: the number must be smaller than this.
         most: the number must be at most this.
-        whole: whether it must have no fraction.
-        hint: what else to say, a sentence.
+        whole: whether the number must be an integer.
+        hint: a further sentence for the message.
 
     Raises:
-        ConfigurationError: ``Owner(name=value): expected ...``.
+        ConfigurationError: ``value`` is not such a number; the message reads ``Owner(name=value): expected ...``.
 
     Example:
         >>> check_number("FedProx", "mu", 0.1, least=0)
@@ -109,7 +109,7 @@ def check_number(
 
 
 def rounded_up(number: float) -> str:
-    """Format a positive number in three digits that are not below it, for messages that say what is enough.
+    """Format a positive number with three digits, rounded up, for messages that say how much is enough.
 
     Example:
         >>> rounded_up(1 / 3), rounded_up(0.25), rounded_up(1234)
@@ -121,17 +121,17 @@ def rounded_up(number: float) -> str:
 
 
 def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
-    """Raise unless ``value`` is an instance of ``kind``.
+    """Raise ConfigurationError unless ``value`` is an instance of ``kind``.
 
     Args:
-        owner: the object whose argument it is, or its name, for the message.
+        owner: the object whose argument is checked, or its name, for the message.
         name: the argument's name.
         value: what was given.
         kind: a class, or several.
-        expected: this in words.
+        expected: a description of ``kind`` for the message.
 
     Raises:
-        ConfigurationError: ``Owner(name=value): expected ...``.
+        ConfigurationError: ``value`` has another type; the message reads ``Owner(name=value): expected ...``.
 
     Example:
         >>> check_kind("Loader", "preload", "no", bool, "True or False")
@@ -145,7 +145,8 @@ def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...],
 
 
 def plain_name(name: str, what: str = "name") -> str:
-    """Return the name if it is a file's and no path: up to 100 characters on a line, none of ``/ \\ :``, no dot first.
+    """Return the name if it is a plain file name: up to 100 characters on one line, none of ``/ \\ :``, no dot at the
+    start.
 
     Args:
         name: the name to be checked.
@@ -170,11 +171,11 @@ def plain_name(name: str, what: str = "name") -> str:
 
 
 class ReadOnlyArguments:
-    """Mixin that makes a constructor's arguments read-only attributes, because an assignment would change only a part
-    of what was built from them, or nothing. A class sets ``_read_only`` at the end of its constructor.
+    """Mixin that makes a constructor's arguments read-only attributes, because a later assignment would change nothing,
+    or only a part of the objects built from the argument. A class sets ``_read_only`` at the end of its constructor.
 
     Raises:
-        ConfigurationError: such an attribute is set.
+        ConfigurationError: a read-only attribute is assigned.
 
     Example:
         >>> class Loop(ReadOnlyArguments):
@@ -189,7 +190,7 @@ class ReadOnlyArguments:
     """
 
     _read_only: frozenset[str] = frozenset()
-    #: What to do, where ``{0}`` is the argument and its value.
+    #: The remedy for the error message, in which ``{0}`` stands for the argument and its value.
     _instead: str
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -14,10 +14,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def check_writable(folder: Path) -> None:
-    """Raise unless a folder, which need not be there yet, can be written into; nothing is left behind.
+    """Raise unless files can be written into a folder, which need not exist yet; no file is left behind.
 
     Raises:
-        ConfigurationError: nothing can be written there.
+        ConfigurationError: the folder cannot be written into.
         OSError: the disk is full.
 
     Example:
@@ -41,16 +41,16 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file anew: beside it first, then, all on the disk, moved into its place.
+    """Replace a file: write the new content beside it, flush it to the disk, then move it into the file's place.
 
-    Whatever goes wrong before the move leaves the file as it was, and no draft behind. What a killed process leaves of
-    a draft, the next one writes over.
+    An error before the move leaves the file as it was, and removes the draft. A draft that a killed process left behind
+    is overwritten the next time.
 
     Args:
         path: the file, in a folder that exists.
 
     Raises:
-        OSError: naming ``path``, where nothing can be written.
+        OSError: the file cannot be written; the error names ``path``.
 
     Example:
         >>> import tempfile
@@ -61,7 +61,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         ...     path.read_bytes(), [file.name for file in Path(folder).iterdir()]
         (b'weights', ['model.ckpt'])
     """
-    # On the same file system, where a move is one step.
+    # In the same folder, so on the same file system, where a move is atomic.
     draft = path.with_name(f".{path.name}.tmp")
     try:
         with draft.open("wb") as file:
@@ -77,10 +77,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add to a file, all or nothing, unless the process is killed in between.
+    """Append ``data`` to a file completely or not at all, unless the process is killed while it writes.
 
     Raises:
-        OSError: naming ``path``; the file ends where it did.
+        OSError: the data cannot be written; the error names ``path``, and the file ends where it did.
     """
     with path.open("ab", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
@@ -96,11 +96,11 @@ def append(path: Path, data: bytes) -> None:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Read the lines of a text that :func:`append` has added to, without their ends. What follows the last end of a
-    line was cut short by a kill: it is left out before anything is decoded.
+    """Read the lines of a text file that :func:`append` has added to, without their line ends. Text after the last line
+    end was cut short by a kill; it is left out before anything is decoded.
 
     Raises:
-        ConfigurationError: naming the line that is no text.
+        ConfigurationError: a line is not UTF-8 text; the message names the line.
 
     Example:
         >>> import tempfile
@@ -128,7 +128,8 @@ def _naming(error: BaseException, path: Path) -> BaseException:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let the move itself outlive a power cut, where the file system can say so."""
+    """Flush a folder to the disk, so that a move within it survives a power cut; does nothing if that is not
+    supported."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:

@@ -1,6 +1,7 @@
-"""Charts of clients' values, bars, lines and heatmaps, for metrics, TensorBoard and reports; none ever stops a run.
+"""Charts of clients' values (bars, lines and heatmaps) for metrics, TensorBoard and reports.
 
-Everything is drawn from arrays of float64 in which NaN is absent: no bar, a gap in a line, hatching in a heatmap.
+All charts are drawn from float64 arrays in which NaN means no value: no bar, a gap in a line, hatching in a heatmap. An
+error while drawing never stops a run, see :func:`drawing`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ PALETTE = (
 
 @contextmanager
 def drawing(picture: str) -> Iterator[None]:
-    """Turn errors within into a warning that names the picture, so that no run fails because of one.
+    """Turn an error within this context into a warning that names the picture, so that no run fails because of a
+    picture.
 
-    Drawing and writing belong inside: matplotlib finds most faults when a figure is rendered.
+    Put both drawing and saving into the context: matplotlib finds most errors when a figure is rendered.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
@@ -48,16 +50,16 @@ def drawing(picture: str) -> Iterator[None]:
 
 
 def shortened_name(name: object) -> str:
-    """Cut a name to one line of 24 characters at most."""
+    """Return the name on one line, cut to at most 24 characters."""
     text = " ".join(str(name).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def label_text(name: object) -> str:
-    """Write a name so that matplotlib shows it as it is: on one line, of 24 characters at most.
+    """Return a name as text that matplotlib shows unchanged, on one line of at most 24 characters.
 
-    Between two dollars matplotlib sees a formula and fails where it is none; what begins with an underscore it leaves
-    out of legends.
+    matplotlib reads text between two dollar signs as a formula, and leaves labels that begin with an underscore out of
+    legends; both are prevented.
 
     Example:
         >>> print(label_text("$x^{$"), label_text("_background"))
@@ -68,7 +70,7 @@ def label_text(name: object) -> str:
 
 
 def client_label(client: int, names: Sequence[str] | None = None) -> str:
-    """Return a client's name for readers; "client 3" if the name is a number.
+    """Return a client's name for readers; if the name is a number, "client" and the number.
 
     Example:
         >>> client_label(0, ["Boston", "1"]), client_label(1, ["Boston", "1"]), client_label(2)
@@ -79,20 +81,20 @@ def client_label(client: int, names: Sequence[str] | None = None) -> str:
 
 
 def client_labels(count: int, names: Sequence[str] | None = None) -> list[str]:
-    """Return the :func:`client_label` of each of so many clients."""
+    """Return the :func:`client_label` of each of the clients 0 to ``count - 1``."""
     return [client_label(client, names) for client in range(count)]
 
 
-#: Rows or bars up to which every client has a label; of more, the top and the bottom ones have.
+#: Largest number of rows or bars of which all have a label; with more, only the top and the bottom ones have.
 MOST_LABELS = 40
-#: Clients with a color each; of more, the top and the bottom ones have one.
+#: Largest number of clients of which all have a color; with more, only the top and the bottom ones have.
 MOST_COLOURS = 20
-#: Number of clients at the top, and at the bottom.
+#: Number of clients named at the top of a chart, and at the bottom.
 ENDS = 5
 TOP, BOTTOM, OTHERS = "#0b5fa5", "#c44e00", "0.72"
-#: Columns and rows of a heatmap that have a label.
+#: Largest number of a heatmap's columns, or rows, that have a label.
 MOST_TICKS = 25
-#: Cells up to which each has its number.
+#: Largest number of a heatmap's cells of which all show their number.
 MOST_NUMBERS = 200
 _LINES = ("-", "--", ":")
 
@@ -110,16 +112,16 @@ def draw_bars(
     errors: np.ndarray | None = None,
     of_seeds: bool = False,
 ) -> None:
-    """Draw a bar per client.
+    """Draw one bar per client.
 
     Args:
         ax: a matplotlib axis.
-        values: ``[n]``.
+        values: ``[n]``, the clients' values.
         names: the clients' names.
         unit: unit of the values.
         limits: lowest and highest value of the scale.
-        errors: what the whiskers reach below and above the values ``[2, n]``; NaN where there are none.
-        of_seeds: whether they are from runs with several seeds; those of one run are pale.
+        errors: ``[2, n]``, how far the whiskers reach below and above the values; NaN for no whiskers.
+        of_seeds: whether the whiskers are from runs with several seeds (dark) or from a single run (pale).
     """
     order, many = np.arange(len(values)), len(values) > MOST_LABELS
     labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
@@ -132,7 +134,7 @@ def draw_bars(
         bars |= {"capsize": 0 if many else 3, "error_kw": {"elinewidth": 1}}
     ax.bar(known, values[clients], **bars)
     ax.axhline(0, color="black", linewidth=0.8)
-    if many:  # those at both ends are named beside them
+    if many:  # the top and bottom clients are named beside the axis
         ax.set_xticks([])
     else:
         set_xticks(ax, range(len(order)), [labels[i] for i in order], max(map(len, labels), default=0) > 3)
@@ -151,15 +153,15 @@ def draw_lines(
     limits: Limits = None,
     rounds: Sequence[int] | None = None,
 ) -> None:
-    """Draw a line per client.
+    """Draw one line per client.
 
     Args:
         ax: a matplotlib axis.
-        rows: ``[r, n]``.
+        rows: ``[r, n]``, the n clients' values in r rounds.
         names: the clients' names.
         unit: unit of the values.
         limits: lowest and highest value of the scale.
-        rounds: numbers of the rounds; None: from 1.
+        rounds: the numbers of the r rounds; None: 1, 2, ...
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -168,7 +170,7 @@ def draw_lines(
     for client, style in _styles(rows).items():
         line = rows[:, client]
         alone = _alone(line)
-        if alone:  # of which a line shows nothing
+        if alone:  # a line through a single value would be invisible
             style = {"marker": "o", "markersize": 4, "markevery": alone} | style
         label = label_text(labels[client]) if style["zorder"] > 1 else None
         ax.plot(x, line, label=label, **style)
@@ -178,7 +180,7 @@ def draw_lines(
 
 
 def draw_legend(ax: Any, clients: int) -> None:
-    """Write the names of the lines on the right."""
+    """Draw a legend with the clients' names to the right of the lines."""
     title = None if clients <= MOST_COLOURS else "top and bottom"
     ax.legend(fontsize="small", frameon=False, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
@@ -194,17 +196,17 @@ def draw_heatmap(
     limits: Limits = None,
     sort: bool = False,
 ) -> None:
-    """Draw clients down, columns across; colors are symmetric about 0 where there are negative values.
+    """Draw a heatmap with one row per client; if there are negative values, the colors are symmetric about 0.
 
     Args:
         ax: a matplotlib axis.
-        values: ``[n, M]``.
+        values: ``[n, M]``, the values of n clients in M columns.
         titles: titles of the columns.
         names: the clients' names.
-        columns: what the columns are.
+        columns: title of the axis of the columns.
         unit: unit of the values.
         limits: lowest and highest value of the scale.
-        sort: largest mean first.
+        sort: whether the clients are sorted by their mean, largest first.
     """
     import matplotlib
 
@@ -214,7 +216,7 @@ def draw_heatmap(
     low, high = limits or ((values[known].min(), values[known].max()) if known.any() else (0.0, 1.0))
     negative = low < 0
     high = max(-low, high) if negative else high or 1.0
-    # Unknown values let the hatching through: white would be 0.
+    # Cells without a value let the hatching show through: white would mean 0.
     ax.set_facecolor("0.9")
     ax.patch.set(hatch="////", edgecolor="0.65")
     cells = np.where(known, values, np.nan)[order]
@@ -236,7 +238,8 @@ def draw_heatmap(
 
 
 def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
-    """Return the clients at the top and at the bottom, best first, worst first; those without a value are neither.
+    """Return the clients at the top (best first) and at the bottom (worst first); clients without a value are in
+    neither.
 
     Example:
         >>> ends([0.5, float("nan"), 0.25, 0.75, 0.0])
@@ -249,12 +252,14 @@ def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
 
 
 def _order(values: np.ndarray, sort: bool) -> np.ndarray:
-    """Order clients by their rows; those without a value come last."""
+    """Return the clients' numbers in the order of a heatmap's rows: if ``sort``, by value, largest first and NaN last;
+    else ascending."""
     return np.argsort(np.where(np.isnan(values), np.inf, -values), kind="stable") if sort else np.arange(len(values))
 
 
 def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
-    """Choose how each client's line looks: all of few stand out; of many those at the top and at the bottom."""
+    """Return each client's style of line: up to 20 clients all get a color; of more, only those at the top and
+    bottom."""
     clients = range(rows.shape[1])
     if len(clients) <= MOST_COLOURS:
         looks = [{"color": color, "linestyle": line, "zorder": 2} for line in _LINES for color in PALETTE]
@@ -269,13 +274,13 @@ def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
 
 
 def _alone(line: np.ndarray) -> list[int]:
-    """Return the places of values without a neighbor."""
+    """Return the indices of a line's values that have no value beside them."""
     known = np.pad(~np.isnan(line), 1)
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 
 
 def _last(rows: np.ndarray) -> np.ndarray:
-    """Return every client's last number of ``[r, n]``."""
+    """Return every client's last value that is not NaN, from ``rows [r, n]``, the values of n clients in r rounds."""
     last = rows[0]
     for row in rows[1:]:
         last = np.where(np.isnan(row), last, row)
@@ -283,7 +288,8 @@ def _last(rows: np.ndarray) -> np.ndarray:
 
 
 def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, str]:
-    """Name the clients at the top and at the bottom beside the axis, and return their colors."""
+    """Write the names of the clients at the top and at the bottom beside the axis; return ``{client: color}`` of
+    these."""
     top, bottom = ends(values)
     for where, y, group, color in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
         if group:
@@ -293,7 +299,7 @@ def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, 
 
 
 def set_xticks(ax: Any, places: Sequence[int], texts: Sequence[str], turned: bool) -> None:
-    """Put labels below these places of an axis, side by side or turned."""
+    """Put the texts as tick labels at these positions of the x-axis, turned by 45 degrees if ``turned``."""
     ax.set_xticks(places, texts)
     for text in ax.get_xticklabels() if turned else ():
         text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
@@ -317,7 +323,7 @@ def _label_rows(ax: Any, order: np.ndarray, means: np.ndarray, names: Names) -> 
 
 
 def label_axes(ax: Any, xlabel: str, ylabel: str, limits: Limits = None) -> None:
-    """Name the axes of a picture, without a frame."""
+    """Set the titles of the axes and the limits of the y-axis, and remove the frame at the top and right."""
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     ax.spines[["top", "right"]].set_visible(False)

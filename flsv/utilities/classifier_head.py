@@ -1,4 +1,4 @@
-"""The classifier head of a module: which of its layers it is."""
+"""The name of a module's classifier head."""
 
 from __future__ import annotations
 

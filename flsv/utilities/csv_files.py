@@ -1,10 +1,11 @@
-"""CSV files that are safe to open in a spreadsheet, and how they are read back.
+"""CSV files that are safe to open in a spreadsheet, and functions that read them back.
 
-A spreadsheet runs a text that begins with ``=``, ``+``, ``-`` or ``@`` as a formula, with whatever it fetches. So such
-a text gets a ``'`` before it when it is written, which spreadsheets show as text, and loses it when it is read: names
-come back as they were. Numbers stay numbers. Every row is on one line, so that one that a kill cut short has no end.
+A spreadsheet runs text that begins with ``=``, ``+``, ``-`` or ``@`` as a formula, which may fetch data from elsewhere.
+Therefore such text is written with a leading ``'``, which makes spreadsheets show it as text, and the ``'`` is removed
+on reading: names come back unchanged. Numbers are written as numbers. Every row is on one line, so a row that a kill
+cut short is recognized by its missing line end.
 
-What is read is checked: every cell is of the kind that its column says, or one line says where it is not.
+Reading checks that every cell has its column's type; the error message names the line of the first wrong cell.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from typing import TYPE_CHECKING, Any
 from flsv.utilities.atomic_files import replacing, whole_lines
 from flsv.utilities.errors import ConfigurationError
 
-if TYPE_CHECKING:  # which is slow to import
+if TYPE_CHECKING:  # pandas is slow to import
     from pandas import DataFrame
 
-#: Reads a cell, or raises ValueError with what it expected.
+#: Function that converts a cell's text, or raises ValueError with a description of the expected text.
 Cell = Callable[[str], Any]
 NAN = float("nan")
-#: With the marks that are there already, so that the text that is read is the one that was written.
+#: Also matches text with leading marks of its own, so that reading returns exactly the text that was written.
 _FORMULA = re.compile("'*[=+@-]")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
-    """Encode rows as CSV in UTF-8, a line each.
+    """Encode rows as CSV in UTF-8, one line per row.
 
     Example:
         >>> csv_text([("client", "value"), ("=1+1", -0.5)])
@@ -44,13 +45,14 @@ def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
 
 
 def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write these rows in place of an earlier file as a whole."""
+    """Write rows of cells to a CSV file, replacing an earlier file atomically."""
     with replacing(path) as file:
         file.write(csv_text(rows))
 
 
 def save_table(path: Path, table: DataFrame) -> None:
-    """Write a data frame without its index, in place of an earlier file as a whole; NaN is an empty cell.
+    """Write a data frame without its index to a CSV file, replacing an earlier file atomically; NaN becomes an empty
+    cell.
 
     Example:
         >>> import tempfile
@@ -64,9 +66,9 @@ def save_table(path: Path, table: DataFrame) -> None:
     save_csv(path, [list(table), *(["" if cell != cell else cell for cell in row] for row in rows)])
 
 
-@lru_cache(maxsize=10_000)  # names are there in every row, and in every round
+@lru_cache(maxsize=10_000)  # names are repeated in every row and every round
 def as_text(cell: str) -> str:
-    """Write a cell on one line, so that a spreadsheet shows it as text and does not run it.
+    """Return a cell's text on one line, with a ``'`` before it if a spreadsheet would run it as a formula.
 
     Example:
         >>> [as_text(cell) for cell in ("Boston", "@home", "-1", "'=1", "St.\\nAnna")]
@@ -77,16 +79,18 @@ def as_text(cell: str) -> str:
 
 
 def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the cells, by column, of each line of a file that :func:`csv_text` wrote, from line 2 on; a
-    last line that a kill cut short is left out.
+    """Yield ``(line number, {column: cell})`` for each line of a file that :func:`csv_text` wrote, after the line of
+    column names; a last line that a kill cut short is left out.
 
     Args:
         path: the file.
-        needed: columns that it has to have, and how they are read; others are texts.
-        skip: lines before that of the columns' names.
+        needed: ``{column: function that reads its cells}`` of the columns that the file must have; other columns are
+            read as text.
+        skip: the number of lines before the line of column names.
 
     Raises:
-        ConfigurationError: naming the file, and the line and what was expected in it.
+        ConfigurationError: a column is missing, or a cell cannot be read; the message names the file, the line and what
+            was expected.
 
     Example:
         >>> import tempfile
@@ -121,14 +125,14 @@ def read_rows(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator
 
 
 def parse_int(cell: str) -> int:
-    """Parse a whole number from 0 on."""
+    """Parse a non-negative integer; raise ValueError for any other text."""
     if not (cell.isascii() and cell.isdigit() and len(cell) < 19):
         raise ValueError("a whole number from 0 on")
     return int(cell)
 
 
 def parse_float(cell: str) -> float:
-    """Parse a number; infinite only where that was written, as an epsilon without noise is."""
+    """Parse a number; raise ValueError for other text. ``inf`` is accepted: an epsilon without noise is written so."""
     value = float(cell) if _is_number(cell) else NAN
     if value != value:
         raise ValueError("a number")
@@ -136,7 +140,7 @@ def parse_float(cell: str) -> float:
 
 
 def number_or_nan(cell: str) -> float:
-    """Parse a number; an empty cell is NaN."""
+    """Parse a number as :func:`parse_float` does; return NaN for an empty cell or ``nan``."""
     return NAN if cell in ("", "nan") else parse_float(cell)
 
 

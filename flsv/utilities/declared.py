@@ -1,9 +1,12 @@
-"""Arguments declared where they are taken: ``Annotated[float, Ge(0), Lt(1)]``, ``Literal``, ``int | None``, ...
+"""Arguments declared by annotations such as ``Annotated[float, Ge(0), Lt(1)]``, ``Literal`` or ``int | None``, and
+checked.
 
-One decorator checks them before a constructor or a function runs, and one mixin gives it to a class and its subclasses,
-with a ``repr`` that shows them. As ``sklearn/utils/_param_validation.py``, with the markers of annotated-types.
+The decorator :func:`checked` checks arguments before a constructor or a function runs. The mixin
+:class:`ValidatedArguments` applies it to a class and its subclasses, and adds a ``repr`` that shows the arguments. The
+design follows ``sklearn/utils/_param_validation.py``, with the markers of annotated-types.
 
-A comparison with NaN is false, so ``if lr <= 0: raise`` lets NaN through. Here a number has to prove that it is good.
+A comparison with NaN is false, so ``if lr <= 0: raise`` accepts NaN. The checks here accept only numbers that satisfy
+their bounds.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Momentum = Annotated[float, Ge(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
-#: Conditions on a call's arguments, and what to say where one fails, with ``{argument}`` for what was given.
+#: Conditions on a call's arguments, each with the message for when it fails, in which ``{argument}`` is replaced.
 Rules = Sequence[tuple[Callable[[Any], bool], str]]
 
 _T = TypeVar("_T")
-#: Returns what is handed on for a value, or raises; and what it admits, in words.
+#: A function that converts a value, or raises if the value is not allowed; and a description of the allowed values.
 _Choice = tuple[Callable[[Any], Any], str]
 _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
     Gt: ("gt", operator.gt, "above"),
@@ -43,16 +46,16 @@ _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 
 
 def checked(thing: _T) -> _T:
-    """Decorate a function, or a class for its constructor: arguments are checked by their annotations, then by the
-    class's :attr:`ValidatedArguments.rules`.
+    """Decorate a function, or a class for its constructor, so that arguments are checked by their annotations, then by
+    the class's :attr:`ValidatedArguments.rules`.
 
-    Numbers (finite, or whole), ``bool`` and ``Literal`` are checked wherever they are declared; a text in ``Annotated``
-    is what else the message says. Numbers and arrays of NumPy and torch are handed on as Python's numbers and lists. A
-    whole number is what ``operator.index`` takes: ``4.0`` is none. Defaults are not checked. LightningModules call
-    :func:`check_arguments` instead: Lightning looks for hyper-parameters on the stack.
+    Numbers (which must be finite) and integers, ``bool`` and ``Literal`` are checked wherever they are declared; text
+    in ``Annotated`` is added to the message. Numbers and arrays of NumPy and torch are converted to Python's numbers
+    and lists. An integer is a value that ``operator.index`` accepts, so not ``4.0``. Defaults are not checked.
+    LightningModules call :func:`check_arguments` instead, because Lightning reads hyper-parameters from the stack.
 
     Raises:
-        ConfigurationError: at the call, ``Owner(argument=value): expected ...``.
+        ConfigurationError: at the call, if an argument is not allowed: ``Owner(argument=value): expected ...``.
 
     Example:
         >>> @checked
@@ -78,7 +81,7 @@ def _checking(function: Any, rules: Rules) -> Any:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # Python says it better
+            return function(*args, **kwargs)  # raises Python's own message on a wrong signature
         owner = type(args[0]).__name__ if of_class else function.__name__
         bound.arguments |= check_arguments(owner, function, bound.arguments)
         args, kwargs = bound.args, bound.kwargs
@@ -93,7 +96,8 @@ def _checking(function: Any, rules: Rules) -> Any:
 
 
 class ValidatedArguments:
-    """Mixin that checks a constructor's arguments by their annotations, subclasses' too, and shows them in a repr."""
+    """Mixin that checks a constructor's arguments by their annotations, also in subclasses, and shows them in the
+    repr."""
 
     rules: ClassVar[Rules] = ()
 
@@ -103,7 +107,7 @@ class ValidatedArguments:
             checked(cls)
 
     def __repr__(self) -> str:
-        """Show the class and the arguments that differ from its defaults."""
+        """Return the class's name with the arguments that differ from their defaults."""
         signature = inspect.signature(type(self))
         held = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
         return f"{type(self).__name__}({_shown(signature, held)})"
@@ -116,7 +120,7 @@ def _shown(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
 
 
 def _defaults(signature: inspect.Signature) -> dict[str, Any]:
-    """Map the arguments that have a name to their defaults."""
+    """Return ``{argument: default}`` of the arguments that have a name."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [p for p in signature.parameters.values() if p.kind not in variable and p.name != "self"]
     return {p.name: p.default for p in parameters}
@@ -125,11 +129,16 @@ def _defaults(signature: inspect.Signature) -> dict[str, Any]:
 def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Check arguments by the annotations of the function that takes them.
 
+    Args:
+        owner: the name of the function or class, for the message.
+        function: the function whose annotations are used.
+        arguments: the arguments of the call, ``{name: value}``.
+
     Returns:
-        All that have such an annotation, in their order, as they are handed on.
+        The arguments that have a checked annotation, converted to Python's numbers and lists, in the function's order.
 
     Raises:
-        ConfigurationError: see :func:`checked`.
+        ConfigurationError: an argument is not allowed, see :func:`checked`.
     """
     return {
         name: default if arguments[name] is default else check_argument(owner, name, arguments[name], hint)
@@ -140,17 +149,17 @@ def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping
 
 @functools.cache
 def checked_parameters(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
-    """Return the arguments that are checked: name to annotation and default."""
+    """Return ``{argument: (annotation, default)}`` of the function's arguments that are checked."""
     try:
         hints = get_type_hints(function, include_extras=True)
-    except NameError:  # a stranger's, whose names only a type checker knows
+    except NameError:  # another package's function, with names that only a type checker knows
         return {}
     named = _defaults(inspect.signature(function)).items()
     return {name: (hints[name], default) for name, default in named if _is_checked(hints.get(name))}
 
 
 def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
-    """Raise unless a value is what an annotation says, as far as that is checked; return it with Python's numbers.
+    """Return a value converted to Python's types if its annotation allows it; else raise ConfigurationError.
 
     Example:
         >>> import numpy
@@ -170,7 +179,7 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
 
 
 def _first(choices: Sequence[_Choice], value: Any) -> Any:
-    """Return the value as the first of the choices that admits it hands it on."""
+    """Return the value as converted by the first choice that allows it; raise ValueError if none does."""
     for read, _ in choices:
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return read(value)
@@ -184,12 +193,12 @@ def _is_checked(hint: Any) -> bool:
 
 
 def _is_list(hint: Any) -> bool:
-    """Return whether it is ``list[int]``, ``Sequence[int]`` or ``tuple[int, ...]``."""
+    """Return whether an annotation is ``list[int]``, ``Sequence[int]``, ``tuple[int, ...]`` or the like."""
     return get_origin(hint) in (list, Sequence) or get_args(hint)[1:] == (Ellipsis,)
 
 
 def _choices(hint: Any) -> list[_Choice]:
-    """Say what an annotation admits."""
+    """Return the kinds of values that an annotation allows."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return [
@@ -212,7 +221,7 @@ def _choices(hint: Any) -> list[_Choice]:
 
 
 def _that(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """Take a value as it is if something holds of it."""
+    """Return a function that returns its argument if ``holds(argument)``, else raises ValueError."""
 
     def read(value: Any) -> Any:
         if not holds(value):
@@ -226,7 +235,7 @@ _int64 = _that(lambda value: abs(value) < 2**63)
 
 
 def _number(value: Any) -> Any:
-    """Refuse truth values, of which NumPy's and torch's have types of their own."""
+    """Return the value; raise TypeError if it is a truth value of Python, NumPy or torch."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         raise TypeError
     return value
@@ -256,7 +265,7 @@ def _one_of(option: Any) -> _Choice:
 
 def _each(choices: Sequence[_Choice]) -> _Choice:
     def read(values: Any) -> Any:
-        held = values.tolist() if hasattr(values, "tolist") else values  # of NumPy, torch and pandas
+        held = values.tolist() if hasattr(values, "tolist") else values  # arrays of NumPy, torch and pandas
         if isinstance(held, str | bytes):
             raise TypeError
         found = [_first(choices, value) for value in held]

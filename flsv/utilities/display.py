@@ -1,4 +1,4 @@
-"""Paths that can be pasted into a shell, and small tables for notebooks."""
+"""Paths that can be pasted into a shell, and small HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-#: Rows of a table in a notebook.
+#: Largest number of rows that a table in a notebook shows.
 MOST = 20
 
-#: How the title of a performance begins by which the clients judge models.
+#: Beginning of a performance's title if the clients judge the models.
 CLIENTS = "clients' "
 
 
 def display_path(path: Path) -> str:
-    """Write a path as short as it can be said from the working folder, quoted where a shell needs that.
+    """Return a path relative to the working folder if possible, quoted for a shell if needed.
 
     Example:
         >>> display_path(Path("runs/my run"))
@@ -29,7 +29,7 @@ def display_path(path: Path) -> str:
 
 
 def html_table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    """Write a title and a table as HTML, for ``_repr_html_``; of many rows only the first.
+    """Return a title and a table as HTML, for ``_repr_html_``; a long table shows only its first rows.
 
     Example:
         >>> html_table("a < b", ["client", "samples"], [["Boston", 3]])

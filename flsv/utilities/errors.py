@@ -1,5 +1,5 @@
-"""ConfigurationError, which says what was wrong with the arguments, what was expected, and what to do; and lists that
-are shortened for such a message."""
+"""ConfigurationError, whose message says what was wrong, what was expected and what to do; and functions that write
+lists for such messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class ColumnError(ConfigurationError):
     """A column of a table that cannot be used as it is.
 
     Args:
-        message: what is wrong with it, whole sentences.
-        remedy: options of :class:`~flsv.data.Columns` with which it can; lists and mappings add to what is there.
+        message: what is wrong with the column, in whole sentences.
+        remedy: options of :class:`~flsv.data.Columns` with which the column can be used; lists and mappings are added
+            to those that are set already.
     """
 
     def __init__(self, message: str, remedy: Mapping[str, Any]) -> None:
@@ -34,12 +35,12 @@ class ColumnError(ConfigurationError):
 
 
 def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
-    """Make the error of a part that needs classes and finds none after the data have been dealt out.
+    """Return the error for a component that needs classes, when the training samples have none.
 
     Args:
-        asking: who asks and what it does, the beginning of a sentence.
+        asking: the component and what it does with classes, the beginning of a sentence.
         missing: why there are no classes.
-        instead: what else to do.
+        instead: an alternative for the user, the end of a sentence.
     """
     return ConfigurationError(
         f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
@@ -48,7 +49,7 @@ def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
 
 
 def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:
-    """Write the first of some values, and how many more there are.
+    """Return the first ``most`` values as text, separated by commas, with "..." if there are more.
 
     Example:
         >>> listed(["a", "b", "c"], most=2, show=repr)
@@ -59,7 +60,7 @@ def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = st
 
 
 def in_words(numbers: Sequence[int], most: int = 6) -> str:
-    """Write ascending numbers, shortened: runs as ``first .. last``.
+    """Return ascending numbers as text, with consecutive numbers shortened to ``first .. last``.
 
     Example:
         >>> in_words([0, 1, 2, 3, 7, 9, 10])

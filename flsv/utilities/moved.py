@@ -1,4 +1,4 @@
-"""Modules that were documented under another name in 1.0: their old names are found until 2.0."""
+"""Imports of modules by their names in 1.0, which work until 2.0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: The old name of each, and its name today; what lies below an old name is found below the new one.
+#: ``{old name: new name}``; submodules of an old name are found below the new name.
 MOVED = {
     "flsv.clients": "flsv.training",
     "flsv.config": "flsv.configuration.federation_config",
@@ -26,7 +26,7 @@ MOVED = {
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Finder of modules by their old names: the same module, not a copy of it."""
+    """Import finder that maps old module names to today's: it returns the same module object, not a copy."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         old = ".".join(fullname.split(".")[:2])
@@ -39,11 +39,11 @@ class MovedModules(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # Python has put the spec of the old name on the module, which keeps its own.
+        # Python has set the module's spec to that of the old name; restore the module's own.
         module.__spec__ = module.__spec__.loader_state  # type: ignore[union-attr]  # an imported module has one
 
 
 def find_moved_modules() -> None:
-    """Install the finder before Python's own ones: below an old package they would load a module a second time."""
+    """Install the finder before Python's own finders, which would load a submodule of an old package a second time."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedModules())

@@ -1,6 +1,7 @@
-"""The plots that people know from shap, of clients' contributions: waterfall, beeswarm, heatmap.
+"""Plots of clients' contributions in the style of shap: waterfall, beeswarm, heatmap.
 
-Each is one call on plain numbers and gives ``(figure, axis)``, which a notebook shows. The report draws the same ones.
+Each is one call on plain numbers and returns ``(figure, axis)``, which a notebook shows. The report uses the same
+plots.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from flsv.utilities.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heat
 
 __all__ = ["beeswarm", "heatmap", "waterfall"]
 
-#: Color of the bars at both ends of a waterfall.
+#: Color of the first and the last bar of a waterfall.
 _WHOLE = "#94a4a2"
 _SIZE = (7.0, 3.8)
-#: Where the number of a bar stands.
+#: Position of the number above a bar.
 _ABOVE: dict[str, Any] = {
     "xytext": (0, 2),
     "textcoords": "offset points",
@@ -34,7 +35,7 @@ _Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
 class Shown(tuple[Any, ...]):
-    """A pair ``(figure, axis)`` that a notebook shows as the picture; figures of pyplot it shows anyway.
+    """A pair ``(figure, axis)`` that a notebook shows as a picture; a pyplot figure is not shown a second time.
 
     Example:
         >>> Shown(waterfall([0.5]))._repr_png_()[:4]
@@ -50,7 +51,7 @@ class Shown(tuple[Any, ...]):
 
 
 def shows(plot: _Plot) -> _Plot:
-    """Make what a plotting function gives visible in notebooks."""
+    """Decorate a plotting function so that notebooks show its result as a picture."""
 
     @functools.wraps(plot)
     def with_picture(*args: Any, **kwargs: Any) -> Any:
@@ -71,22 +72,22 @@ def waterfall(
     title: str = "",
     ax: Any = None,
 ) -> tuple[Any, Any]:
-    """Draw how a model's performance went from its start to its end, a step per client.
+    """Draw how a model's performance changes from its start to its end, with one step per client.
 
     Args:
-        values: ``[n]``; clients without one (NaN) have no step.
+        values: ``[n]``, the clients' values; a client with NaN has no step.
         names: the clients' names.
-        start: what the first step begins at, such as the model's performance before training.
-        end: what the last step is to come to; by default ``start`` and all values.
+        start: the height at which the first step begins, such as the model's performance before training.
+        end: the height at which the last step must end; default: ``start`` plus the sum of the values.
         unit: unit of the values.
         title: the picture's title.
-        ax: a matplotlib axis; by default a new figure that belongs to nobody.
+        ax: a matplotlib axis; default: a new figure outside of pyplot.
 
     Returns:
         ``(figure, axis)``.
 
     Raises:
-        ValueError: the values do not add up to the difference of ``start`` and ``end``, by more than a hundredth of it.
+        ValueError: the sum of the values differs from ``end - start`` by more than 1 %.
 
     Example:
         >>> figure, axis = waterfall([0.5, -0.1], ["Boston", "Quito"], start=0.3, end=0.7)
@@ -113,23 +114,23 @@ def draw_steps(
     unit: str = "",
     less_is_better: bool = False,
 ) -> None:
-    """Draw a bar for the start, one that floats for each value, and one for the end.
+    """Draw a bar for the start, a floating bar for each value, and a bar for the end.
 
     Args:
         ax: a matplotlib axis.
-        values: ``[n]``, what each adds.
-        names: names of the n steps.
-        start: height of the first bar.
-        end: height of the last bar.
+        values: ``[n]``, the height of each floating bar, negative for a fall.
+        names: the names of the n steps.
+        start: the height of the first bar.
+        end: the height of the last bar.
         unit: unit of the heights.
-        less_is_better: what lowers is a gain, and has its color.
+        less_is_better: whether negative values are gains and get the color of gains.
     """
     levels = [start, *(start + math.fsum(values[: place + 1]) for place in range(len(values)))]
     low, high = min(*levels, end), max(*levels, end)
-    # Where all that happens is far from 0, the steps would be slivers.
+    # If all heights are far from 0, an axis from 0 would make the steps too thin to see.
     low = low - 0.25 * (high - low) if low > 0.5 * high > 0 else min(low, 0.0)
     high = max(high, 0.0)
-    floor = max(low, 0.0)  # or bars would run over the names below the axis
+    floor = max(low, 0.0)  # bars from 0 would cover the names below the axis
     ax.bar([0, len(values) + 1], [start - floor, end - floor], bottom=floor, color=_WHOLE, width=0.62)
     for place, (before, value) in enumerate(zip(levels, values), 1):
         gain = value <= 0 if less_is_better else value >= 0
@@ -156,21 +157,21 @@ def beeswarm(
     title: str = "",
     ax: Any = None,
 ) -> tuple[Any, Any]:
-    """Draw each client's values over several runs or rounds: a point each, side by side where they would hide one
-    another, and the mean.
+    """Draw each client's values over several runs or rounds as points, and their mean as a line; points that would hide
+    one another are drawn side by side.
 
     Args:
-        values: ``[r, n]`` of r runs or rounds; NaN is no point.
+        values: ``[r, n]``, the values of n clients in r runs or rounds; NaN is not drawn.
         names: the clients' names.
         unit: unit of the values.
         title: the picture's title.
-        ax: a matplotlib axis; by default a new figure that belongs to nobody.
+        ax: a matplotlib axis; default: a new figure outside of pyplot.
 
     Returns:
-        ``(figure, axis)``; clients from the highest mean down.
+        ``(figure, axis)``; the clients are sorted by their mean, the highest at the top.
 
     Raises:
-        ValueError: another shape.
+        ValueError: ``values`` has another shape.
 
     Example:
         >>> figure, axis = beeswarm([[0.5, 0.1], [0.6, 0.2]], ["Boston", "Lyon"])
@@ -197,7 +198,8 @@ def beeswarm(
 
 
 def _apart(points: np.ndarray, everything: np.ndarray) -> np.ndarray:
-    """Compute how far each point is moved aside, -0.3 to 0.3, so that those of (nearly) one value lie side by side."""
+    """Return how far each point is moved aside, from -0.3 to 0.3, so that points of nearly equal value lie side by
+    side."""
     width = (np.ptp(everything) or 1.0) / 60
     moved = np.zeros(len(points))
     for bin_ in np.unique(np.floor(points / width)):
@@ -218,22 +220,23 @@ def heatmap(
     sort: bool = False,
     ax: Any = None,
 ) -> tuple[Any, Any]:
-    """Draw clients down and classes across; blue is above 0, red below, hatched where there is no value.
+    """Draw a heatmap with one row per client and one column per class: blue above 0, red below, hatched without a
+    value.
 
     Args:
-        values: ``[n, M]``.
+        values: ``[n, M]``, the values of n clients in M classes.
         names: the clients' names.
-        classes: names of the M columns.
+        classes: the names of the M classes.
         unit: unit of the values.
         title: the picture's title.
-        sort: the client with the largest mean first.
-        ax: a matplotlib axis; by default a new figure that belongs to nobody.
+        sort: whether the clients are sorted by their mean, largest first.
+        ax: a matplotlib axis; default: a new figure outside of pyplot.
 
     Returns:
         ``(figure, axis)``.
 
     Raises:
-        ValueError: another shape.
+        ValueError: ``values`` has another shape.
 
     Example:
         >>> figure, axis = heatmap([[0.5, -0.1]], ["Boston"], ["ill", "well"])
@@ -249,13 +252,13 @@ def heatmap(
 
 
 def _axis(height: float = _SIZE[1]) -> Any:
-    from matplotlib.figure import Figure  # slow to import, and most runs draw nothing
+    from matplotlib.figure import Figure  # imported here because it is slow, and most runs draw nothing
 
     return Figure(figsize=(_SIZE[0], min(height, 14)), dpi=100, layout="constrained").subplots()
 
 
 def _array(values: Any, dimensions: int, shape: str) -> np.ndarray:
-    """Convert tensors and lists to float64."""
+    """Convert a tensor or list to a float64 array; raise ValueError unless it has this number of dimensions."""
     plain = values.detach().cpu() if hasattr(values, "detach") else values
     array = np.asarray(plain, dtype=float)
     if array.ndim != dimensions:
@@ -264,7 +267,7 @@ def _array(values: Any, dimensions: int, shape: str) -> np.ndarray:
 
 
 def _known(values: Any, names: Sequence[str] | None) -> tuple[list[float], list[str]]:
-    """Return the values that are not NaN ``[k]``, and the names of their clients."""
+    """Return the finite numbers among ``values``, and the names of their clients."""
     row = _array(values, 1, "[n]")
     labels = client_labels(len(row), names)
     there = [place for place, value in enumerate(row.tolist()) if math.isfinite(value)]

@@ -1,4 +1,4 @@
-"""Parts that other packages bring, by entry points: ``pip install flsv-mything`` and they are there."""
+"""Components from other packages, found by entry points: after ``pip install flsv-mything`` they are available."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 @cache
 def installed(group: str, base: type = object) -> tuple[Any, ...]:
-    """Load the classes that installed packages name in a group of entry points, in the order of the packages.
+    """Return the classes that installed packages register in a group of entry points, in the order of the packages.
 
-    One that cannot be imported, or is no subclass of ``base``, is left out with a warning that names its package: a
-    package that a run does not need cannot stop it.
+    A class that cannot be imported, or is not a subclass of ``base``, is left out with a warning that names its
+    package: a package that a run does not need cannot stop the run.
 
     Args:
         group: the group's name, such as ``"flsv.metrics"``.
-        base: the class that they have to be subclasses of.
+        base: the class of which all must be subclasses.
 
     Example:
         >>> installed("flsv.nobody_has_such")
@@ -30,7 +30,7 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
             kind = entry.load()
             if not (isinstance(kind, type) and issubclass(kind, base)):
                 raise TypeError(f"expected a subclass of {base.__module__}.{base.__qualname__}")
-        except Exception as error:  # somebody else's code runs here
+        except Exception as error:  # importing runs another package's code
             package = entry.dist.name if entry.dist is not None else entry.module
             warnings.warn(
                 f"{package} brings {entry.value} as one of {group}, and it is left out: {type(error).__name__}: "
@@ -43,7 +43,7 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
 
 
 def subclasses(base: type) -> Iterator[type]:
-    """Yield all direct and indirect subclasses."""
+    """Yield all direct and indirect subclasses of ``base``."""
     kinds: list[type] = base.__subclasses__()
     for kind in kinds:
         yield kind

@@ -1,7 +1,7 @@
-"""Progress of long computations, reported to whoever has subscribed.
+"""Progress of long computations, reported to the listener attached last, such as a progress bar.
 
-A thousand coalitions, or fifty clients' transport problems, take minutes in which nothing else moves. The one who works
-them off says how many there are and when one is done; a progress bar listens.
+A thousand coalitions, or the transport problems of fifty clients, take minutes in which nothing else on the screen
+changes. The code that computes them calls :func:`start` and :func:`advance`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """Receiver of progress counts. Both methods may be called from any thread, one at a time."""
+    """Receiver of progress counts. Its methods may be called from any thread, but never two at the same time."""
 
     def show(self, what: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` items are done."""
 
     def hide(self) -> None:
-        """Stop showing: the work is done, or given up."""
+        """Stop showing the count: the work is done or was given up."""
 
 
 _lock = threading.RLock()
 _listeners: list[Listener] = []
-_work: list[tuple[str, int, int]] = []  # one at most: what, done, total
+_work: list[tuple[str, int, int]] = []  # at most one: what, done, total
 
 
 def attach(listener: Listener) -> None:
-    """Report to this listener, until it is detached or another one is attached."""
+    """Report progress to this listener, until it is detached or another one is attached."""
     with _lock:
         _listeners.append(listener)
 
@@ -42,7 +42,8 @@ def detach(listener: Listener) -> None:
 
 
 def start(what: str, total: int) -> None:
-    """Begin a piece of work of ``total`` items at most, in one call of :func:`add_total` or in several.
+    """Begin work of at most ``total`` items called ``what``, which :func:`add_total` announces in one call or in
+    several.
 
     Example:
         >>> class Print:
@@ -69,7 +70,7 @@ def start(what: str, total: int) -> None:
 
 
 def add_total(what: str, count: int) -> None:
-    """Announce further items."""
+    """Announce ``count`` further items of the work called ``what``."""
     with _lock:
         if not _listeners:
             return
@@ -88,7 +89,7 @@ def advance(count: int = 1) -> None:
 
 
 def finish() -> None:
-    """End the piece of work."""
+    """End the current work; the listener stops showing its count."""
     with _lock:
         if _work:
             _work.clear()
@@ -98,7 +99,7 @@ def finish() -> None:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Report nothing within: the work is too small to be shown, such as a trial.
+    """Report no progress within this context, because the work is too small to be shown, such as a trial run.
 
     Example:
         >>> with muted():

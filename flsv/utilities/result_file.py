@@ -1,7 +1,8 @@
-"""Results that take long, kept as they come: a process that is killed loses the one that it was at, and no other.
+"""Files of results that take long to compute, written one by one: a process that is killed loses only the result that
+it was computing.
 
-One format for all of them: a CSV file to which rows are added. Where all of its rows are of one experiment, its first
-line says of which, and results of another are refused.
+All have the same format: a CSV file to which rows are appended. If all rows belong to one experiment, the first line
+holds its settings, and results of other settings are refused.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 
 class ResultFile:
-    """A CSV file of results to which rows are added.
+    """A CSV file of results to which rows are appended.
 
     Args:
-        path: the file; its folder is made with the first row.
-        columns: their names, and how cells are read.
-        settings: the settings, by name, that all rows are of; None: the file does not name any.
-        key: number of leading columns that name a result of several rows; a result that a kill cut short is dropped
-            as a whole. 0: every row is a result.
-        anew: whether to begin anew where the file is of other settings.
+        path: the file; its folder is created with the first row.
+        columns: ``{column: function that reads its cells}``.
+        settings: the settings of the experiment that all rows belong to, ``{name: value}``; None: the file names no
+            settings.
+        key: the number of leading columns that identify a result of several rows; if a kill cut a result short, all of
+            its rows are dropped. 0: every row is a result.
+        anew: whether a file with other settings is replaced instead of refused.
 
     Attributes:
-        rows: the rows that are there, as mappings by column.
+        rows: the rows that the file holds already, as mappings by column.
 
     Raises:
-        ConfigurationError: the file is one of other settings, which are named, or none of this kind.
+        ConfigurationError: the file holds results of other settings, which the message names, or is not a file of
+            results.
 
     Example:
         >>> import tempfile
@@ -58,7 +61,7 @@ class ResultFile:
         self.path, self._columns = path, columns
         self._settings = None if settings is None else {name: str(value) for name, value in settings.items()}
         self.rows: list[dict[str, Any]] = []
-        #: Whether there is a file whose rows these are: else the first row begins it.
+        #: Whether the file exists and holds :attr:`rows`; if not, the first row creates it.
         self._begun = False
         lines = whole_lines(path) if path.is_file() else []
         heads = 1 if settings is None else 2
@@ -80,7 +83,7 @@ class ResultFile:
             self._drop_last(lines, heads, list(columns)[:key])
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
-        """Append rows, cells in the columns' order, all of them or none."""
+        """Append rows, each with its cells in the order of the columns: all of the rows or none."""
         new = csv_text(rows)
         if self._begun:
             append(self.path, new)
@@ -92,7 +95,7 @@ class ResultFile:
         self._begun = True
 
     def _differences(self, first: str) -> list[str]:
-        """Name the settings that the file's first line gives otherwise."""
+        """Return the settings that differ between this experiment and the file's first line, as text for a message."""
         if self._settings is None:
             return []
         try:
@@ -103,7 +106,7 @@ class ResultFile:
         return [f"{name} is {now} and was {then}" for name, (now, then) in pairs.items() if now != then]
 
     def _drop_last(self, lines: Sequence[str], heads: int, key: Sequence[str]) -> None:
-        """Drop the last result, of which a kill has left half."""
+        """Drop the last result, which a kill may have cut short, from the rows and the file."""
         last = [self.rows[-1][name] for name in key] if self.rows else []
         kept = [place for place, row in enumerate(self.rows) if [row[name] for name in key] != last or not key]
         self.rows = [self.rows[place] for place in kept]
@@ -113,10 +116,10 @@ class ResultFile:
 
 
 def read_members(cell: str) -> tuple[int, ...]:
-    """Read a coalition's members, ascending: ``0+2``, or ``-`` for nobody.
+    """Parse the text of a coalition: its members in ascending order, such as ``0+2``, or ``-`` for the empty coalition.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a coalition.
 
     Example:
         >>> read_members("0+2"), read_members("-"), members_text((0, 2))
@@ -129,5 +132,5 @@ def read_members(cell: str) -> tuple[int, ...]:
 
 
 def members_text(coalition: Iterable[int]) -> str:
-    """Write a coalition's members as :func:`read_members` reads them."""
+    """Return a coalition as text that :func:`read_members` reads."""
     return "+".join(map(str, coalition)) or "-"

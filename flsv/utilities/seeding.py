@@ -1,7 +1,7 @@
 """Random generators, each derived from the run's seed and its purpose.
 
-Nothing here keeps a generator alive between rounds: a client's batches in round 7 come from ``(seed, 7, client)``
-whether the run got there in one go or was killed and resumed, and whoever else is in the cohort.
+No generator lives from one round to the next: a client's batches in round 7 depend only on ``(seed, 7, client)``,
+whether the run was interrupted and resumed or not, and whoever else is in the cohort.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def seed_or_default(seed: int | None) -> int:
-    """Return the seed; for None that of ``seed_everything``, or 0 where that has not been called."""
+    """Return the given seed; for None the seed of ``seed_everything``, or 0 if that has not been called."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
 
 
@@ -28,7 +28,7 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
 
     Args:
         seed: any integer, see :func:`seed_or_default`.
-        path: what the stream is for, such as ``("shuffle", round_index, client_id)``.
+        path: the purpose of the stream, such as ``("shuffle", round_index, client_id)``.
 
     Example:
         >>> derive_seed(0, "shuffle", 3, 1) == derive_seed(0, "shuffle", 3, 1)
@@ -37,28 +37,28 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
         False
     """
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part % 2**32 for part in path]
-    # The length is told, because SeedSequence fills up with zeros: ("a",) and ("a", 0) would be one stream.
+    # The length is included because SeedSequence pads with zeros: ("a",) and ("a", 0) would be the same stream.
     state = np.random.SeedSequence([seed_or_default(seed) % 2**64, len(words), *words]).generate_state(1, np.uint64)[0]
     return int(state >> np.uint64(1))
 
 
 def generator_for(seed: int | None, *path: int | str) -> torch.Generator:
-    """Make a CPU generator at the start of the stream named by ``path``; see :func:`derive_seed`."""
+    """Return a CPU generator at the start of the stream named by ``path``; see :func:`derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(seed, *path))
 
 
 def shuffle_stream(seed: int, round_index: int, client: int, epoch: int) -> torch.Generator:
-    """Make the generator of the order of a client's samples in one local epoch, ``torch.randperm`` of their number."""
+    """Return the generator of the order in which a client's samples are visited in one local epoch."""
     return generator_for(seed, "shuffle", round_index, client, epoch)
 
 
 def seed_global_rngs(seed: int, *path: int | str) -> None:
-    """Put Python's, NumPy's and torch's global generators at the start of the stream named by ``path``."""
+    """Set Python's, NumPy's and torch's global generators to the start of the stream named by ``path``."""
     derived = derive_seed(seed, *path)
     random.seed(derived)
     np.random.seed(derived % 2**32)  # noqa: NPY002 - users' code draws from the global generator
     torch.default_generator.manual_seed(derived)
-    # torch.manual_seed writes a stack trace for each kind of device that is not there: 5 % of a small network's round.
+    # torch.manual_seed writes a stack trace for each kind of device that is absent: 5 % of a small network's round.
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(derived)
     if torch.backends.mps.is_available():
@@ -72,7 +72,7 @@ def global_rngs() -> tuple[Any, ...]:
 
 
 def restore_global_rngs(states: tuple[Any, ...]) -> None:
-    """Put the global generators where :func:`global_rngs` found them, in this process or another."""
+    """Set the global generators to the states that :func:`global_rngs` returned, in this process or another."""
     python, legacy, cpu, cuda = states
     random.setstate(python)
     np.random.set_state(legacy)  # noqa: NPY002
@@ -82,12 +82,12 @@ def restore_global_rngs(states: tuple[Any, ...]) -> None:
 
 
 def torch_rngs(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return the states of torch's generators, of the CPU and of this device, for :func:`restore_torch_rngs`."""
+    """Return the states of torch's CPU generator and of this device's generator, for :func:`restore_torch_rngs`."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    """Put torch's generators where :func:`torch_rngs` found them."""
+    """Set torch's generators to the states that :func:`torch_rngs` returned for the same device."""
     torch.set_rng_state(states[0])
     if states[1] is not None:
         torch.cuda.set_rng_state(states[1], device)
@@ -95,8 +95,8 @@ def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.devic
 
 @contextmanager
 def isolated_rngs(seed: int, *path: int | str) -> Iterator[None]:
-    """Put Python's, NumPy's and torch's global generators at the start of the stream named by ``path`` within the
-    context; afterwards they are as they were before.
+    """Set Python's, NumPy's and torch's global generators to the start of the stream named by ``path`` within this
+    context; afterwards restore their former states.
 
     Example:
         >>> before = torch.get_rng_state()
