@@ -112,8 +112,9 @@ def partition_data(
         partitioner: assigns the samples that are not the server's to clients.
         options: shares of the samples that are set aside for validation and testing.
         loader: options of the loaders, which take precedence over those of the source.
-        groups: see :func:`~flsv.data.groups.named_groups`; ignored if the source itself has groups.
-        labels: see :class:`~flsv.data.FederatedDataModule`.
+        groups: the user's argument ``groups``, see :func:`~flsv.data.groups.named_groups`; ignored if the source itself
+            has groups.
+        labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`.
         corruptions: changes to some clients' training data.
         batch_size: samples per training batch; None: the source's batch size, or 32 if it has none.
 

@@ -154,7 +154,7 @@ def enter(
         labels: options of the label term.
         t: position of the interpolants between both measures, in (0, 1).
         p: exponent of the Wasserstein distance.
-        allow_reconstruction: see :class:`flsv.valuation.FedBary`.
+        allow_reconstruction: whether to accept so many points that the server could reconstruct samples.
     """
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)

@@ -53,8 +53,8 @@ class CSVData(L.LightningDataModule):
 
     Attributes:
         train_set, val_set, test_set: the data sets, set by ``setup``; None for a set without samples.
-        ``train_set.groups`` has the group
-            of each sample, ``train_set.group_kind`` the column's name, ``train_set.classes`` the classes' names.
+            ``train_set.groups`` has the group of each sample, ``train_set.group_kind`` the column's name,
+            ``train_set.classes`` the classes' names.
         group_names: the groups in the order in which :class:`~flsv.data.GroupPartitioner` makes clients of them.
         input_shape: shape of one sample.
         num_classes: number of classes; None for data without classes.

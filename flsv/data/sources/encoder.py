@@ -40,7 +40,7 @@ class TableEncoder:
             :meth:`features`.
         read: cards of the columns from which the features were made; set by :meth:`features`.
         target_mean, target_std: mean and standard deviation of a standardized target, set by :meth:`targets`; 0 and 1
-        for other targets. A prediction times ``target_std`` plus ``target_mean`` is in the unit of the table.
+            for other targets. A prediction times ``target_std`` plus ``target_mean`` is in the unit of the table.
 
     Example:
         >>> frame = pd.DataFrame({"age": ["30", "50", ""], "ill": ["no", "yes", "no"]})
