@@ -216,7 +216,7 @@ class LightningFit:
         self.running.begin_round()
 
     def begin_batch(self, batch: Any) -> None:
-        """Begin a client's batch."""
+        """Begin a training batch of a client, in the form in which ``training_step`` gets it."""
         assert self.cohort is not None
         if self.cohort.begin_batch(batch):
             assert self.reports is not None
@@ -224,12 +224,18 @@ class LightningFit:
             self.reports.terminal.text = {"round": rounds, "client": self.cohort.place}
 
     def begin_step(self, optimizer: Any) -> None:
-        """Begin a client's optimizer step."""
+        """Begin a client's optimizer step, after its gradients are computed."""
         assert self.cohort is not None
         self.cohort.turn.begin_step(optimizer)
 
     def end_batch(self, module: L.LightningModule, outputs: Any, batch: Any) -> None:
-        """End a client's batch; after the cohort's last one, end the round."""
+        """End a training batch of a client; after the cohort's last batch, end the round.
+
+        Args:
+            module: the fit's module.
+            outputs: the value that ``training_step`` returned.
+            batch: the batch.
+        """
         assert self.cohort is not None
         self.average.end_batch(self.trainer)
         if self.cohort.end_batch(step_loss(self.trainer, outputs)):

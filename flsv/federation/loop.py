@@ -235,7 +235,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next round needs, beside the global model."""
+        """Return the loop's state for a checkpoint: all that the next round needs, except the global model."""
         return {
             **self.state.state_dict(),
             **(self.run_state.state_dict() if self._lightning_fit is None else self._lightning_fit.saved()),
@@ -293,12 +293,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """Return the live metrics by name."""
+        """Return the metrics that the loop updates, by name."""
         return MappingProxyType(self.contribution_metrics.metrics)
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """Return those of aggregator, personalizer, sampler and client algorithm that the loop has, by role."""
+        """Return the loop's strategies (aggregator, personalizer, sampler, client algorithm) by role."""
         return MappingProxyType(self.config.strategies)
 
     @property
@@ -327,7 +327,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def client_scores(self) -> dict[str, Tensor]:
-        """Return the last scores ``[n]`` of the clients' own models: ``accuracy``, ``balanced_accuracy``, ``auroc``."""
+        """Return the last scores ``[n]`` of the clients' own models by name, such as ``"accuracy"``."""
         return self.state.client_scores
 
     @property

@@ -143,7 +143,7 @@ class RunReports:
         return [*sinks, Trackers(others, per_class, *names)] if others else sinks
 
     def write(self, round: Round) -> None:
-        """Write the result of a round."""
+        """Make the result of a round, and pass it to all sinks."""
         state, federation = self._state, self._federation
         assert state.weights is not None
         result = self.results.round_result(
@@ -186,7 +186,7 @@ class RunReports:
             self._state.start = initial_scores(self._trainer, self._federation)
 
     def finish(self) -> None:
-        """Write the run's final result."""
+        """Make the run's final result, and pass it to all sinks."""
         result = self._result(learning_record(self._trainer, self._federation) if self._learning_is_told else {})
         for sink in self.sinks:
             sink.finish(result)
@@ -283,7 +283,7 @@ class Contribution(Tensor):
 
 
 def contribution(metric: Metric, value: Tensor) -> Contribution:
-    """Make a Contribution from a metric's value ``[n]`` or ``[n, M]``."""
+    """Make a Contribution from a metric and its value: ``[n]``, or ``[n, M]`` with columns such as classes."""
     whole = overall(metric, value)
     found = whole.as_subclass(Contribution)
     found.by_class = value if value.ndim == 2 else None

@@ -136,7 +136,7 @@ class FederationRun:
         state.pending_traffic = manager.channel.pop_since(before)
 
     def loader(self) -> Iterable[Any]:
-        """Return the train dataloader of the current round."""
+        """Return the train dataloader of the current round; if no cohort is drawn yet, draw it."""
         if not self.state.cohort:
             self.draw_cohort()
         return self.engine.loader()

@@ -55,7 +55,7 @@ class ClientManager:
         channel: counts the messages between server and clients.
         locals: the clients' data by number, for the clients' own code.
         clients: the clients by number, as the server sees them.
-        server: the server's validation set; None where there is none.
+        server: the server's validation set; None: it has none.
     """
 
     def __init__(

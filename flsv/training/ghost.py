@@ -117,7 +117,7 @@ class GhostProducts:
         return torch.cat(products) if products else torch.empty(0, dtype=torch.float64, device=self._device)
 
     def remove(self) -> None:
-        """Remove the hooks until the next batch that is watched; collected products can still be taken."""
+        """Remove the hooks until the next batch that is watched; :meth:`take` still returns the collected products."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -155,7 +155,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
         names: names of the parameters whose layers are checked.
 
     Raises:
-        ConfigurationError: a layer does not separate them; the message names the layer and says what to do.
+        ConfigurationError: a layer does not separate the gradients; the message names the layer and a remedy.
     """
     asked = {p: name for name, p in module.named_parameters() if name in names and p.requires_grad}
     for name, layer in module.named_modules():

@@ -104,7 +104,7 @@ class LocalSteps(Slot):
 
         Args:
             count: a function that returns a client's number.
-            name: what the number is, for the warning.
+            name: a description of the number, for the warning.
         """
         hook = self._trainer.lightning_module._current_fx_name
         self.length_was_read = self.length_was_read or hook == CONFIGURE

@@ -39,7 +39,7 @@ class OptimizerOptions:
         }
 
     def check(self, before: dict[str, Any]) -> None:
-        """Check that the options that differ from those of the run's start can be applied.
+        """Check that the options that have changed since the run's start can be applied.
 
         Args:
             before: the :attr:`configured_options` of the run's start.
@@ -66,7 +66,7 @@ class OptimizerOptions:
             )
 
     def apply(self, before: dict[str, Any]) -> None:
-        """Apply the options that differ from those of the run's start, after Lightning has restored the optimizers.
+        """Apply the options that have changed since the run's start, after Lightning has restored the optimizers.
 
         Args:
             before: the :attr:`configured_options` of the run's start.

@@ -39,7 +39,7 @@ TENSORS = "tensors"
 
 
 class ClientStore:
-    """The state of each client between its rounds.
+    """The state of each client between its rounds, in parts (see the module), with changes staged during a round.
 
     Example:
         >>> store = ClientStore()

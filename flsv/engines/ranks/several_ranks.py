@@ -229,7 +229,7 @@ class SeveralRanks(OneProcess):
         return self.owners.mine(range(self._state.num_clients))
 
     def _gather(self) -> None:
-        """Gather all clients' states on rank 0 after a round."""
+        """Gather the states that all ranks' clients keep between rounds on rank 0."""
         self._kept: dict[int, Any] = super().kept()
         if self.owners.bound:
             parts = self.ranks.all_gather(self._kept, "what clients keep")

@@ -1,4 +1,4 @@
-"""RemoteSites: the sites as the server sees them, which train rounds and answer questions."""
+"""RemoteSites: the server's connection to the sites, which train in rounds and compute functions on their data."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RemoteSites:
         self._trained = {}
 
     def commit(self) -> None:
-        """Record the sites' visits in the federation's state at the end of a round."""
+        """Record each site's last accepted visit in the federation's state at the end of a round."""
         self._state.counted = dict(self._stands)
 
     def discard(self) -> None:

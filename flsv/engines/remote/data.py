@@ -76,7 +76,7 @@ class RemoteData(FederatedDataModule):
         return [] if self._own is None else self._own.test_dataloader()
 
     def client_loader(self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any) -> Any:
-        """Return a loader that cannot be read, whose length is the client's number of samples in the split."""
+        """Return a stand-in loader that raises an error when it is read; its length is the number of samples."""
         return _Elsewhere(self._sizes[client][split], f"{client_called(client, self.names)} are at its site")
 
     def content_hashes(self) -> dict[str, str]:

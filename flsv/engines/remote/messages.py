@@ -61,13 +61,13 @@ class BadReply(ValueError):
 
 
 class Unwilling(BadReply):
-    """Error: a site's settings or policy do not let it take part, so asking again is of no use."""
+    """Error: a site's settings or policy do not let it take part, so that another attempt is useless."""
 
 
 class Refused(ConfigurationError):
-    """Error: a site refuses a message because of its policy, other settings than the server's, or the round's end.
+    """Error: a site refuses a message: its policy forbids it, its settings differ from the server's, or it is too late.
 
-    The error's text holds nothing of the data, and is sent to the server."""
+    The error's text contains no data of the site, and is sent to the server."""
 
 
 #: Errors that reading a reply with unexpected content may raise, :class:`BadReply` among them.

@@ -116,7 +116,7 @@ class ClientContext:
         return parameter in self._names
 
     def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return those of the parameters that are shared with the server, and their gradients."""
+        """Return the parameters that are shared with the server, out of ``parameters``, and their gradients."""
         pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
         return [p for p, _ in pairs], [g for _, g in pairs]
 

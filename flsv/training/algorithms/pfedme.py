@@ -102,7 +102,7 @@ class MoreauSGD(torch.optim.Optimizer):
             The loss before the last of the inner steps.
 
         Raises:
-            ConfigurationError: there is no closure.
+            ConfigurationError: ``closure`` is None.
         """
         if closure is None:
             raise ConfigurationError("MoreauSGD.step needs a closure, as Lightning's automatic optimization gives one.")

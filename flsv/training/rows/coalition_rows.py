@@ -1,4 +1,4 @@
-"""CoalitionRows: training of a client's coalition models beside its own model, as rows of one batched model."""
+"""CoalitionRows: trains the models of a client's coalitions, as rows of one batched model, beside its own model."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def not_the_same(reason: str, remedy: str = "Value the run by flsv retrain") -> 
 
     Args:
         reason: the reason, for the message.
-        remedy: what the user can do, for the message.
+        remedy: the advice to the user, for the message.
     """
     error = NotBatched(f"ShadowShapley: {reason}. {remedy}.")
     error.reason = reason

@@ -138,7 +138,7 @@ class RowTraining:
         self._stacked = StackedOptimizer(self.optimizer, self._groups, states)
 
     def end(self) -> None:
-        """Release the stacked states."""
+        """Release the rows' parameters and buffers, and the state of their optimizer."""
         self.states, self._starts = {}, {}
         del self._stacked
 
