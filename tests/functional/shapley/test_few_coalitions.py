@@ -10,9 +10,10 @@ from torch import Tensor
 
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley, interval_over_seeds, kernel_shap
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
+from flsv.functional.shapley.kernels import Kernel, averaged_membership, gaussian, gram, membership
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.studentized_range import pairs_differ, times_to_tell_apart
-from flsv.functional.shapley.surrogate import Kernel, averaged_membership, fit_surrogate, gaussian, gram, membership
+from flsv.functional.shapley.surrogate import fit_surrogate
 
 
 def game(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -9,21 +9,18 @@ from functional.shapley.games import accuracy_table, random_table, rng, table_ga
 
 from flsv.functional import exact_shapley, regression_shapley, surrogate_shapley
 from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
-from flsv.functional.shapley.layers import LayeredSample
-from flsv.functional.shapley.memoized_game import MemoizedGame
-from flsv.functional.shapley.surrogate import (
-    CONSTANT,
-    SURROGATES,
-    AdjustedEstimator,
+from flsv.functional.shapley.kernels import (
     Kernel,
     averaged_membership,
-    fit_surrogate,
     gaussian,
     gram,
     kernel_shapley,
     membership,
     pairs,
 )
+from flsv.functional.shapley.layers import LayeredSample
+from flsv.functional.shapley.memoized_game import MemoizedGame
+from flsv.functional.shapley.surrogate import CONSTANT, SURROGATES, AdjustedEstimator, fit_surrogate
 
 
 @pytest.mark.parametrize("parts", SURROGATES[-3:])
