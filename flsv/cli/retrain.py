@@ -118,9 +118,7 @@ def retrain(
         while seeds is None or len(utilities) < seeds:
             seed = first + len(utilities)
             cli = make(seed)
-            if metric is None:
-                metric, mode = performance_by(find_loop(cli.trainer))
-            judges = judges or judges_of(find_loop(cli.trainer))
+            metric, mode, judges = _performance_of(find_loop(cli.trainer), metric, mode, judges)
             asked, names, file = _scores(metric, mode, judges)
             utility = RetrainedUtility(
                 lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]  # a default argument
@@ -182,6 +180,15 @@ def _scores(metric: str, mode: Any, judges: Judges) -> tuple[str | ModelScore | 
     if metric in CLASSIFICATION:
         return CLASSIFICATION, CLASSIFICATION, "scores"
     return metric, (metric,), metric.replace("/", "-")
+
+
+def _performance_of(
+    loop: Any, metric: str | None, mode: str | None, judges: Judges | None
+) -> tuple[str, str | None, Judges]:
+    """Return the performance, its mode and the judges: the given ones, or those of the run's metrics in their place."""
+    if metric is None:
+        metric, mode = performance_by(loop)
+    return metric, mode, judges or judges_of(loop)
 
 
 def _check_performance(metric: str | None, mode: str | None) -> None:

@@ -38,8 +38,9 @@ from flsv.results.round_result import Event, copies_in, faults_in
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
-from flsv.server.checks import check_callbacks, check_names, check_setup
+from flsv.server.checks import check_names, check_setup
 from flsv.server.resume import check_checkpoint, check_state, complete
+from flsv.server.trainer_checks import check_callbacks
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
 from flsv.utilities.arguments import ReadOnlyArguments
@@ -70,8 +71,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
     contributions, the round's weights and the last scores of the clients' own models (``<metric>/client_<i>``,
-    ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``, ``.../min``, ``.../std``) for callbacks such as
-    ``EarlyStopping``. ``WeightAveraging`` averages the global models.
+    ``weight/client_<i>``, ``.../mean``, ``.../min``, ``.../std``). ``WeightAveraging`` averages the global models.
 
     Args:
         aggregator: the aggregator, which makes the next global model from the clients' models. Default: FedAvg.

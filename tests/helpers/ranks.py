@@ -228,7 +228,7 @@ def exchanges(folder: str) -> None:
         assert (bool(there["yes"]), there["text"]) == (r == 1, f"rank {r}")
     assert ranks.broadcast(1, told, "one")["text"] == "rank 1"
     matrix = torch.full((4, 300_000), float(rank))
-    ranks.rows(matrix, [2, 0, 1, 0], "long rows")
+    ranks.broadcast_rows(matrix, [2, 0, 1, 0], "long rows")
     assert [row.unique().tolist() for row in matrix] == [[2.0], [0.0], [1.0], [0.0]]
     with pytest.raises(RuntimeError, match=r"ranks are out of step|another rank is gone"):
         ranks.all_gather(None, "this" if rank else "that")
