@@ -27,18 +27,20 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 400, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (41_400, 38_000),
-    "of these of guides": (12_900, 12_000),
-    "lines of tests": (33_300, 31_000),
-    "lines of tools": (4_900, 4_500),
-    "scripts in tools": (25, 25),
-    "lines of flsv": (30_280, 28_000),
+    "words of all pages": (44_300, 38_000),
+    "of these of guides": (12_750, 12_000),
+    "lines of tests": (34_250, 31_000),
+    "lines of tools": (5_680, 4_500),
+    "scripts in tools": (28, 25),
+    "lines of flsv": (31_260, 28_000),
 }
-#: Of lines of code in the rooms of flsv, likewise.
-ROOMS = {
-    "benchmark": (960, 1_000), "cli": (1_810, 1_500), "clients": (2_760, 2_000), "data": (3_160, 2_600),
-    "engines": (2_320, 2_100), "functional": (2_820, 2_800), "games": (1_540, 1_500), "loop": (2_080, 1_100),
-    "metrics": (1_960, 1_900), "report": (2_100, 1_900), "server": (1_270, 700), "testing": (650, 700),
+#: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
+ROOMS: dict[str, tuple[int, int | None]] = {
+    "_lightning": (720, None), "benchmark": (960, 1_000), "cli": (1_960, 1_500), "core": (1_180, None),
+    "data": (3_160, 2_600), "engines": (2_200, 2_100), "federation": (1_060, None), "functional": (3_010, 2_800),
+    "games": (1_830, 1_500), "metrics": (2_050, 1_900), "models": (790, None), "personalization": (680, None),
+    "report": (1_040, None), "results": (1_120, None), "retraining": (1_070, None), "server": (1_010, None),
+    "testing": (650, 700), "training": (2_760, None), "utilities": (1_020, None), "valuation": (680, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference", "decisions")
@@ -125,7 +127,8 @@ def main() -> int:
         files[room] += 1
     print(f"{options.folder.name}: {rooms.total():,} lines of code in {len(sources)} files")
     for room, total in rooms.most_common():
-        limits = "limit {:,}, aim {:,}".format(*ROOMS[room]) if room in ROOMS else ""
+        limit, aim = ROOMS.get(room, (None, None))
+        limits = f"limit {limit:,}" + (f", aim {aim:,}" if aim else "") if limit else ""
         print(f"  {room:20} {total:6,} lines {files[room]:4} files  {limits}")
     over = list(over_limits(sources, options.folder.parent))
     if options.folder.name == "flsv":
