@@ -45,8 +45,8 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _judges(self, trainer: L.Trainer) -> bool:
-        """Return whether the score that selects the best round has been logged; it is known after the first
-        validation."""
+        """Return whether the score that selects the best round has been logged, and monitor it from the first
+        validation on."""
         if self.monitor is None:
             self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
             self.mode = MONITORS.get(str(self.monitor), "min")

@@ -322,8 +322,10 @@ OVERALL = ("mean", "fairness", "global", "seconds", "coalitions")
 
 
 def score_table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
-    """Return the table of one measure, in %, for the models that the clients received last: one column per algorithm,
-    the standalone baseline first."""
+    """Return the table of one measure of the models that the clients received last.
+
+    The columns are the algorithms, the standalone baseline first. The rows are the clients, in % with the gain over the
+    baseline, then the summaries of :data:`OVERALL`."""
     alone = outcomes[0]
     columns = {}
     for outcome in outcomes:

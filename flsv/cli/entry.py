@@ -171,8 +171,9 @@ def _run_lightning(given: list[str], command: str, quiet: bool, loaded: Callable
 
 
 def _announce(command: str) -> Waiting | None:
-    """Show a waiting line on a terminal while PyTorch is imported, which takes seconds; return it, or None
-    elsewhere."""
+    """Show a waiting line while PyTorch is imported, which takes seconds, and return the line.
+
+    Return None if stderr is not a terminal or the command does not import PyTorch."""
     if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
         return Waiting(f"flsv {command}: loading PyTorch")
     return None

@@ -206,7 +206,11 @@ def _play(
     compare: bool,
     say: Callable[[str], None],
 ) -> tuple[Tensor, Which, bool]:
-    """Return the coalitions' utilities, the kind of coalitions, and whether they were trained side by side."""
+    """Train the coalitions, and return their utilities, the name of their set, and whether they were trained together.
+
+    The set's name is ``which``, or ``"both"`` in place of ``"auto"`` if they cannot be trained together, as rows of one
+    batched model.
+    """
     masks = few_coalitions(utility.num_players, which)
     try:
         if together:

@@ -63,7 +63,7 @@ _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
 def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
-    """Return the words for a client in a sentence: its number, and its name if it has one.
+    """Return the words for a client in a sentence: its number, and its name unless that is the number.
 
     Args:
         client: number of the client.

@@ -370,7 +370,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return None if self._lightning_fit is None else self._lightning_fit.current_client
 
     def received(self) -> dict[int, Tensor]:
-        """Return the models ``[P]`` by client id of those clients that would not start from the global model next."""
+        """Return ``{client id: model [P]}`` of the clients whose next start differs from the global model."""
         return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:

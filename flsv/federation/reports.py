@@ -174,7 +174,7 @@ class RunReports:
 
     @property
     def _learning_is_told(self) -> bool:
-        """Return whether the test whether the model has learned anything is written or shown anywhere."""
+        """Return whether files or the table have the test that compares the model with a constant answer."""
         reporting, metrics = self._config.reporting, self._federation.metrics.metrics
         if self._federation.server.games is None and self._federation.metrics.game_metrics:
             return False  # a resumed run without a round

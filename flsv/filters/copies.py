@@ -120,8 +120,8 @@ class CopyFilter(UpdateFilter):
         return cohort.warn(*sentences)
 
     def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
-        """Add to the state how similar the updates of the clients ``here [k]`` are to the server's last step, and
-        return each client's mean similarity ``[n]``; ``gram [k, k]`` has the updates' inner products.
+        """Add the similarities of the clients' updates to the server's last step to the state, and return each client's
+        mean over its rounds ``[n]``. ``here [k]`` are the clients, ``gram [k, k]`` their updates' inner products.
         """
         before, start, end = self._start, cohort.common_start, cohort.num_parameters
         self._start = None if start is None or self.echo is None else start.detach().clone()
@@ -139,8 +139,8 @@ class CopyFilter(UpdateFilter):
         return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
-        """Add to the state how similar the updates of the clients ``here [k]`` are to each other, and return each
-        pair's mean similarity ``[n, n]``; ``gram [k, k]`` has the updates' inner products.
+        """Add the similarities of all pairs of updates to the state, and return each pair's mean over its rounds
+        ``[n, n]``. ``here [k]`` are the clients, ``gram [k, k]`` their updates' inner products.
         """
         total, together, speaking, found = self._pairs
         pairs = here[:, None], here

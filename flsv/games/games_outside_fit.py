@@ -58,8 +58,8 @@ def games_outside_fit(
             batches.
         measures: ``{name: measure}``: each metric's name, for messages, and its performance measure; see
             :mod:`flsv.games.performance`.
-        loss: for a plain network, its loss function: ``loss(module(x), y)`` is the mean over the batch. The measure's
-            name is ``"loss"``.
+        loss: for a plain network, its loss function: ``loss(module(x), y)`` must return the mean over the batch. In
+            ``measures``, it is ``ModelScore("loss", "min")``.
         num_classes: for classifiers, the number of classes M.
 
     Raises:

@@ -136,7 +136,7 @@ class ClassSpecificShapley(ContributionMetric):
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the options
-        """Unit of a value."""
+        """Unit of a client's value for a class, for tables and axes."""
         return "cosine with the aggregate" + ("; over all classes, times samples" if self._weighs else "")
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:

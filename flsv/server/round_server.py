@@ -72,7 +72,7 @@ class RoundServer:
         self.games: CoalitionGames | None = None
 
     def bind_games(self, games: CoalitionGames) -> None:
-        """Give the games, which evaluate models on the server's validation set, to metrics and strategies."""
+        """Give the games, which evaluate models for metrics, to the strategies, and store them."""
         self.games = games
         for strategy in self.strategies:
             strategy.bind_evaluator(games)

@@ -80,7 +80,7 @@ class Rounds:
         return LocalData(name, batches, counts, population.cpu(), self._evaluator, self._with, guarded=guarded)
 
     def __getitem__(self, index: int) -> Round:
-        """Return the round of this index, after aggregation."""
+        """Make the round of this index, with its aggregated model."""
         who = sorted(self.cohorts[index], key=lambda client: self.order[client])
         numbers = [self.order[client] for client in who]
         start = self.normal(self.space.size, of=("start", index))

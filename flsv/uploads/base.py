@@ -19,7 +19,7 @@ from flsv.utilities.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class UploadContext:
-    """The sender and the round of an update, and the state that an upload may use.
+    """Information for an upload, which changes an update before it is sent: the sender, the round, the stored state.
 
     Args:
         client: the client's id.
@@ -29,7 +29,7 @@ class UploadContext:
         seed: the run's seed.
         state: state of the client that is stored between rounds.
         position: index of the upload in the loop's list of uploads.
-        start_sent: whether the server sent the start point to the client, and so knows it.
+        start_sent: whether the server itself sent the model that the client started from.
         start: the model ``[P]`` from which the client started its training; None if it is not known.
     """
 

@@ -26,9 +26,11 @@ def test_a_metric_from_the_guide_alone_is_told_everywhere(
 ) -> None:
     """What a stranger writes passes the checks of flsv's own, and its values reach all that tells of a run."""
     blocks = re.findall(r"```python\n(.*?)```", OWN_METRIC, flags=re.DOTALL)
-    (tmp_path / "of_a_stranger.py").write_text(next(block for block in blocks if "class UpdateNorm" in block))
+    own = next(block for block in blocks if "class UpdateNorm" in block)
+    # Another test installs a package with an UpdateNorm, whose short name must have one meaning.
+    (tmp_path / "of_a_stranger.py").write_text(own.replace("UpdateNorm", "StrangersNorm"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    kind = importlib.import_module("of_a_stranger").UpdateNorm
+    kind = importlib.import_module("of_a_stranger").StrangersNorm
     check_metric(kind())
 
     loop, run = FederatedLoop(metrics={"norm": kind()}, seed=1), tmp_path / "run"

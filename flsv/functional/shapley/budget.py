@@ -45,6 +45,8 @@ class Sampling:
         ConfigurationError: the budget is below the minimum, the target is not above 0, or there is no player.
 
     Example:
+        Two of four evaluations are spent on the empty and the grand coalition; the rest pays for two single players.
+
         >>> import torch
         >>> run = Sampling("sampler", lambda masks: masks.sum(dim=1), 3, 4, 2, None)
         >>> ends, alone = run.game.empty_and_grand(), torch.eye(3, dtype=torch.bool)

@@ -70,10 +70,10 @@ def shapley_weights(num_players: int) -> list[float]:
 
 
 def per_coalition(size_weights: Sequence[float] | None, num_players: int) -> list[float]:
-    """Convert the total weights of the sizes s = 0..n-1 to the weights of single coalitions of these sizes.
+    """Divide the total weight of each size s = 0..n-1 by the number binom(n-1, s) of its coalitions without one player.
 
     Args:
-        size_weights: n total weights; None: those of the Shapley value.
+        size_weights: n total weights; None: the Shapley value's, 1/n for each size.
         num_players: the number n of players.
     """
     if size_weights is None:

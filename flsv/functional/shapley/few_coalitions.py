@@ -227,10 +227,10 @@ def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
 def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
     """Compute Shapley values from retrained coalitions, and half the widths of their confidence intervals.
 
-    With one seed the width is a normal quantile times :func:`one_seed_stderr`. With several seeds and all 2^n
-    coalitions it is that of :func:`interval_over_seeds`. With several seeds and fewer coalitions,
+    With one seed the half width is a normal quantile times :func:`one_seed_stderr`. With several seeds and all 2^n
+    coalitions :func:`interval_over_seeds` computes it. With several seeds and fewer coalitions,
     :func:`few_coalitions_shapley` is applied to the mean utilities over the seeds, with the noise estimated from the
-    spread between the seeds, and the width follows from its standard error.
+    spread between the seeds, and the half width is a normal quantile times its standard error.
 
     Args:
         masks: the K trained coalitions, bool ``[K, n]``, see :func:`few_coalitions_shapley`.

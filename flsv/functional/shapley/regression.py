@@ -140,7 +140,8 @@ def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:
 
     Example:
         With the coalitions of one player and of all but one, a value is the mean of the player's two marginal
-        contributions, shifted so that the values sum to 9 - 0. With all coalitions it is the Shapley value.
+        contributions, shifted so that the values sum to the utility of all players minus that of none. With all
+        coalitions the values are the Shapley values.
 
         >>> from flsv.functional import few_coalitions
         >>> few_coalitions(3, "both").int().tolist()

@@ -1,4 +1,4 @@
-r"""Shapley values from coalitions of only some sizes, with a curve over the size for the other sizes.
+r"""Shapley values from coalitions of only some sizes: effects at the other sizes are interpolated.
 
 Grouped by size s, the Shapley value of player i in the game U of n players N is a mean of differences (it is the
 formula of :mod:`flsv.functional.shapley.stratified` with its two terms combined):
@@ -12,9 +12,9 @@ line over s itself does not follow this. The differences D_i(s) of all players s
 ones, and the values sum to U(N) - U(empty).
 
 The method is this package's own. It fits nothing and assumes nothing about how players interact, whereas the Gaussian
-process of :mod:`flsv.functional.shapley.few_coalitions` models interactions, but has to extrapolate to the sizes
-between. The errors of the two differ: from ten players on, their mean is closer to the values from all retrained
-coalitions than either of them (``docs/results/retrain.md``).
+process of :mod:`flsv.functional.shapley.few_coalitions` models interactions, but has no coalitions at the sizes
+between. The two methods make different errors: from ten players on, the mean of both methods' values is closer to the
+values from all retrained coalitions than either method's (``docs/results/retrain.md``).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _TOLERANCE = 1e-2
 
 
 class InRunValues(ClientAlgorithm):
-    """Clients that compute the values of their samples for :class:`flsv.metrics.InRunShapley`, which must be a metric.
+    """Clients that compute the values of their samples for :class:`flsv.metrics.InRunShapley`, a metric of the loop.
 
     The server sends the gradient of the validation loss, which has the size of the model; each client reports its
     samples' values, summed by class: one number for each of the M classes. The values of single samples, summed over
@@ -66,16 +66,17 @@ class InRunValues(ClientAlgorithm):
     must not change the order of a batch's samples; without classes such a change is not detected.
 
     Args:
-        every: measure one of ``every`` steps and let its values stand for the others; which step is measured first
-            changes from round to round. A client that takes fewer steps may not be measured in a round.
+        every: measure one of every ``every`` steps, and multiply its values by ``every`` for the steps that are not
+            measured; which step is measured first changes from round to round. A client that takes fewer steps may not
+            be measured in a round.
 
     Raises:
         ConfigurationError: before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
             and one momentum, without ``nesterov``, ``dampening`` and ``maximize``, or updates get noise for privacy,
-            which the values would bypass; before the first step: there is no ``InRunShapley`` metric, a layer mixes a
-            batch's samples (BatchNorm), or batches have no classes; after the first backward pass: gradients do not
-            come from layers alone, or are scaled; from the end of the second pass over a client's samples: a sample's
-            class has changed, because a ``collate_fn`` changes the order or classes are drawn anew.
+            and the reported values would get none; before the first step: there is no ``InRunShapley`` metric, a layer
+            mixes a batch's samples (BatchNorm), or batches have no classes; after the first backward pass: gradients do
+            not come from layers alone, or are scaled; from the end of the second pass over a client's samples: a
+            sample's class has changed, because a ``collate_fn`` changes the order or classes are drawn anew.
 
     Example:
         >>> InRunValues(every=4)
