@@ -66,9 +66,9 @@ class InRunValues(ClientAlgorithm):
     must not change the order of a batch's samples; without classes such a change is not detected.
 
     Args:
-        every: measure one of every ``every`` steps, and multiply its values by ``every`` for the steps that are not
-            measured; which step is measured first changes from round to round. A client that takes fewer steps may not
-            be measured in a round.
+        every: measure one of every ``every`` steps, and scale the values up by the share of measured steps; which step
+            is measured first changes from round to round. A client that takes fewer steps may not be measured in a
+            round.
 
     Raises:
         ConfigurationError: before training: the optimizer is not a single ``torch.optim.SGD`` with one learning rate
