@@ -3,8 +3,9 @@ written completely or not at all.
 
 Lightning may save at any batch: every n steps, on an exception, on Ctrl-C. The module then holds one client's
 half-trained weights, from which no run can be resumed. Therefore a checkpoint saved within a round gets the global
-model and Lightning's progress at the round's start. One saved after aggregation, but before Lightning has closed the
-epoch (at the end of validation, for example), gets the progress at the epoch's end.
+model, Lightning's progress and the states of callbacks, optimizers and schedulers at the round's start, before any
+``on_train_epoch_start``: the resumed round calls these hooks again. One saved after aggregation, but before Lightning
+has closed the epoch (at the end of validation, for example), gets the progress at the epoch's end.
 
 ``WeightAveraging`` and ``EMAWeightAveraging`` update their average after every batch, which here is in the middle of a
 client's training, and after the epoch, which is later than some checkpoints of that epoch. For the length of a fit the
@@ -27,7 +28,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
@@ -37,22 +38,58 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class RoundBoundary:
-    """Lightning's own progress (loop state, epoch, steps) at the last boundary between two rounds."""
+    """The state of a Trainer, except the module's weights, at the last boundary between two rounds.
 
-    def __init__(self, trainer: L.Trainer) -> None:
-        self._trainer = trainer
+    Args:
+        trainer: the fit's trainer, with its optimizers set up, before its first round.
+        own: the federation's callback, which saves the state at the round's start itself.
+
+    Attributes:
+        within: whether a round has begun and not ended.
+    """
+
+    def __init__(self, trainer: L.Trainer, own: L.Callback) -> None:
+        self._trainer: Any = trainer
+        self._advance_start = trainer.fit_loop.on_advance_start
+        # What is written to files, and the time that has passed, is not undone with the round.
+        kept = (Checkpoint, Timer)
+        self._rewound = [each for each in callbacks_of(trainer) if each is not own and not isinstance(each, kept)]
+        self.within = False
         self.remember()
 
+    @property
+    def change(self) -> tuple[Any, str, Any]:
+        """Return the patch with which a round begins before any callback's ``on_train_epoch_start``, see
+        :class:`flsv._lightning.patches.PatchedAttributes`."""
+        return self._trainer.fit_loop, "on_advance_start", self._begin_round
+
     def remember(self) -> None:
-        """Store Lightning's progress; call this when the trainer stands between two rounds."""
+        """Store Lightning's progress (loop state, epoch, steps) when an epoch has ended."""
         self._loop = deepcopy(self._trainer.fit_loop.state_dict())
         self._counts = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint saved within a round to the progress at the round's start; see :func:`global_weights` for
+        """Change a checkpoint saved within a round to the state at the round's start; see :func:`global_weights` for
         its weights."""
         checkpoint.update(self._counts)
         checkpoint["loops"]["fit_loop"] = deepcopy(self._loop)
+        if "callbacks" in checkpoint:  # else it holds weights only
+            checkpoint["callbacks"].update(deepcopy(self._callbacks))
+            checkpoint.update(deepcopy(self._others))
+
+    def _begin_round(self) -> None:
+        """Store the states of callbacks, optimizers and schedulers, then let Lightning begin its epoch."""
+        trainer = self._trainer
+        self.within = True
+        self._callbacks = {each.state_key: deepcopy(each.state_dict()) for each in self._rewound}
+        # Between two rounds an optimizer has no state: clients keep theirs in the store.
+        optimizers = [{**each.state_dict(), "state": {}} for each in trainer.optimizers]
+        schedulers = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
+        others = {"optimizer_states": optimizers, "lr_schedulers": schedulers}
+        if scale := trainer.precision_plugin.state_dict():
+            others[type(trainer.precision_plugin).__qualname__] = scale
+        self._others = deepcopy(others)
+        self._advance_start()
 
     def close_epoch(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint saved after aggregation to Lightning's progress at the epoch's end."""
@@ -87,31 +124,24 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 class FinetuningState:
-    """The state of a trainer's finetuning callbacks at the last boundary between two rounds.
+    """The parameters and layers that a trainer's finetuning callbacks have unfrozen.
 
-    ``BaseFinetuning`` and its subclasses change the optimizer and their own state when an epoch begins: a checkpoint
-    saved within the round would contain the change, and the resumed round would make it a second time. Also, on resume
-    Lightning freezes all layers again, but does not unfreeze those that were being finetuned. Therefore this object
-    stores the callbacks' states, the optimizers' parameter groups, and which parameters were trained, at the round's
-    beginning.
+    On resume ``BaseFinetuning`` and its subclasses freeze all layers again, but do not unfreeze those that were being
+    finetuned. Therefore a checkpoint says which parameters were trained; a checkpoint saved within a round says which
+    were trained at the round's beginning, before the callbacks changed that.
 
     Args:
-        trainer: the fit's trainer, with its optimizers set up; None, or a trainer without such callbacks: all methods
-            do nothing.
+        trainer: the fit's trainer; None, or a trainer without such callbacks: all methods do nothing.
     """
 
     def __init__(self, trainer: L.Trainer | None = None) -> None:
         callbacks = [] if trainer is None else callbacks_of(trainer)
-        self._trainer = trainer
-        self._callbacks = [callback for callback in callbacks if isinstance(callback, BaseFinetuning)]
+        self._trainer = trainer if any(isinstance(each, BaseFinetuning) for each in callbacks) else None
         self._trained: dict[str, list[str]] | None = None
 
     def begin_round(self) -> None:
-        """Store the states of the callbacks and optimizers before the callbacks begin the epoch."""
-        if self._trainer is not None and self._callbacks:
-            self._states = {callback.state_key: deepcopy(callback.state_dict()) for callback in self._callbacks}
-            groups = [optimizer.state_dict()["param_groups"] for optimizer in self._trainer.optimizers]
-            self._optimizers = [{"state": {}, "param_groups": deepcopy(each)} for each in groups]
+        """Store what is trained, before the callbacks begin the epoch."""
+        if self._trainer is not None:
             self._trained = _trained(self._trainer.lightning_module)
 
     def state(self, within_round: bool) -> dict[str, list[str]] | None:
@@ -125,25 +155,19 @@ class FinetuningState:
             ``"parameters"``: the parameters that require a gradient; ``"tracking"``: the BatchNorm layers that update
             their running statistics. None if there are no finetuning callbacks, or no round has begun.
         """
-        if self._trainer is None or not self._callbacks:
+        if self._trainer is None:
             return None
         return self._trained if within_round else _trained(self._trainer.lightning_module)
 
     def restore(self, module: L.LightningModule, state: dict[str, list[str]] | None) -> None:
         """Let exactly the parameters and BatchNorm layers train that ``state``, a result of :meth:`state`, names."""
-        if state is None or not self._callbacks:
+        if state is None or self._trainer is None:
             return
         for name, parameter in module.named_parameters():
             parameter.requires_grad = name in state["parameters"]
         for name, layer in module.named_modules():
             if isinstance(layer, _BatchNorm):
                 layer.track_running_stats = name in state["tracking"]
-
-    def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint saved within a round to the callbacks' and optimizers' states at the round's start."""
-        if self._callbacks:
-            checkpoint["callbacks"].update(self._states)
-            checkpoint["optimizer_states"] = self._optimizers
 
 
 def _trained(module: L.LightningModule) -> dict[str, list[str]]:

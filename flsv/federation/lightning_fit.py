@@ -155,8 +155,13 @@ class LightningFit:
         told = partial(self.plan.told, self.state.num_clients)
         self.reports = RunReports(trainer, self.federation, run_state, self.files, told)
 
-    def begin_training(self, module: L.LightningModule) -> None:
-        """Prepare the engine, the reports and the trainer's hooks for the first round of this fit."""
+    def begin_training(self, module: L.LightningModule, loop: L.Callback) -> None:
+        """Prepare the engine, the reports and the trainer's hooks for the first round of this fit.
+
+        Args:
+            module: the fit's module.
+            loop: the federation's callback, which saves its state itself.
+        """
         trainer, federation, run_state = self.trainer, self.running, self.run_state
         engine = federation.engine
         assert self.reports is not None
@@ -175,10 +180,10 @@ class LightningFit:
         hooks = BatchHooks(trainer, batch_idx, self.begin_batch, partial(self.end_batch, module), engine.idle)
         self._undo.callback(hooks.remove)
         self.reports.look_at_start()
-        self.boundary = RoundBoundary(trainer)
+        self.boundary = RoundBoundary(trainer, loop)
         self.average = RoundAverage(callbacks_of(trainer))
         weights = global_weights(trainer, engine.within_round)
-        self._change(weights, *self.average.changes)
+        self._change(weights, self.boundary.change, *self.average.changes)
 
     # ---- the state of the fit
 
@@ -240,6 +245,8 @@ class LightningFit:
         self.average.end_batch(self.trainer)
         if self.cohort.end_batch(step_loss(self.trainer, outputs)):
             self._end_round()
+            assert self.boundary is not None
+            self.boundary.within = False
             self.average.end_round(self.trainer, module)
 
     def _end_round(self) -> None:
@@ -296,10 +303,8 @@ class LightningFit:
         if self.boundary is None or self.reports is None:
             return
         self.reports.flush()
-        if self.cohort is not None and self.cohort.active:
+        if self.boundary.within:
             self.boundary.rewind(checkpoint)
-            self.cohort.turn.slots.rewind(checkpoint)
-            self.finetuning.rewind(checkpoint)
         else:
             self.boundary.close_epoch(checkpoint)
             self.average.place_last(checkpoint)

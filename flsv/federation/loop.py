@@ -203,7 +203,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._fit.start(pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._fit.begin_training(pl_module)
+        self._fit.begin_training(pl_module, self)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.begin_round()

@@ -38,8 +38,3 @@ class LossScale(Slot):
         left = dict(self._scaler.state_dict())
         self._scaler.load_state_dict(self._fresh)
         return left
-
-    def rewind(self, checkpoint: dict[str, Any]) -> None:
-        # Lightning saves the scaler's state under this key, and restores it from there when a fit is resumed.
-        if (place := type(self._plugin).__qualname__) in checkpoint and self._scaler is not None:
-            checkpoint[place] = dict(self._fresh or {})

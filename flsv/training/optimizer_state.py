@@ -57,10 +57,6 @@ class OptimizerState(Slot):
             optimizer.state = defaultdict(dict)
         return left
 
-    def rewind(self, checkpoint: dict[str, Any]) -> None:
-        for saved in checkpoint.get("optimizer_states", []):
-            saved["state"] = {}
-
     def restored(self, kept: list[ByIndex]) -> list[ByIndex]:
         """Return a client's state from a checkpoint with its tensors moved to their parameters' devices."""
         placed = []

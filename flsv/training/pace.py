@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any, Literal
 
 import lightning as L
@@ -67,16 +66,6 @@ class Pace(Slot):
         self._federations = None
         changed = schedulers or any(any(groups) for groups in own)
         return {"schedulers": schedulers, "options": own} if changed else None
-
-    def rewind(self, checkpoint: dict[str, Any]) -> None:
-        for i, saved in enumerate(checkpoint.get("optimizer_states", [])):
-            if self._federations is not None:
-                saved["param_groups"] = [
-                    {**deepcopy(options), "params": group["params"]}
-                    for group, options in zip(saved["param_groups"], self._federations[i])
-                ]
-        if "lr_schedulers" in checkpoint:
-            self._schedules.rewind(checkpoint["lr_schedulers"])
 
     def _own(self, options: Options) -> Options:
         """Select the options that belong to the client.

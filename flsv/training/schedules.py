@@ -99,16 +99,6 @@ class Schedules:
         """Return copies of the states of the clients' schedulers."""
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
-    def rewind(self, saved: list[Any]) -> None:
-        """Replace the present client's states by the federation's states in a checkpoint that is saved while a client
-        trains.
-
-        Args:
-            saved: the checkpoint's list of scheduler states; it is changed in place.
-        """
-        for place, state in zip(self._places, self._federations or []):
-            saved[place] = deepcopy(state)
-
     def _family(self, client: int) -> _Family | None:
         """Return the schedulers that ``configure_optimizers`` makes for a client's number of steps; None: the fit's own
         schedulers are made for this number."""

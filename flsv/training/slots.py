@@ -38,10 +38,6 @@ class Slot:
             batches: the client's number of batches in this round.
         """
 
-    def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Replace the present client's state in a checkpoint, which Lightning saves while a client trains, by the
-        Trainer's own state."""
-
     def restored(self, kept: Any) -> Any:
         """Return a client's state from a checkpoint, moved to the device where the slot keeps its tensors."""
         return kept
@@ -93,9 +89,3 @@ class Slots:
         """
         for slot in self._per_batch:
             slot.begin_batch(position, batches)
-
-    def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Replace the present client's state in a checkpoint, which Lightning saves while a client trains, by the
-        Trainer's own state."""
-        for slot in self._slots:
-            slot.rewind(checkpoint)

@@ -92,6 +92,61 @@ def test_from_wherever_a_checkpoint_was_saved(tmp_path: Path, whole: Any, hook: 
     assert_same_run(resumed, loop, module, whole)
 
 
+class ByEpochStart(Plain):
+    """Halves its rate when a round begins."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.4, weight_decay=0.0)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 3), "interval": "epoch"}]
+
+    def on_train_epoch_start(self) -> None:
+        for group in self.optimizers(use_pl_optimizer=False).param_groups:
+            group["lr"] *= 0.5
+
+
+class CountsHooks(Callback):
+    """Counts rounds and batches, and sets the weight decay by them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.count += 1
+        trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.01 * self.count
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["count"]
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    ("hook", "batch"), [("on_train_epoch_start", 0), ("on_train_batch_start", 0), ("on_train_batch_end", 5)]
+)
+def test_what_hooks_change_when_a_round_begins_is_not_changed_twice(
+    tmp_path: Path, hook: str, batch: int, first: bool
+) -> None:
+    def run(save: list[Callback], **how: Any) -> tuple[L.LightningModule, int]:
+        counts = CountsHooks()
+        own = [counts, *save]
+        loop = FederatedLoop(seed=1, reporting=Reporting(table=False, files=False))
+        trainer = trainer_for(None, tmp_path, 4, callbacks=[*own, loop] if first else [loop, *own])
+        torch.manual_seed(3)
+        trainer.fit(module := ByEpochStart(), toy_data(), **how)
+        return module, counts.count
+
+    path = tmp_path / "middle.ckpt"
+    whole, count = run([SaveAt(hook, path, batch)])
+    resumed, again = run([], ckpt_path=path)
+    assert again == count
+    assert torch.equal(vector(resumed), vector(whole))
+
+
 def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: Path, whole: Any) -> None:
     """Also what Ctrl-C does; a checkpoint saved on the exception resumes from the round's start."""
 
