@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint workflows format types layers size test slow coverage docs readme lowest conformance wheel-test release constraints flower cuda ci
+.PHONY: help install check lint workflows format types layers size test slow coverage docs readme lowest conformance wheel-test release constraints flower cuda emulated ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,16 @@ test: ## the tests and doctests but the slow ones
 # GPU_REPORT="--out here.csv --only numbers". Without a GPU it says so, and runs what goes on the CPU.
 cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.csv
 	$(PYTHON) tools/gpu_report.py $(GPU_REPORT)
+
+# torch knows one such device in a process, which g++ compiles at its first import.
+ON_EMULATED = tests/testing/test_parts.py tests/retraining/test_side_by_side.py \
+  tests/retraining/test_retrain.py tests/federation/test_resume.py tests/compat/test_trainer.py tests/games/test_coalition.py \
+  tests/sampling tests/valuation
+emulated: ## federations on an emulated accelerator beside the CPU's, and a part of the tests with each Trainer on it
+	@if command -v g++ > /dev/null; then \
+	  export FLSV_EMULATED=1 PYTHONPATH=tests; \
+	  $(PYTHON) -m pytest tests/device && $(PYTHON) -m pytest -p helpers.on_emulated $(ON_EMULATED); \
+	else echo "skipped: g++ compiles the emulated accelerator, and is not here"; fi
 
 slow: ## the slow tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m slow
@@ -115,5 +125,5 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 # Flower's tests mostly wait for each other, so the rest is run beside them. Each environment holds 6 GB of torch: what is
 # done with is removed.
 ci: check ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower docs readme slow lowest
+	$(MAKE) --jobs=2 --output-sync=target flower docs readme slow lowest emulated
 	rm -rf .venv-flower .venv-lowest

@@ -29,7 +29,7 @@ LONGEST, COMPLEXITY, ARGUMENTS = 400, 15, 14
 BUDGETS = {
     "words of all pages": (44_300, 38_000),
     "of these of guides": (12_750, 12_000),
-    "lines of tests": (34_250, 31_000),
+    "lines of tests": (34_500, 31_000),
     "lines of tools": (5_680, 4_500),
     "scripts in tools": (28, 25),
     "lines of flsv": (31_260, 28_000),

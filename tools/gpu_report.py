@@ -4,9 +4,9 @@
     python tools/gpu_report.py [--out docs/results/gpu.csv] [--device cuda|cpu] [--short] [--only TITLE ...]
 
 Hardware and versions; the CPU's numbers in every precision, clients at once, memory that runs out, two ranks on a
-device; a round under the profiler; the tests of ``tests/cuda``; and seconds of a round, against plain loops on the same
-device. Weights are compared as a share of the way that training has moved them, contributions and losses as they are.
-Without a CUDA device it says so, and runs as much of the list as goes on the CPU. Ends with 1 where a check has failed.
+device; a round under the profiler; the tests of ``tests/device``; and seconds of a round, against plain loops on the
+same device. Weights are compared as a share of the way that training has moved them, contributions and losses as they
+are. Without a CUDA device it says so, and runs as much of the list as goes on the CPU. Ends with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -264,12 +264,12 @@ def _counted(device: str, make: Callable[[], nn.Module], batches: int) -> dict[s
 def cuda_tests(device: str, short: bool) -> Iterator[Row]:
     """``pytest -m cuda``."""
     if device != "cuda":
-        yield not_here("pytest -m cuda tests/cuda", "they need CUDA")
+        yield not_here("pytest -m cuda tests/device", "they need CUDA")
         return
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/device"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     summary = done.stdout.strip().splitlines()[-1:]
-    yield Row("pytest -m cuda tests/cuda", "".join(summary).strip("= "), "", "FAILED" if done.returncode else "ok")
+    yield Row("pytest -m cuda tests/device", "".join(summary).strip("= "), "", "FAILED" if done.returncode else "ok")
 
 
 def ratios(device: str, short: bool) -> Iterator[Row]:

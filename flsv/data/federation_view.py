@@ -175,15 +175,20 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return make_loader(self._data.train, indices, generator=order, **options)
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
-        """Return the partitioned data, moved to the trainer's CUDA device if ``Loader.on_device`` is set and they fit
+        """Return the partitioned data, moved to the trainer's accelerator if ``Loader.on_device`` is set and they fit
         there."""
         dealt, device = self._dealt, trainer.strategy.root_device
-        if dealt is None or device.type != "cuda" or not self.loader.on_device:
+        if dealt is None or device.type == "cpu" or not self.loader.on_device:
             return dealt
+        memory = torch.get_device_module(device)
         asking = (trainer.lightning_module, self)
-        if not dealt.tensors() or any(is_overridden(hook, part) for hook in BATCH_HOOKS[:2] for part in asking):
+        if (
+            not dealt.tensors()
+            or not hasattr(memory, "mem_get_info")
+            or any(is_overridden(hook, part) for hook in BATCH_HOOKS[:2] for part in asking)
+        ):
             return dealt
-        free, _ = torch.cuda.mem_get_info(device)
+        free, _ = memory.mem_get_info(device)
         fits = sum(tensor.nbytes for tensor in dealt.tensors()) <= free / 4
         return dealt.to_device(device) if fits else dealt
 

@@ -209,6 +209,7 @@ class OneServer:
                 part.begin(info)
             return
         self._metrics.load_state_dict(saved["metrics"])
+        self._metrics.to(start.device)  # a checkpoint holds them on the CPU
         self._state.load_state_dict(saved["state"])
         for part, state in zip(self._parts, saved["parts"]):
             part.load_state_dict(state)

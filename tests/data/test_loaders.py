@@ -92,7 +92,7 @@ def test_preloaded_samples_are_in_order(workers):
 
 @pytest.mark.parametrize("val", [True, False])
 def test_preloaded_batches_lie_on_the_given_device(val):
-    """Batches are gathered where the tensors lie; ``tests/cuda`` has fits on one."""
+    """Batches are gathered where the tensors lie; ``tests/device`` has fits on one."""
     data = toy_data() if val else FederatedDataModule(toy_sets()[0], SizePartitioner([1, 2]))
     data.setup("fit")
     vars(data)["_dealt"] = data._data.to_device(torch.device("meta"))

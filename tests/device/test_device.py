@@ -1,6 +1,8 @@
-"""On a CUDA device, against the CPU. Nothing here has ever been run by the project's own CI, which has none."""
+"""On a device, against the CPU: CUDA, or the emulated accelerator of ``emulated.py``, whose results are the CPU's to
+the bit (``make emulated``)."""
 
 import csv
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,13 +15,20 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassF1Score
 
 from flsv import ClassifierClient, ClientEvaluation
-from flsv.aggregation import FedAdam, FedBuff, ShapFedWA, StaleStarts
+from flsv.aggregation import CGSV, FedAdam, FedBuff, ShapFedWA, StaleStarts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import DirichletPartitioner, FederatedDataModule, Splits
 from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley, DomainRelevance
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CosineGradientShapley,
+    CumulativeShapley,
+    DecayedShapley,
+    DomainRelevance,
+    ShadowShapley,
+)
 from flsv.models.mixture import MixtureClient
 from flsv.personalization import FedAMP, FedEM, FedFomo, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
@@ -32,13 +41,26 @@ from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import checkpoints, fit, vector
 from helpers.models import Plain, network, sgd
 
+if EMULATED := bool(os.environ.get("FLSV_EMULATED")):
+    from device.emulated import DEVICE, on_the_device
+
+    def on() -> dict[str, Any]:
+        """Arguments of a Trainer that trains on the device."""
+        return on_the_device()
+
+else:
+    DEVICE = torch.device("cuda", 0)
+
+    def on() -> dict[str, Any]:
+        """Arguments of a Trainer that trains on the device."""
+        return {"accelerator": "cuda", "devices": 1}
+
+
 pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+    *([] if EMULATED else [pytest.mark.cuda]),
+    pytest.mark.skipif(not EMULATED and not torch.cuda.is_available(), reason="torch finds no CUDA device"),
     pytest.mark.filterwarnings("ignore"),
 ]
-DEVICE = "cuda"
-ON: dict[str, Any] = {"accelerator": DEVICE, "devices": 1}
 
 
 def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
@@ -54,8 +76,8 @@ def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
     return list(csv.DictReader(path.open()))
 
 
-def test_quickstart_on_cuda_equals_the_cpus(tmp_path: Path) -> None:
-    here, there = quickstart(tmp_path / "cpu"), quickstart(tmp_path / "cuda", **ON)
+def test_quickstart_on_the_device_equals_the_cpus(tmp_path: Path) -> None:
+    here, there = quickstart(tmp_path / "cpu"), quickstart(tmp_path / "device", **on())
     assert len(here) == len(there) > 0
     for mine, theirs in zip(here, there):
         # One sample of a client's test set may be a tie that rounding decides.
@@ -123,17 +145,31 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
         Plain,
     ),
     "noise": (lambda: {"aggregator": FedAdam(), "uploads": [GaussianPrivacy(1.0, 1.0)]}, without_norm),
+    "shapfed": (lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}, Plain),
+    "coalitions in the run": (lambda: {"metrics": {"value": ShadowShapley()}}, without_norm),
+    "coalitions that a server weighs": (
+        lambda: {"aggregator": CGSV("cgsv"), "metrics": {"value": ShadowShapley(), "cgsv": CosineGradientShapley()}},
+        without_norm,
+    ),
+    "judged by clients": (lambda: {"metrics": {"value": ShadowShapley(judges="clients")}}, without_norm),
+    "many at once": (lambda: {"metrics": {"sv": CumulativeShapley()}, "engine": "vmap"}, without_norm),
 }
 
 
 @pytest.mark.parametrize("name", FEDERATIONS)
-def test_federation_on_cuda_equals_the_cpus(tmp_path: Path, name: str) -> None:
+def test_federation_on_the_device_equals_the_cpus(tmp_path: Path, name: str) -> None:
     options, module = FEDERATIONS[name]
-    found = []
-    for where in ({}, ON):
-        data = toy_data(client_val=0.2 if name == "pfedsv" else 0.0, corruptions=[ClosedSetLabelNoise(fraction=0.5)])
+    found, tables = [], []
+    for folder, where in ((tmp_path / "cpu", {}), (tmp_path / "device", on())):
+        held_out = 0.2 if name in ("pfedsv", "judged by clients") else 0.0
+        data = toy_data(client_val=held_out, corruptions=[ClosedSetLabelNoise(fraction=0.5)])
         loop = FederatedLoop(seed=1, **options())
-        found.append(vector(fit(loop, tmp_path / str(len(found)), module(), data, rounds=2, **where)).cpu())
+        trained = fit(loop, folder, module(), data, rounds=2, logger=CSVLogger(folder, name="log"), **where)
+        found.append(vector(trained).cpu())
+        tables.append(next(folder.rglob("contributions.csv")).read_text())
+    if EMULATED and name != "pfedhn":  # whose large layer sums in another order
+        assert torch.equal(*found)
+        assert tables[0] == tables[1]
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
 
 
@@ -149,14 +185,14 @@ def test_a_run_goes_on_on_the_other_device(tmp_path: Path, personalizer: Any, fi
         data = toy_data(client_val=0.2)
         return vector(fit(loop, tmp_path / folder, without_norm(), data, rounds, path, **options)).cpu()
 
-    before, after = ({}, ON) if first == "cpu" else (ON, {})
+    before, after = ({}, on()) if first == "cpu" else (on(), {})
     run("half", 2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)], **before)
     resumed = run("rest", 3, tmp_path / "checkpoints/last.ckpt", **after)
     torch.testing.assert_close(resumed, run("whole", 3), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("features", ["pixels", Backbone("mlp", options={"hidden": [8]}), "pca"])
-def test_valuation_on_cuda_equals_the_cpus(features: Any) -> None:
+def test_valuation_on_the_device_equals_the_cpus(features: Any) -> None:
     data = toy_data(server_val=0.3)
     data.setup("fit")
     there, here = (
@@ -170,7 +206,7 @@ def test_valuation_on_cuda_equals_the_cpus(features: Any) -> None:
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_privacy_noise_on_cuda_follows_from_the_seed(on_device: bool) -> None:
+def test_privacy_noise_on_the_device_follows_from_the_seed(on_device: bool) -> None:
     """Is the CPU's, or drawn there, from the same seed each time."""
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, noise_on_device=on_device)
     update = torch.zeros(20_000)
@@ -183,3 +219,33 @@ def test_privacy_noise_on_cuda_follows_from_the_seed(on_device: bool) -> None:
     assert first.std().item() == pytest.approx(2.0, rel=0.03)
     if not on_device:
         torch.testing.assert_close(first, here)
+
+
+# ---- copies and waits
+
+
+def cost(folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8) -> dict[str, int]:
+    """Copies, waits and operators of a fit."""
+    from device.emulated import counts
+
+    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, seed=1)
+    data = toy_data([1] * clients, batch_size=batch_size, eval_batch_size=64)
+    before = counts()
+    fit(loop, folder, Plain(), data, rounds=rounds, **on())
+    return {name: number - before[name] for name, number in counts().items()}
+
+
+KINDS = ("to_device", "to_host", "waits")
+
+
+@pytest.mark.skipif(not EMULATED, reason="CUDA does not count what waits for it")
+def test_copies_and_waits_of_a_batch_a_client_and_a_round(tmp_path: Path) -> None:
+    cost(tmp_path)  # some things are looked at once in a process
+    few = cost(tmp_path)
+    batches = cost(tmp_path, batch_size=4)
+    assert batches["operators"] > few["operators"] + 1000
+    assert [batches[kind] - few[kind] for kind in KINDS] == [0, 0, 0]
+    clients = cost(tmp_path, clients=6)
+    assert [(clients[kind] - few[kind]) / 9 for kind in KINDS] == [1, 1, 0]  # three clients more in three rounds
+    rounds = cost(tmp_path, rounds=6)
+    assert [(rounds[kind] - few[kind]) / 3 <= most for kind, most in zip(KINDS, (12, 15, 16))] == [True] * 3

@@ -1,0 +1,168 @@
+"""The emulated accelerator of ``emulated.cpp``: built once per version of torch, registered by importing this.
+
+torch knows one such backend per process, under one name, so only a process that is there for it may import this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import types
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchgen
+import yaml
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+_SOURCE = Path(__file__).with_name("emulated.cpp")
+
+
+def _without_device_check() -> str:
+    """A header with the names of the operators that torch lets mix a device's tensors with CPU scalars."""
+    table = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    functions = yaml.load(table.read_text(), loader)
+    names = [f["func"].split("(")[0] for f in functions if f.get("device_check") == "NoCheck"]
+    listed = ",\n".join(f'"aten::{name}"' for name in names)
+    return f"static const std::unordered_set<std::string> WITHOUT_DEVICE_CHECK = {{\n{listed}\n}};\n"
+
+
+def build() -> Path:
+    """The shared object, in a cache folder of this user's: about 20 s the first time."""
+    root = Path(torch.__file__).parent
+    include = sysconfig.get_paths()["include"]
+    parts = [_SOURCE.read_bytes(), torch.__version__.encode(), sys.version.encode(), str(root).encode()]
+    key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    target = cache / "flsv-tests" / f"emulated-{key}" / "flsv_emulated.so"
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:  # no home to write to: built anew every time
+        target = Path(tempfile.mkdtemp(prefix="flsv-emulated-")) / target.name
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        (Path(folder) / "without_device_check.h").write_text(_without_device_check())
+        made = Path(folder) / target.name
+        subprocess.run(
+            [
+                *("g++", "-O1", "-std=c++20", "-fPIC", "-shared"),
+                "-DTORCH_EXTENSION_NAME=flsv_emulated",
+                *(f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include", f"-I{include}", f"-I{folder}"),
+                *(str(_SOURCE), "-o", str(made)),
+                *(f"-L{root}/lib", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", f"-Wl,-rpath,{root}/lib"),
+            ],
+            check=True,
+        )
+        made.replace(target)  # at once: another process may be looking
+    return target
+
+
+def _load() -> Any:
+    spec = importlib.util.spec_from_file_location("flsv_emulated", build())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _register() -> None:
+    torch.utils.rename_privateuse1_backend("emulated")
+    backend: Any = types.ModuleType("torch.emulated")
+    backend.is_available = backend.is_initialized = lambda: True
+    backend._is_in_bad_fork = lambda: False
+    backend.device_count, backend.current_device = lambda: 1, lambda: 0
+    backend.manual_seed = backend.manual_seed_all = backend.set_device = lambda _: None
+    backend.synchronize = lambda device=None: None
+    backend.device = lambda device: nullcontext()
+    backend.get_rng_state = lambda device=0: torch.get_rng_state()
+    backend.set_rng_state = lambda state, device=0: None
+    backend.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+    backend.mem_get_info = lambda device=None: (MEMORY, MEMORY)
+    backend.memory_reserved = backend.memory_allocated = lambda device=None: 0
+    backend._lazy_init = lambda: None
+    torch._register_device_module("emulated", backend)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+
+#: What it says of its memory, in bytes.
+MEMORY = 1 << 30
+_library = _load()
+_register()
+DEVICE = torch.device("emulated:0")
+
+
+def counts() -> dict[str, int]:
+    """So far: ``operators``, copies ``to_device`` and ``to_host``, and other ``waits`` of the host for the device."""
+    return _library.counts()
+
+
+@contextmanager
+def places() -> Iterator[Counter[tuple[str, str]]]:
+    """Count the copies and waits within the context by kind and by the line of flsv, else of Lightning, that asks."""
+    found: Counter[tuple[str, str]] = Counter()
+
+    def note(kind: str) -> None:
+        frame, outside = sys._getframe(1), "autograd"
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if "/flsv/" in name and "site-packages" not in name:
+                found[kind, f"flsv/{name.rsplit('/flsv/', 1)[1]}:{frame.f_lineno}"] += 1
+                return
+            if outside == "autograd" and "/torch/" not in name:
+                outside = f"{Path(name).name}:{frame.f_lineno}"
+            frame = frame.f_back
+        found[kind, outside] += 1
+
+    _library.watch(note)
+    try:
+        yield found
+    finally:
+        _library.watch(None)
+
+
+class EmulatedAccelerator(Accelerator):
+    """For Lightning."""
+
+    def setup_device(self, device: torch.device) -> None: ...
+    def teardown(self) -> None: ...
+
+    @staticmethod
+    def parse_devices(devices: Any) -> int:
+        return 1
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        return [DEVICE]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return 1
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def name() -> str:
+        return "emulated"
+
+    def get_device_stats(self, device: Any) -> dict[str, Any]:
+        return {}
+
+
+def on_the_device() -> dict[str, Any]:
+    """Arguments of a ``Trainer`` that trains there."""
+    return {"accelerator": "auto", "strategy": SingleDeviceStrategy(DEVICE, accelerator=EmulatedAccelerator())}
