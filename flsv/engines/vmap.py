@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.utilities.memory import is_oom_error
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
 from torch import Tensor
 
 from flsv._lightning.evaluation import as_given
@@ -114,15 +115,27 @@ class VmapCohort(CohortTraining):
         return _Begun(turn, state, given)
 
     def _train(self, begun: list[_Begun]) -> None:
-        """Train a chunk of clients as one batched model, and end each client's training."""
-        states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
+        """Train a chunk of clients as one batched model, and end each client's training; if memory runs out, train the
+        halves of the chunk one after the other, and halve the later chunks, too."""
+        found: tuple[State, Tensor] | None = None
         try:
+            states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
             with batched_steps(self._trainer):
-                trained, losses = self._training.train(states, GivenBatches([each.given for each in begun]))
+                found = self._training.train(states, GivenBatches([each.given for each in begun]))
         except RuntimeError as error:
-            if is_oom_error(error):
-                error.add_note(f"{len(begun)} clients at once: engine=partial(VmapProcess, chunk=...) takes fewer.")
-            raise
+            if not is_oom_error(error) or len(begun) == 1:
+                raise
+        if found is None:  # out of the except block: the error's traceback holds the tensors
+            self._chunk = half = (len(begun) + 1) // 2
+            garbage_collection_cuda()
+            rank_zero_warn(
+                f"flsv: the training of {len(begun)} clients at once ran out of memory: from here on {half} train at "
+                f"once. To begin with so many, set engine=partial(VmapProcess, chunk={half})."
+            )
+            self._train(begun[:half])
+            self._train(begun[half:])
+            return
+        trained, losses = found
         for row, each in enumerate(begun):
             self._now = self._visits[self._visited].client
             torch._foreach_copy_(list(self._own.values()), [trained[name][row] for name in self._own])
@@ -149,7 +162,8 @@ class VmapProcess(IdleProcess):
 
     Args:
         options: the arguments of :class:`OneProcess`.
-        chunk: the number of clients that are trained at once; None: 50 on a CPU, 256 on a GPU.
+        chunk: the number of clients that are trained at once; None: 50 on a CPU, 256 on a GPU. It is halved when memory
+            runs out.
 
     Raises:
         ConfigurationError: the clients cannot be trained at once; the message gives the reason.

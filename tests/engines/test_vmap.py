@@ -18,6 +18,7 @@ from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateF
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
+from flsv.training.rows.kernel import RowTraining
 from flsv.uploads import TopK
 from flsv.utilities.seeding import global_rngs
 from helpers.data import toy_data, toy_sets
@@ -120,6 +121,28 @@ def _with_a_broken_client() -> FederatedDataModule:
     data.setup("fit")
     data._data.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
     return data
+
+
+def test_out_of_memory_halves_the_clients_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, train = [], RowTraining.train
+
+    def with_little_memory(self: RowTraining, states: Any, batches: Any, *args: Any) -> Any:
+        asked.append(len(next(iter(states.values()))))
+        if asked[-1] > 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return train(self, states, batches, *args)
+
+    expected = fit(engine_loop(partial(VmapProcess, chunk=2)), tmp_path, Plainest(), toy_data((3, 1, 2, 1, 2)), 2)
+    monkeypatch.setattr(RowTraining, "train", with_little_memory)
+    with pytest.warns(
+        UserWarning, match=r"training of 5 clients at once ran out of memory: from here on 3 train at once"
+    ):
+        found = fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data((3, 1, 2, 1, 2)), 2)
+    assert asked[-3:] == [2, 2, 1]  # in the second round
+    torch.testing.assert_close(vector(found), vector(expected), rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr(RowTraining, "train", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA out of memory.")))
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        fit(engine_loop("vmap"), tmp_path, Plainest(), toy_data(), 1)
 
 
 @pytest.mark.parametrize("chunk", [2, None])
