@@ -9,6 +9,7 @@ epsilon.
 
 from __future__ import annotations
 
+import hmac
 import warnings
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -19,9 +20,11 @@ from torch import Tensor
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.privacy.accounting import Accountant, gaussian_epsilon
+from flsv.privacy.secret_noise import add_secret_noise
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.arguments import rounded_up
 from flsv.utilities.declared import NonNegative, Positive
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
@@ -42,9 +45,14 @@ class GaussianPrivacy(Upload):
     because the server sees the cohorts.
 
     **Not covered.** Everything except the update: the number of samples, the training loss, and the answers of a client
-    to metrics and strategies (class counts, Shapley values on its validation data, FedBary's interpolants). The noise
-    is drawn in floating point from the run's seed, so that anyone who knows the seed can subtract it. A real federation
-    draws it from each client's operating system.
+    to metrics and strategies (class counts, Shapley values on its validation data, FedBary's interpolants).
+
+    **Where the noise comes from.** In a simulation from the run's seed, so that anyone who knows the seed can subtract
+    it. At a site (:mod:`flsv.engines.remote`) from a secret of the site, by a cryptographic generator
+    (:mod:`flsv.privacy.secret_noise`). Its key is a hash of the secret, of all that the server's message says, of what
+    the site keeps, and of the update itself: two different updates never have the same noise, and one update that is
+    asked for twice has it twice, so that nothing is gained by subtracting or averaging them. Epsilon then holds against
+    a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
 
     **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
     (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of this.
@@ -61,7 +69,7 @@ class GaussianPrivacy(Upload):
         accountant: the method that computes epsilon, see :func:`flsv.privacy.gaussian_epsilon`.
         noise_on_device: whether to draw the noise on the update's device, which is faster there for large models. The
             noise still follows from the run's seed, but differs between kinds of devices: a run that is resumed on
-            another device continues with other noise.
+            another device continues with other noise. A site always draws on the CPU.
 
     Raises:
         ConfigurationError: an argument is out of range; ``max_epsilon`` does not suffice for one round; the package
@@ -106,6 +114,13 @@ class GaussianPrivacy(Upload):
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         """Clip ``update [P]`` and add this round's noise; return a new tensor."""
+        if context.secret:
+            protected = self._clipped(update)
+            if self.noise_multiplier:
+                # Of the update, too: a site that trains again may compute another one, such as from changed data.
+                key = hmac.digest(context.secret, digest(update), "sha256")
+                add_secret_noise(protected, self.noise_multiplier * self.clip, key)
+            return protected
         draw = generator_for(context.seed, "privacy", context.round_index, context.client)
         if self.noise_on_device and update.device.type != "cpu":
             draw = torch.Generator(update.device).manual_seed(draw.initial_seed())
@@ -118,13 +133,16 @@ class GaussianPrivacy(Upload):
             update: the client's vector minus a vector that everybody knows, floating-point ``[P]``, on any device.
             generator: the noise's generator of random numbers, on the CPU or on the update's device.
         """
-        # In float32 the norm of 25 million entries would be 0.1 % too small.
-        norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
-        protected = update * min(1.0, self.clip / norm) if norm else update.clone()
+        protected = self._clipped(update)
         if self.noise_multiplier:
             noise = torch.randn(update.shape, generator=generator, dtype=update.dtype, device=generator.device)
             protected.add_(noise.to(update.device), alpha=self.noise_multiplier * self.clip)
         return protected
+
+    def _clipped(self, update: Tensor) -> Tensor:
+        # In float32 the norm of 25 million entries would be 0.1 % too small.
+        norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
+        return update * min(1.0, self.clip / norm) if norm else update.clone()
 
     def epsilon(self, rounds: int) -> float:
         """Compute the epsilon of a client that has taken part in ``rounds`` rounds."""

@@ -60,8 +60,9 @@ class Turn:
         trainer: the trainer.
         shared: the trainer's module, in which all clients train.
         slots: the other parts of the trainer's state that are kept per client, such as the optimizers' state.
-        upload_seed: the seed of uploads' random numbers, such as the noise of a private update; None: the run's seed,
-            which the server knows.
+        upload_seed: the seed of uploads' random numbers, such as an attack's; None: the run's seed, which the server
+            knows.
+        upload_secret: the key of the noise that protects the client, see :class:`flsv.uploads.UploadContext`.
         context: the context of the client in training; None: no client is in training.
     """
 
@@ -84,6 +85,7 @@ class Turn:
         self.slots = Slots([*others, LossScale(trainer), self._windows], store)
         self.context: ClientContext | None = None
         self.upload_seed: int | None = None
+        self.upload_secret = b""
 
     @property
     def position(self) -> int:
@@ -249,6 +251,7 @@ class Turn:
             told.seed if self.upload_seed is None else self.upload_seed,
             local.state,
             start_sent=told.start is not None,
+            secret=self.upload_secret,
         )
         sent, traffic = upload(uploads, vector, own.start, shared.global_vector, leaving)
         if sent is not vector:

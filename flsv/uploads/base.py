@@ -31,6 +31,9 @@ class UploadContext:
         position: index of the upload in the loop's list of uploads.
         start_sent: whether the server itself sent the model that the client started from.
         start: the model ``[P]`` from which the client started its training; None if it is not known.
+        secret: a key that only the client knows, another for every message of the server and every state that the
+            client goes on from, of which noise that protects the client is drawn; empty: such noise follows from
+            ``seed``, as in a simulation.
     """
 
     client: int
@@ -42,6 +45,7 @@ class UploadContext:
     position: int = 0
     start_sent: bool = True
     start: Tensor | None = None
+    secret: bytes = field(default=b"", repr=False)
 
     def at(self, position: int) -> UploadContext:
         """Return a copy of the context with another ``position``."""

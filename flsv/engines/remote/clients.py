@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 import warnings
 from collections import Counter
@@ -24,6 +23,7 @@ from flsv.engines.remote.messages import (
     instruction_packet,
     pack,
     read_update,
+    read_visit,
     unpack,
 )
 from flsv.engines.remote.transport import Directory
@@ -38,8 +38,9 @@ class RemoteSites:
     """All sites of a federation, as the server sees them.
 
     Every training of a site in a round, and every question to a site, is called a visit and has a name, under which the
-    site saves its state. With each message the server names the visit from whose state the site continues, so that the
-    site's state and the server's record of it stay consistent even if messages are lost.
+    site saves its state: the hash of the server's message, which the site's reply tells. With each message the server
+    names the visit from whose state the site continues, so that the site's state and the server's record of it stay
+    consistent even if messages are lost, and a message that is sent again after a kill is the same visit.
 
     Args:
         directory: the sites' names and addresses.
@@ -96,10 +97,9 @@ class RemoteSites:
         Returns:
             The updates in the order of ``instructions``, and the numbers of the sites whose models were not finite.
         """
-        visits = {site: secrets.token_hex(8) for site in instructions}
+        visits: dict[int, str] = {}
         packets = {
-            site: instruction_packet(instruction, {**self._run_info(site), "visit": visits[site]})
-            for site, instruction in instructions.items()
+            site: instruction_packet(instruction, self._run_info(site)) for site, instruction in instructions.items()
         }
         began = time.monotonic()
         replies = self.directory.exchange(packets)
@@ -115,6 +115,7 @@ class RemoteSites:
                     continue
                 if unknown := sorted(update.reports.keys() - self._reports):
                     raise BadReply(f"it reports {unknown[0]!r:.40}, which nobody asks for")
+                visits[site] = read_visit(check_done(reply))
                 updates[site] = update
             except BadReply as why:
                 wrong[site] = str(why)
@@ -172,8 +173,8 @@ class RemoteSites:
             raise ConfigurationError(f"{name} cannot be asked of a site: a question is a function of a module.")
         plain, tensors = pack((tuple(args), dict(kwargs)))
         stands = self._trained if site in self._trained else self._stands
-        visit, before = secrets.token_hex(8), stands.get(site)
-        info = {**self._run_info(site), "visit": visit, "counted": before}
+        before = stands.get(site)
+        info = {**self._run_info(site), "counted": before}
         packet = Packet(
             "ask",
             {"question": name, "arguments": plain, "round": round_index, **info},
@@ -183,7 +184,7 @@ class RemoteSites:
         reply = self.directory.exchange({site: packet})[site]
         try:
             reply = check_done(reply)
-            answer = unpack(reply.plain["answer"], reply.tensors)
+            answer, visit = unpack(reply.plain["answer"], reply.tensors), read_visit(reply)
             if not all(tensor.isfinite().all() for tensor in reply.tensors.values()):
                 raise BadReply("its answer holds numbers that are not finite")
         except GARBLED as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+import re
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from flsv.core import ClientUpdate, Instruction, Traffic
 from flsv.core.parameter_space import ParameterSpace
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 
 START, OTHER, REPORT = "start", "told/", "report/"
@@ -50,6 +52,11 @@ class Packet:
             dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
             if not isinstance(name, str) or not dense or tensor.dtype not in _NUMBERS:
                 raise ValueError(f"{name!r:.40} is no dense tensor of numbers.")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the SHA-256 hash of all fields: equal for equal messages only."""
+        return digest([getattr(self, each.name) for each in fields(self)])
 
 
 Reply = Packet | str
@@ -102,11 +109,12 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
     return Instruction(plain["round"], plain["client"], plain["seed"], tensors.get(START), others)
 
 
-def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
+def update_packet(update: ClientUpdate, visit: str, lost: bool = False) -> Packet:
     """Make the packet with which a site sends its update to the server.
 
     Args:
         update: the site's update.
+        visit: the visit's name.
         lost: whether the site had lost its earlier state and started without it.
     """
     plain = {
@@ -116,6 +124,7 @@ def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
         "norm": update.norm,
         "traffic": list(update.traffic or Traffic(0, 0.0)),
         "lost": lost,
+        "visit": visit,
     }
     tensors = {REPORT + name: value for name, value in update.reports.items()}
     return Packet("update", plain, {name: t.detach().cpu() for name, t in {**tensors, "vector": update.vector}.items()})
@@ -191,6 +200,18 @@ def read_update(
     return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic)
 
 
+def read_visit(packet: Packet) -> str:
+    """Read the name of a visit, under which a site has saved its state, from the site's reply.
+
+    Raises:
+        BadReply: the reply has no such name.
+    """
+    visit = packet.plain.get("visit")
+    if not isinstance(visit, str) or not re.fullmatch(r"[0-9a-f]{64}", visit):
+        raise BadReply(f"it names its visit {visit!r:.80}, expected 64 hexadecimal digits")
+    return visit
+
+
 def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
     """Return the value of a name, checked to be a whole number within bounds.
 
@@ -216,21 +237,6 @@ def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name!r}: {value!r:.40} (expected a whole number from {least} to {most})")
     return value
-
-
-def digest(plain: Any, tensors: Mapping[str, Tensor]) -> bytes:
-    """Compute the SHA-256 hash of plain values (by their ``repr``) and of tensors by name.
-
-    Example:
-        >>> one, other = (digest(["train", i], {"start": torch.zeros(2)}) for i in (1, 2))
-        >>> one == other
-        False
-    """
-    total = hashlib.sha256(repr(plain).encode())
-    for name, tensor in sorted(tensors.items()):
-        total.update(name.encode())
-        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.digest()
 
 
 def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:

@@ -19,10 +19,10 @@ from flsv.core import LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote.messages import Packet, digest, failure_packet, pack, read_instruction, unpack, update_packet
+from flsv.engines.remote.messages import Packet, failure_packet, pack, read_instruction, unpack, update_packet
 from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.transport import agreement, check_agreement
-from flsv.engines.remote.visit import SiteMemory, SiteState, SiteVisit, noise_seed, own_secret
+from flsv.engines.remote.visit import SiteMemory, SiteState, SiteVisit, own_secret, visit_secret
 from flsv.models.imbalance import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_manager import ClientManager
@@ -58,8 +58,8 @@ class Site:
         trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
         questions: functions, beside flsv's own, that the server may let the site compute on its data, as
             ``"package.module:function"``.
-        upload_seed: the seed of uploads' random numbers, such as the noise of a private update. None: it follows from a
-            secret of this site, so that the server cannot subtract the noise.
+        upload_seed: the seed of uploads' random numbers, such as the noise of a private update, to compare a site with
+            a simulation. None: they follow from a secret of this site, so that the server cannot subtract the noise.
         policy: the limits that the site's owner sets. None: there are no limits.
 
     Attributes:
@@ -113,8 +113,7 @@ class Site:
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
         try:
             about = {name: packet.plain[name] for name in ("run", "round", "question") if name in packet.plain}
-            sent = digest([packet.kind, packet.plain], packet.tensors).hex()
-            rank_zero_info(f"flsv: {who} asks {packet.kind!r:.20} {about!r:.200}, sha256 {sent}")
+            rank_zero_info(f"flsv: {who} asks {packet.kind!r:.20} {about!r:.200}, sha256 {packet.digest.hex()}")
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
             if (number := packet.plain.get("client")) is not None:  # which client this is, in the server's count
                 self._data.deal_from(number)
@@ -132,14 +131,15 @@ class Site:
     def _train(self, packet: Packet) -> Packet:
         plain, memory = packet.plain, self._memory(packet)
         kept = memory.after(plain["counted"])
-        seed = noise_seed(self._secret, packet) if self._upload_seed is None else self._upload_seed
-        visit = SiteVisit(packet, self._data, kept or {}, self._config, seed, self._limit)
+        secret = visit_secret(self._secret, packet, kept) if self._upload_seed is None else self._upload_seed
+        visit = SiteVisit(packet, self._data, kept or {}, self._config, secret, self._limit)
         self.policy.spend(self._config.uploads, self._folder / LEDGER)
         self._trainer(packet, plain["rounds"], visit).fit(self._make_module(), visit.loader())
         if visit.update is None:
             return Packet("broken")
-        memory.keep(plain["visit"], visit.kept, [plain["counted"]])
-        return update_packet(visit.update, lost=kept is None)
+        name = packet.digest.hex()
+        memory.keep(name, visit.kept, [plain["counted"]])
+        return update_packet(visit.update, name, lost=kept is None)
 
     def _test(self, packet: Packet) -> Packet:
         """Score the model that this site would use on its own test samples, and return the scores as a packet."""
@@ -167,8 +167,10 @@ class Site:
         question = getattr(importlib.import_module(module_name), function)
         kept, memory = self._kept(packet), self._memory(packet)
         answer, tensors = pack(self._within_fit(packet, partial(self._reply, packet, question, kept)))
-        memory.keep(packet.plain["visit"], kept, memory.all())
-        return Packet("answer", {"answer": answer}, {name: tensor.cpu() for name, tensor in tensors.items()})
+        visit = packet.digest.hex()
+        memory.keep(visit, kept, memory.all())
+        plain = {"answer": answer, "visit": visit}
+        return Packet("answer", plain, {name: tensor.cpu() for name, tensor in tensors.items()})
 
     def _reply(self, packet: Packet, question: Callable[..., Any], kept: SiteState, trainer: L.Trainer) -> Any:
         _, local = self._open(packet, kept, trainer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+import os
 import re
 import secrets
 import time
@@ -22,13 +24,14 @@ from flsv.core import ClientUpdate, FederationState, opened
 from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote.messages import Packet, Refused, digest, read_instruction
+from flsv.engines.remote.messages import Packet, Refused, read_instruction
 from flsv.training.client_manager import ClientManager
 from flsv.training.cohort import CohortLoader
 from flsv.training.local_steps import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.training.turn import Turn
 from flsv.utilities.atomic_files import replacing
+from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
@@ -36,38 +39,48 @@ SiteState = dict[str, Any]
 
 
 def own_secret(folder: Path) -> str:
-    """Return the site's secret text, which is drawn at the first call and stored in the site's folder."""
+    """Return the site's secret text, which is drawn at the first call and stored in the site's folder.
+
+    Raises:
+        ConfigurationError: the file does not hold 64 hexadecimal digits.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     if not path.is_file():
         with replacing(path) as file:
+            os.chmod(file.name, 0o600)  # before there is anything to read
             file.write(secrets.token_hex(32).encode())
-        path.chmod(0o600)
-    return path.read_text()
+    if not re.fullmatch(r"[0-9a-f]{64}", secret := path.read_text()):
+        raise ConfigurationError(f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another one.")
+    return secret
 
 
-def noise_seed(secret: str, packet: Packet) -> int:
-    """Compute the seed of the noise of a site's update in a round: 63 bits that only the site knows.
+def visit_secret(secret: str, packet: Packet, kept: SiteState | None) -> bytes:
+    """Derive the key of the noise of a site's update in a round, which only the site knows.
 
-    If the server asks for the same round again, the noise is the same, so that averaging repetitions reveals nothing.
-    For any other message, in this run or another, the noise is different, so that subtracting two updates reveals
-    nothing.
+    The same message, sent again to a site of the same state, has the same key, so that averaging the answers reveals
+    nothing. A message that differs in anything, or another state, has another key, so that subtracting two answers
+    reveals nothing. :class:`flsv.privacy.GaussianPrivacy` adds the update itself to the key.
 
     Args:
         secret: the site's secret.
-        packet: the server's message.
+        packet: the server's message, whole.
+        kept: the state from which the site continues; None: it is deleted.
+
+    Returns:
+        The key, 32 bytes.
     """
-    named = [packet.plain[name] for name in ("run", "round", "client", "seed", "counted")]
-    return int.from_bytes(digest([secret, named], packet.tensors)[:8], "little") >> 1
+    return hmac.digest(secret.encode(), digest([packet.digest, kept]), "sha256")
 
 
 class SiteMemory:
     """A site's saved states of one run.
 
-    A state is saved after every visit, that is, after a round's training or an answered question. The server names each
-    visit, and names the earlier visit from whose state the site continues. So a server that was killed and asks for a
-    round again, a server that did not receive the site's update, and two servers that continue from one checkpoint each
-    get the right state, or an error if the state is deleted.
+    A state is saved after every visit, that is, after a round's training or an answered question. A visit's name is the
+    hash of the server's message (:attr:`Packet.digest`), and the server names the earlier visit from whose state the
+    site continues. So a server that was killed and asks for a round again, a server that did not receive the site's
+    update, and two servers that continue from one checkpoint each get the right state, or an error if the state is
+    deleted; and no message can replace what the site keeps of another one.
 
     Args:
         folder: the site's folder, created if it does not exist.
@@ -152,7 +165,7 @@ class SiteVisit(L.Callback):
         data: the site's data module, with one client.
         kept: the site's state after an earlier round; empty: there is none.
         config: the federation's configuration.
-        upload_seed: the seed of uploads' random numbers; None: the run's seed.
+        upload_secret: the key of uploads' random numbers, see :func:`visit_secret`; or a seed, as in a simulation.
         limit: Lightning's ``limit_train_batches``, per local epoch.
 
     Attributes:
@@ -169,7 +182,7 @@ class SiteVisit(L.Callback):
         data: FederatedDataModule,
         kept: SiteState,
         config: FederationConfig,
-        upload_seed: int | None = None,
+        upload_secret: bytes | int,
         limit: float = 1.0,
     ) -> None:
         self._packet, self._instruction = packet, read_instruction(packet)
@@ -178,7 +191,7 @@ class SiteVisit(L.Callback):
         self._num_clients, self._num_classes = packet.plain["clients"], packet.plain["classes"]
         self._numbered: Any = NumberedData(data, self._instruction.client_id, self._num_clients)
         self._data, self._config, self._limit = data, config, limit
-        self.kept, self._upload_seed = kept, upload_seed
+        self.kept, self._upload_secret = kept, upload_secret
         self.update: ClientUpdate | None = None
 
     def loader(self) -> CohortLoader:
@@ -216,7 +229,11 @@ class SiteVisit(L.Callback):
         manager = ClientManager(trainer, self._data, space, self._store, first=client, num_classes=self._num_classes)
         self._holder = manager.locals[0]
         self._turn = turn = Turn(trainer, space, self._config, self._store, self._num_clients, self._steps)
-        turn.upload_seed = self._upload_seed
+        if isinstance(secret := self._upload_secret, bytes):
+            turn.upload_secret = secret
+            # What a seed gives away tells nothing of the key.
+            secret = int.from_bytes(hmac.digest(secret, b"seed", "sha256")[:8], "little") >> 1
+        turn.upload_seed = secret
         if (buffers := self.kept.get("buffers")) is not None:
             turn.shared.restore(buffers)
         here = read_instruction(self._packet, pl_module.device)

@@ -86,12 +86,14 @@ MODEL = SPACE.read(module())
 ROUND = {i: Instruction(0, i, 7, MODEL) for i in range(3)}
 HELLO = Packet("hello", {"sizes": {"train": SAMPLES, "val": 10, "test": 0}})
 _plain, _tensors = pack([torch.rand(4), 3])
-ANSWER = Packet("answer", {"answer": _plain}, _tensors)
+VISIT = "0" * 64
+ANSWER = Packet("answer", {"answer": _plain, "visit": VISIT}, _tensors)
 
 
 def update(client: int, **reports: torch.Tensor) -> Packet:
     reports = reports or {"change": torch.full((5,), 0.5 + client)}
-    return update_packet(ClientUpdate(client, SAMPLES, MODEL + 0.1, 0.5, 3, 23.0, reports, Traffic(SPACE.size, 9.0)))
+    made = ClientUpdate(client, SAMPLES, MODEL + 0.1, 0.5, 3, 23.0, reports, Traffic(SPACE.size, 9.0))
+    return update_packet(made, VISIT)
 
 
 def remote(folder: Path, kind: str = "hello", lyons: Any = HELLO) -> tuple[RemoteSites, Replay]:

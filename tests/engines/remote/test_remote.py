@@ -211,7 +211,7 @@ def test_sites_that_lack_classes_give_what_one_process_gives(tmp_path: Path) -> 
     assert loop.contributions["fedce"].isfinite().all()
     # Of less, they are refused.
     told = {"run": "0" * 16, "clients": 3, "client": 0, "classes": 7, "rounds": 1, "round": 0, "seed": 0}
-    packet = Packet("train", {**told, "counted": None, "visit": "a"}, {"start": torch.zeros(1)})
+    packet = Packet("train", {**told, "counted": None}, {"start": torch.zeros(1)})
     reply = site(tmp_path, 0, in_run).answer(packet)
     assert reply.kind == "failed"
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")

@@ -24,7 +24,7 @@ from helpers.sites import NAMES, SPLITS, Remotely, kept_at, shapfed
 
 _plain, _tensors = pack(torch.zeros(7))
 #: What becomes of an answer.
-LATE, GARBAGE, WRONG_SHAPE = None, Packet("hm", {"a": "b"}), Packet("answer", {"answer": _plain}, _tensors)
+LATE, GARBAGE, WRONG_SHAPE = None, Packet("hm", {"a": "b"}), Packet("answer", {"answer": _plain, "visit": "0" * 64}, _tensors)
 
 
 def judging(personalizer: Any) -> FederatedLoop:
@@ -162,7 +162,8 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
 
 def test_a_candidate_that_gives_no_loss_is_chosen_last(tmp_path: Path) -> None:
     def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
-        return Packet(reply.kind, {"answer": "high"}) if packet.kind == "ask" and address == 101 else reply
+        high = {**reply.plain, "answer": "high"}
+        return Packet(reply.kind, high) if packet.kind == "ask" and address == 101 else reply
 
     make = partial(shapfed, aggregator=FedAvg("uniform"), metrics={}, sampler=PowerOfChoice(2, 3))
     remote = Remotely(tmp_path, make)

@@ -1,0 +1,43 @@
+"""Hashes of nested values: equal for equal values only."""
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+
+from flsv.utilities.digest import digest
+
+ZEROS = torch.zeros(4)
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "a type": (1, True),
+    "a fraction": (1, 1.0),
+    "a text": (1, "1"),
+    "nothing": (None, "None"),
+    "where a text ends": (["a", "bc"], ["ab", "c"]),
+    "where a list ends": ([["a"], "b"], [["a", "b"]]),
+    "what a text imitates": (["a", "b"], "a1:str 3:'b'"),
+    "a list": ([1], (1,)),
+    "a name": ({"a": 1}, {"b": 1}),
+    "a name's type": ({1: 0}, {"1": 0}),
+    "a tensor's name": ({"ab": ZEROS}, {"a": ZEROS}),
+    "a tensor's shape": (ZEROS, ZEROS.view(2, 2)),
+    "a tensor's type": (ZEROS, ZEROS.int()),
+    "a tensor's sign of 0": (ZEROS, -ZEROS),
+    "where a tensor ends": ([ZEROS[:1], ZEROS[:3]], [ZEROS[:3], ZEROS[:1]]),
+    "no tensor": (ZEROS[:0], ZEROS[:0].view(0, 2)),
+}
+
+
+@pytest.mark.parametrize("what", PAIRS)
+def test_what_differs_has_another_hash(what: str) -> None:
+    one, other = PAIRS[what]
+    assert digest(one) != digest(other)
+    assert digest([one]) != digest(one)
+
+
+def test_what_is_equal_has_the_same_hash() -> None:
+    value = {"a": [1, torch.arange(6).view(2, 3).T], "b": torch.tensor(2.0, dtype=torch.bfloat16)}
+    same = OrderedDict(b=value["b"].clone(), a=[1, torch.arange(6).view(2, 3).T.contiguous()])  # type: ignore[union-attr]
+    assert digest(value) == digest(same)
+    assert len(digest(torch.ones(2, dtype=torch.complex64))) == 32
