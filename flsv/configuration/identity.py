@@ -254,10 +254,7 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     contents = data.content_hashes()
     result = {"server": _hash(contents["server"], data.server_val_indices)}
     for client in range(data.num_clients):
-        parts: list[Tensor] = []
-        for split in ("train", "val", "test"):
-            parts += [data.client_indices(client, split), data.client_labels(client, split)]
-        result[str(client)] = _hash(contents.get(str(client), ""), *parts)
+        result[str(client)] = _hash(contents.get(str(client), ""), *data.dealt_to(client))
     return result
 
 

@@ -124,6 +124,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         without classes."""
         return self._data.classes.labels[self.client_indices(client, split)]
 
+    def dealt_to(self, client: int) -> list[Tensor]:
+        """Return what tells a client's share of the samples from another one: for each split its indices and labels,
+        int64 ``[n]`` each."""
+        splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
+        return [part for s in splits for part in (self.client_indices(client, s), self.client_labels(client, s))]
+
     def corrupted_samples(self, client: int) -> Tensor:
         """Return which of a client's training samples corruptions changed, bool ``[n]`` in the order of
         :meth:`client_indices`.

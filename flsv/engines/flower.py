@@ -28,6 +28,7 @@ from flsv.engines.flower_resident import FOLDER
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import Reply, failure_packet
+from flsv.engines.remote.transport import MOST_SAMPLES
 
 __all__ = ["Contributions", "client_app", "server_app"]
 
@@ -181,6 +182,7 @@ def server_app(
     trainer: Mapping[str, Any] | None = None,
     timeout: float = 600.0,
     wait: float = 600.0,
+    max_samples: int = MOST_SAMPLES,
 ) -> ServerApp:
     """Make a Flower ServerApp that runs the rounds of a :class:`flsv.FederatedLoop` with remote sites as clients.
 
@@ -207,13 +209,15 @@ def server_app(
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
         timeout: the time in seconds that a site has for each message's work.
         wait: the time in seconds to wait for all sites before the first round.
+        max_samples: the largest number of samples that a site may announce in a split. A site that announces more is
+            refused, since a model's weight in the average is its site's number of samples, which nobody else can count.
 
     Returns:
         The ServerApp.
 
     Raises:
         ConfigurationError: before any site is contacted: a metric or strategy cannot work with remote sites; before the
-            first round: a site has another version, module or settings.
+            first round: a site has another version, module or settings, or announces more than ``max_samples``.
     """
     if not RequirementCache(f"flwr<={TESTED}.99"):
         warnings.warn(f"flsv is tested with Flower up to {TESTED}, and this is a newer release.", stacklevel=2)
@@ -232,7 +236,7 @@ def server_app(
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
             book.unlink(missing_ok=True)  # it belongs to another run
-        directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait, say)
+        directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait, say, max_samples)
         directory.gather()
         own = None if datamodule is None else datamodule()
         data = RemoteData(sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own)

@@ -22,7 +22,7 @@ class RemoteData(FederatedDataModule):
     """Data module of the server: stand-ins for the sites' samples, and the server's own validation and test data.
 
     There are as many stand-ins as samples that the sites have announced, all with the label 0; reading one raises an
-    error.
+    error. They take no memory, however many a site announces.
 
     Args:
         names: the sites' names.
@@ -43,8 +43,8 @@ class RemoteData(FederatedDataModule):
         super().__init__()
         self.names, self._sizes, self._own = tuple(names), list(sizes), own
         missing = None if num_classes or class_names else "the server was told no num_classes"
-        labels = torch.zeros(max(max(each.values()) for each in sizes), dtype=torch.long)
-        counted = tuple({split: torch.arange(size) for split, size in each.items()} for each in sizes)
+        labels = _stand_ins(max(max(each.values()) for each in sizes))
+        counted = tuple({split: _stand_ins(size) for split, size in each.items()} for each in sizes)
         self._dealt = FederatedData(
             train=TensorDataset(labels),
             val=None,
@@ -53,7 +53,7 @@ class RemoteData(FederatedDataModule):
             classes=Classes(labels, tuple(class_names or map(str, range(num_classes or 0))) or ("samples",), missing),
             train_options={},
             eval_options={},
-            differs=labels.bool(),
+            differs=torch.zeros(1, dtype=torch.bool).expand(len(labels)),
         )
 
     def prepare_data(self) -> None:
@@ -82,6 +82,18 @@ class RemoteData(FederatedDataModule):
     def content_hashes(self) -> dict[str, str]:
         """Return the hash of the server's validation set only, since the clients' samples stay at the sites."""
         return {"server": loader_hash(self.val_dataloader())}
+
+    def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
+        """Return as many labels 0 as the client has samples in the split."""
+        return _stand_ins(self._sizes[client][split])
+
+    def dealt_to(self, client: int) -> list[Tensor]:
+        """Return the client's numbers of samples in each split, which is all that the server knows of them."""
+        return [torch.tensor(list(self._sizes[client].values()))]
+
+    def to_device(self, trainer: L.Trainer) -> FederatedData | None:
+        """Return the stand-ins where they are: on another device they would take memory."""
+        return self._dealt
 
     @property
     def class_counts(self) -> Tensor:
@@ -115,6 +127,11 @@ class RemoteData(FederatedDataModule):
 
     def __str__(self) -> str:
         return f"RemoteData({', '.join(self.names)})"
+
+
+def _stand_ins(count: int) -> Tensor:
+    """Return zeros, int64 ``[count]``, that take the memory of one."""
+    return torch.zeros(1, dtype=torch.long).expand(count)
 
 
 class _Elsewhere:

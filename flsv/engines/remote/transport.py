@@ -25,7 +25,7 @@ from flsv.utilities.errors import ConfigurationError
 Address = int
 #: Seconds between two log lines about the sites that the server waits for.
 PAUSE = 15.0
-#: Largest number of samples of a site in a split, since the server has a stand-in for each sample.
+#: Largest number of samples of a site in a split, unless the operator sets another one.
 MOST_SAMPLES = 10**8
 _SPLITS = {"train": 1, "val": 0, "test": 0}
 
@@ -55,6 +55,8 @@ class Directory:
         wait: the time in seconds to wait for all sites before the first round, and for any site within a run.
         say: a function that is called every 15 s with a text about the sites that the server waits for, and with None
             after every exchange.
+        max_samples: the largest number of samples that a site may announce in a split. A site that announces more takes
+            no part: its model would have as much more weight, and nobody can count its samples.
 
     Attributes:
         sizes: ``{site: {split: number}}``, each site's number of samples in each split.
@@ -69,14 +71,20 @@ class Directory:
         timeout: float = 600.0,
         wait: float = 600.0,
         say: Callable[[str | None], None] = lambda text: None,
+        max_samples: int = MOST_SAMPLES,
     ) -> None:
+        if max_samples < 1:
+            raise ConfigurationError(f"max_samples={max_samples}: expected at least 1, as many as the largest site has.")
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names, self.timeout, self.wait = list(names), timeout, wait
         self._transport, self._ours, self._book, self._say = transport, ours, book, say
+        self._max_samples = max_samples
         try:
             kept = json.loads(book.read_bytes()) if book.is_file() else {}
-            self.sizes = {i: _sizes(kept[name]) for i, name in enumerate(names) if name in kept}
+            self.sizes = {i: _sizes(kept[name], max_samples) for i, name in enumerate(names) if name in kept}
+        except Unwilling as error:
+            raise ConfigurationError(f"a site of {book} cannot take part: {error}.") from error
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"{book} cannot be read: it lacks or garbles {error}. Delete it and start again with all sites."
@@ -215,11 +223,11 @@ class Directory:
         """
         name = self.names[site]
         try:
-            sizes = _sizes(check_done(reply).plain["sizes"])
+            sizes = _sizes(check_done(reply).plain["sizes"], self._max_samples)
         except GARBLED as why:  # the site is greeted again later
             if strict and isinstance(why, Unwilling):
                 raise ConfigurationError(
-                    f"site {name!r} cannot take part: {why}. Mend it there, and start this server again."
+                    f"site {name!r} cannot take part: {why}. Mend it, and start this server again."
                 ) from why
             self._warn(name, f"site {name!r} has not said what it has: {fault_of(why)}.")
         else:
@@ -239,13 +247,25 @@ class Directory:
             warnings.warn(words, stacklevel=3)
 
 
-def _sizes(plain: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(plain: Mapping[str, Any], most: int) -> dict[str, int]:
     """Return a site's number of samples in each split, checked, from the plain values of its reply.
+
+    Args:
+        plain: the values by name.
+        most: the largest number allowed.
 
     Raises:
         KeyError, TypeError, ValueError: a number is missing or not valid.
+        Unwilling: a number is larger than ``most``.
     """
-    return {split: checked_int(plain, split, MOST_SAMPLES, least) for split, least in _SPLITS.items()}
+    sizes = {split: checked_int(plain, split, float("inf"), least) for split, least in _SPLITS.items()}
+    split = max(sizes, key=sizes.__getitem__)
+    if sizes[split] > most:
+        raise Unwilling(
+            f"it announces {sizes[split]:,} {split} samples, and the server takes max_samples={most:,} of a site at most. "
+            "If it has them, raise server_app(max_samples=...)"
+        )
+    return sizes
 
 
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from flsv import ClientEvaluation
-from flsv.aggregation import DivergenceWeighted
+from flsv.aggregation import DivergenceWeighted, FedAvg
 from flsv.attacks import MinMax
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import check_deployment, run_status
@@ -102,6 +105,64 @@ def test_who_is_away_is_named_and_the_run_says_that_it_lives(
     assert said == [None]
     directory.exchange({0: Packet("ask")})
     assert said == [None, None]
+
+
+def sizes_of(train: int) -> dict[str, int]:
+    return {"train": train, "val": 0, "test": 0}
+
+
+def announcing(*trains: int) -> Replay:
+    nodes = Replay()
+    nodes.says["hello"] = {100 + i: Packet("here", {"sizes": sizes_of(train)}) for i, train in enumerate(trains)}
+    return nodes
+
+
+def test_a_site_that_announces_more_than_the_operator_takes_is_refused(tmp_path: Path) -> None:
+    """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
+    words = r"it announces 1,001 train samples, and the server takes max_samples=1,000 .* server_app\(max_samples=...\)"
+    nodes, book = announcing(10, 1001, 1000), tmp_path / "book"
+    with pytest.raises(ConfigurationError, match=f"site 'Lyon' cannot take part: {words}"):
+        Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000).gather()
+    directory = Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000)
+    with pytest.warns(UserWarning, match=f"site 'Lyon' has not said what it has: {words}"):
+        assert directory.refresh() == {0: 100, 2: 102}
+    Directory(nodes, NAMES, {}, book, wait=0).gather()
+    with pytest.raises(ConfigurationError, match=f"a site of .*book cannot take part: {words}"):
+        Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000)
+    with pytest.raises(ConfigurationError, match="max_samples=0: expected at least 1"):
+        Directory(nodes, NAMES, {}, tmp_path / "new", wait=0, max_samples=0)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that an operation makes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor):
+                self.bytes = max(self.bytes, each.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Path) -> None:
+    most = 10**8
+    remote = Remotely(tmp_path, partial(shapfed, aggregator=FedAvg(), metrics={}))
+
+    def boast(address: int, packet: Packet, reply: Packet) -> Packet:
+        if address == 101 and packet.kind == "hello":
+            return Packet("hello", {"sizes": dict.fromkeys(("train", "val", "test"), most)})
+        if address == 101 and packet.kind == "train":
+            return Packet("update", {**reply.plain, "samples": most}, reply.tensors)
+        return reply
+
+    remote.transport.spoil = boast
+    with Largest() as largest:
+        loop = remote.fit(rounds=1, logger=TensorBoardLogger(tmp_path, name="", version=""))
+    assert loop.participations.tolist() == [1, 1, 1]
+    assert 0 < largest.bytes < 10**7
 
 
 def test_another_checkout_of_one_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
