@@ -1,4 +1,4 @@
-"""Federations on Flower (``pip install flsv[flower]``): ClientApps for the sites, and a ServerApp."""
+"""Federations on Flower (``pip install "flwr>=1.41,<2"``): ClientApps for the sites, and a ServerApp."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_utilities.core.imports import RequirementCache
 
 if not (_flower := RequirementCache("flwr>=1.41,<2")):
-    raise ModuleNotFoundError(f"flsv.engines.flower needs Flower: pip install 'flsv[flower]'. {_flower}")
+    raise ModuleNotFoundError(f"flsv.engines.flower needs Flower: pip install 'flwr>=1.41,<2'. {_flower}")
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp

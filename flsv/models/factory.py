@@ -89,7 +89,7 @@ def import_timm(name: str) -> ModuleType:
         import timm
     except ImportError as error:
         raise ConfigurationError(
-            f"Network {name!r} is looked for in timm, which is not installed: pip install 'flsv[timm]'. Networks that "
+            f"Network {name!r} is looked for in timm, which is not installed: pip install timm. Networks that "
             f"need no timm are {', '.join(NETWORKS)}, and torchvision's by their names with torchvision: before them."
         ) from error
     return timm

@@ -72,7 +72,7 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ConfigurationError("LoRA layers are peft's, which is not installed: pip install 'flsv[lora]'.") from error
+        raise ConfigurationError("LoRA layers are peft's, which is not installed: pip install peft.") from error
     # peft accepts "all-linear" for transformers only, where it leaves out the layer of the tokens' logits.
     if targets == "all-linear" and not hasattr(network, "get_output_embeddings"):
         targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]

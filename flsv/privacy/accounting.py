@@ -72,6 +72,6 @@ def _dp_accounting() -> ModuleType:
     except ImportError as error:
         raise ConfigurationError(
             "epsilon comes from the dp-accounting package (0.6 or later), which cannot be imported. "
-            "Install it: pip install 'flsv[privacy]'."
+            "Install it: pip install 'dp-accounting>=0.6'."
         ) from error
     return dp_accounting

@@ -4,8 +4,8 @@ torch's generators are made for simulations, not for secrets. On the CPU a gener
 all of its streams can be tried; and who sees some of a stream, where the update is 0, can compute the rest of it. Here
 SHAKE-256 (FIPS 202) of the key gives the bits, and the Box-Muller transform turns them into normal numbers.
 
-Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012: sums of rounded numbers tell
-more than real sums. So noise of 53 bits is added in double precision, and only the sum is rounded.
+Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012: sums of rounded numbers
+tell more than real sums. So noise of 53 bits is added in double precision, and only the sum is rounded.
 """
 
 from __future__ import annotations

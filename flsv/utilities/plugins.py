@@ -1,4 +1,4 @@
-"""Components from other packages, found by entry points: after ``pip install flsv-mything`` they are available."""
+"""Components from other packages, found by entry points: once such a package is installed, they are available."""
 
 from __future__ import annotations
 

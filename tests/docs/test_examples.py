@@ -46,8 +46,8 @@ def test_all_are_run_here() -> None:
 def test_a_script_runs_and_measures(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, *ONE_ROUND[name]])
     if name == "language_model.py":
-        pytest.importorskip("transformers", reason="transformers is not installed: pip install 'flsv[lora]'")
-        pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
+        pytest.importorskip("transformers", reason="transformers is not installed: pip install peft")
+        pytest.importorskip("peft", reason="peft is not installed: pip install peft")
         write_texts(folder / "data" / "text")
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     (written,) = folder.glob("runs/**/contributions.csv")

@@ -24,8 +24,8 @@ from flsv.metrics import (
 )
 from helpers.fits import fit, vector
 
-pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'flsv[lora]'")
+pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install peft")
 TOKENS, LENGTH, LR = 12, 6, 0.5
 
 

@@ -121,7 +121,7 @@ def test_run_py_stop_ends_a_run_at_work_and_no_other(begun: str, ends: str, tmp_
 @pytest.mark.flower
 def test_a_bundle_holds_the_app_alone(tmp_path: Path) -> None:
     """What ``flwr run`` sends to all sites, of a folder in which a run has been."""
-    build = pytest.importorskip("flwr.cli.build", reason="needs pip install 'flsv[flower]'")
+    build = pytest.importorskip("flwr.cli.build", reason="needs flwr: make flower")
     folder = tmp_path / "app"
     shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("runs/run.json", "runs/hparams.yaml", "sites/Boston/privacy.json", "keys/notes.md", "costs.yaml"):
@@ -146,7 +146,7 @@ def test_a_site_of_an_unknown_name_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.flower
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_flower_knows_every_option(name: str) -> None:
-    pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+    pytest.importorskip("flwr", reason="needs flwr: make flower")
     known = subprocess.run([Path(sys.executable).parent / SCRIPTS[name], "--help"], capture_output=True, text=True)
     options = set(re.findall(r"(?<!\S)--[a-z-]+|(?<=:\+)--[a-z-]+", (DEPLOY / name).read_text()))
     assert len(options) >= 7
@@ -155,7 +155,7 @@ def test_flower_knows_every_option(name: str) -> None:
 
 @pytest.mark.flower
 def test_sites_reach_what_they_need_of_the_superlink_and_nothing_else() -> None:
-    pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+    pytest.importorskip("flwr", reason="needs flwr: make flower")
     from flwr.superlink.main import create_app, iter_route_contexts
 
     paths = {context.route.path for context in iter_route_contexts(create_app().routes)}

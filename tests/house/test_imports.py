@@ -67,10 +67,44 @@ def test_formulas_are_there_without_scikit_learn_and_pandas() -> None:
 
 
 @pytest.mark.parametrize("name", ["timm:resnet10t", "resnet18", "nonsense"])
-def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_without_timm_the_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigurationError, match=r"not installed: pip install 'flsv\[timm\]'"):
+    with pytest.raises(ConfigurationError, match="not installed: pip install timm"):
         build_network(name, 3, (3, 32, 32))
     assert build_network("torchvision:resnet18", 3, (3, 32, 32)).fc.out_features == 3
     with pytest.raises(ConfigurationError, match="none of torchvision's networks"):
         build_network("torchvision:nonsense", 3, (3, 32, 32))
+
+
+#: Requirements of flsv by its name alone, in a command or in the dependencies of a package.
+BY_NAME = (
+    r"""pip3? install(?: +-\S+| +[\w.-]+(?= ))* +['"]?flsv(?![\w/.])[^\n`]*""",
+    r"""^(?:dependencies|requires) *= *\[[^\]]*?["']flsv(?! *@)[^\]]*""",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "by_name"),
+    [
+        ("pip install flsv", True),
+        ("pip install -U 'flsv[flower]'", True),
+        ('pip install numpy "flsv>=1.2"', True),
+        ("pip install flsv-jsonl", True),
+        ('dependencies = [\n  "numpy",\n  "flsv[flower]",\n]', True),
+        ("pip install '/path/to/flsv[flower]'", False),
+        ("pip install -e '.[flower]'", False),
+        ('dependencies = ["flsv @ file:///srv/wheels/flsv-1.1.0-py3-none-any.whl"]', False),
+    ],
+)
+def test_requirements_by_name_are_seen(text: str, by_name: bool) -> None:
+    assert any(re.search(pattern, text, flags=re.MULTILINE) for pattern in BY_NAME) == by_name
+
+
+def test_nobody_is_told_to_install_flsv_by_its_name() -> None:
+    """It is on no index: who registers the name there would run code wherever it is installed so."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    names = [name for name in listed.stdout.split("\0") if name and name != "CHANGELOG.md"]
+    texts = {name: (ROOT.parent / name).read_bytes().decode(errors="replace") for name in names}
+    del texts[str(Path(__file__).relative_to(ROOT.parent))]
+    found = {n: m[0] for n, text in texts.items() for p in BY_NAME if (m := re.search(p, text, flags=re.MULTILINE))}
+    assert found == {}

@@ -18,7 +18,7 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
 from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, assert_same, sharing_by_hand
 
-peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
+peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
 
 TOKENS, LENGTH = 12, 6
 

@@ -62,7 +62,7 @@ def test_the_accountants_agree(noise_multiplier: float, rounds: int) -> None:
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'flsv\[privacy\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'dp-accounting>=0.6'"):
         gaussian_epsilon(1.234, 1)
     assert gaussian_epsilon(0.0, 1) == math.inf
 

@@ -93,7 +93,7 @@ def install(site: Path, module: str, entries: str) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As ``pip install flsv-mything`` leaves it."""
+    """As its installation leaves it."""
     install(tmp_path / "site", "flsv_mything", ENTRIES)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setattr(sys, "argv", ["flsv"])

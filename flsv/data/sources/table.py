@@ -237,7 +237,7 @@ def check_column_names(path: Path | str, names: Sequence[str]) -> None:
 
 
 def read_parquet(path: Path) -> Table:
-    """Read a Parquet file, whose columns keep their types; this needs ``pip install "flsv[parquet]"``.
+    """Read a Parquet file, whose columns keep their types; this needs ``pip install pyarrow``.
 
     Raises:
         ConfigurationError: the package ``pyarrow`` is not installed, or the file is damaged.
@@ -245,7 +245,7 @@ def read_parquet(path: Path) -> Table:
     try:
         frame = pd.read_parquet(path, engine="pyarrow")
     except ImportError as error:
-        raise ConfigurationError(f'{path} is read by pyarrow: pip install "flsv[parquet]".') from error
+        raise ConfigurationError(f"{path} is read by pyarrow: pip install pyarrow.") from error
     except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
         raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
     return replace(frame_table(frame), path=path)

@@ -32,8 +32,9 @@ class SitePolicy:
             ``"package.module:function"``. None: flsv's own functions and the functions that the app names.
         max_epsilon: the largest total privacy loss (epsilon) of this site's updates, over all runs in which the site
             takes part from the same folder. Updates must then be noised by :class:`flsv.privacy.GaussianPrivacy`.
-            Answers to questions are not covered: to bound the loss of all messages, allow no questions. None: the loss
-            is not limited.
+            Not covered are answers to questions, for which :attr:`questions` may be empty, and what no setting keeps
+            back: numbers of samples and steps, the training loss, the distance of an update, and the scores of the
+            site's own model on its test samples. None: the loss is not limited.
         delta: the probability that the bound ``max_epsilon`` does not hold.
 
     Raises:

@@ -74,7 +74,7 @@ class Directory:
         max_samples: int = MOST_SAMPLES,
     ) -> None:
         if max_samples < 1:
-            raise ConfigurationError(f"max_samples={max_samples}: expected at least 1, as many as the largest site has.")
+            raise ConfigurationError(f"max_samples={max_samples}: expected at least 1, what the largest site has.")
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names, self.timeout, self.wait = list(names), timeout, wait
@@ -262,8 +262,8 @@ def _sizes(plain: Mapping[str, Any], most: int) -> dict[str, int]:
     split = max(sizes, key=sizes.__getitem__)
     if sizes[split] > most:
         raise Unwilling(
-            f"it announces {sizes[split]:,} {split} samples, and the server takes max_samples={most:,} of a site at most. "
-            "If it has them, raise server_app(max_samples=...)"
+            f"it announces {sizes[split]:,} {split} samples, and the server takes max_samples={most:,} of a site at "
+            "most. If it has them, raise server_app(max_samples=...)"
         )
     return sizes
 

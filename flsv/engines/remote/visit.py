@@ -51,7 +51,7 @@ def own_secret(folder: Path) -> str:
             os.chmod(file.name, 0o600)  # before there is anything to read
             file.write(secrets.token_hex(32).encode())
     if not re.fullmatch(r"[0-9a-f]{64}", secret := path.read_text()):
-        raise ConfigurationError(f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another one.")
+        raise ConfigurationError(f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another.")
     return secret
 
 

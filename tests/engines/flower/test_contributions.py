@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo

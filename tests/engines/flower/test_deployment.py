@@ -12,7 +12,7 @@ import torch
 
 from flsv.data import Splits
 
-pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flwr.app import RecordDict
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flsv.cli import main
 from helpers.sites import ACCEPTED, NAMES, SECONDS, deployment, living

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo

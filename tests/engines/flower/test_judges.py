@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flsv import FederatedDataModule
 from flsv.cli import main

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from helpers.sites import living
 

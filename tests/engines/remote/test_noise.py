@@ -240,7 +240,7 @@ class Killed(Exception):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_killed_server_has_the_noise_of_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks for a round again that sites have trained, from the state before it; quantization is of the secret, too."""
+    """It asks for a round again that sites have trained, from the state before it; rounding is of the secret, too."""
     monkeypatch.setattr(federation, "secrets", SimpleNamespace(token_hex=lambda _: "0" * 16))  # one run's name
     make = partial(private, compressed=True, sampler=UniformSampler(2))
 

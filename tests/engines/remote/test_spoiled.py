@@ -24,7 +24,8 @@ from helpers.sites import NAMES, SPLITS, Remotely, kept_at, shapfed
 
 _plain, _tensors = pack(torch.zeros(7))
 #: What becomes of an answer.
-LATE, GARBAGE, WRONG_SHAPE = None, Packet("hm", {"a": "b"}), Packet("answer", {"answer": _plain, "visit": "0" * 64}, _tensors)
+LATE, GARBAGE = None, Packet("hm", {"a": "b"})
+WRONG_SHAPE = Packet("answer", {"answer": _plain, "visit": "0" * 64}, _tensors)
 
 
 def judging(personalizer: Any) -> FederatedLoop:
