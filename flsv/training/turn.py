@@ -41,6 +41,7 @@ from flsv.training.shared_module import SharedModule
 from flsv.training.slots import Slot, Slots
 from flsv.training.store import ClientStore
 from flsv.uploads import UploadContext, sanitize_report, upload
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
 
@@ -287,7 +288,15 @@ class Turn:
 
         Returns:
             The model ``[P]`` after the uploads.
+
+        Raises:
+            ConfigurationError: the uploads are private: epsilon counts one update of a client in a round.
         """
+        if self._config.privacy is not None:
+            raise ConfigurationError(
+                f"{self._algorithm!r} sends another model beside the update, and epsilon of "
+                f"{self._config.privacy!r} counts one in a round. Leave one of the two out."
+            )
         state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
         sent, _ = upload(self._config.uploads, vector, start, start, replace(leaving, state=state))
         leaving.state.update({name + key: kept for key, kept in state.items()})

@@ -21,6 +21,7 @@ from flsv.metrics import (
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -180,6 +181,20 @@ def test_it_stops_before_the_budget_is_exceeded(tmp_path: Path) -> None:
     rows = (tmp_path / "contributions.csv").read_text()
     assert "2,epsilon,0,,3.70" in rows
     assert "2,epsilon/affordable,0,,0" in rows
+
+
+class SendsTwo(ClientAlgorithm):
+    def end_client(self, context: ClientContext) -> dict[str, Tensor]:
+        assert context.trained is not None
+        context.upload(context.trained, context.start, "second ")
+        return {}
+
+
+def test_a_second_model_of_a_client_is_refused_since_epsilon_counts_one(tmp_path: Path) -> None:
+    """In one process both would have the same noise, too."""
+    loop = FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0)], client_algorithm=SendsTwo(), seed=0)
+    with pytest.raises(ConfigurationError, match="SendsTwo.. sends another model beside the update.* counts one"):
+        fit(loop, tmp_path, plain(), rounds=1)
 
 
 @pytest.mark.parametrize("how", ["resumed", "min_epochs"])

@@ -83,10 +83,6 @@ class RemoteData(FederatedDataModule):
         """Return the hash of the server's validation set only, since the clients' samples stay at the sites."""
         return {"server": loader_hash(self.val_dataloader())}
 
-    def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """Return as many labels 0 as the client has samples in the split."""
-        return _stand_ins(self._sizes[client][split])
-
     def dealt_to(self, client: int) -> list[Tensor]:
         """Return the client's numbers of samples in each split, which is all that the server knows of them."""
         return [torch.tensor(list(self._sizes[client].values()))]

@@ -41,7 +41,8 @@ class ClientContext:
             Compute reports from this model: reports computed from ``trained`` would reveal what noise hides, and would
             not belong to the model that the server receives.
         upload: ``upload(vector, start, name)`` applies the uploads to another model ``[P]`` of this client, and keeps
-            the uploads' state under ``name``. Before the end of training it returns the model unchanged.
+            the uploads' state under ``name``. Before the end of training it returns the model unchanged; beside
+            :class:`flsv.privacy.GaussianPrivacy` it raises ConfigurationError.
     """
 
     def __init__(
