@@ -120,6 +120,7 @@ class RoundResults:
         self._metrics, self._client_names, self._class_names = metrics, client_names, class_names
         self._before: Sequence[Row] = ()
         self._late: Sequence[Row] = ()
+        self._of_rounds: set[str] = set()
 
     def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
         """Return the rows of all numbers that are known between two rounds.
@@ -171,6 +172,7 @@ class RoundResults:
         trained = round_rows(index, [Numbers("train_loss", [*losses.values()], clients=[*losses])], self._client_names)
         new, self._before = changes(measured, self._before), measured
         shared, scored = shared_numbers(self._metrics, values), spread(scores)
+        self._of_rounds |= shared.keys()
         return RoundResult(
             index,
             table=measured + own + trained,
@@ -196,7 +198,8 @@ class RoundResults:
         """
         rows = self.rows(index, values)
         new, self._late = changes(rows, self._late), rows
-        shared = shared_numbers({name: self._metrics[name] for name in values}, values)
+        numbers = shared_numbers({name: self._metrics[name] for name in values}, values)
+        shared = {name: number for name, number in numbers.items() if name not in self._of_rounds}
         return RoundResult(index, rows, new, shared, shared, pictures=self.pictures(index, values), drawn=drawn)
 
 
