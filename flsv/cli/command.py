@@ -10,6 +10,7 @@ import signal
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -63,6 +64,40 @@ def terminable() -> Iterator[None]:
         sys.unraisablehook = usual
         if here:
             signal.signal(signal.SIGTERM, before)
+
+
+#: Modules through which a warning is given, which are not its origin.
+_GIVE_WARNINGS = ("warnings", "lightning_utilities.core.rank_zero", "lightning.fabric.utilities.rank_zero")
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Show flsv's own warnings as one line within this context, without the place in the code, which says nothing to
+    the user of a command; those of other packages and of the user's own modules are shown as ever."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+        usual = warnings.formatwarning  # Lightning replaces it when it is imported
+        if issubclass(category, UserWarning) and _origin().split(".")[0] == "flsv":
+            warnings.formatwarning = lambda text, *_, **__: f"flsv: warning: {text}\n"
+        try:
+            shown(message, category, *where, **options)
+        finally:
+            warnings.formatwarning = usual
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+
+
+def _origin() -> str:
+    """Return the name of the module that is giving a warning."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in (*_GIVE_WARNINGS, __name__):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__"))
 
 
 _ROLE = re.compile(r":\w+:`~?([^`]*)`")

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, Waiting, status_of, terminable
+from flsv.cli.command import NO_BARS, Waiting, one_line_warnings, status_of, terminable
 from flsv.cli.configs import check_words
+from flsv.cli.parsers import check_arguments
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{subcommand: description}``.
@@ -82,7 +83,7 @@ def main(args: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     try:
         try:
-            with terminable():
+            with terminable(), one_line_warnings():
                 return _run(given)
         finally:
             sys.stdout.flush()
@@ -119,6 +120,7 @@ def _run(given: list[str]) -> int:
     first = given[0] if given else "--help"
     if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
         check_words(given)
+        check_arguments(first, given[1:])
     waiting = None if quiet else _announce(first)
     try:
         return _command(given, first, quiet, waiting)

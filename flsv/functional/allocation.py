@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flsv.utilities.choices import Negatives as Negatives
 from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
-Negatives = Literal["zero", "shift", "softmax", "refuse"]
 #: Binary digits of a float64: whole numbers are exact below 2 to this power.
 MANTISSA = 53
 
