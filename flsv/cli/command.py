@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from flsv.utilities.display import display_path as display_path
 
@@ -140,11 +140,31 @@ class TextHelp(argparse.HelpFormatter):
         super().start_section(None if heading is None else filled(heading, self._width - 1))
 
 
+_NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
+
+
+def number_hint(wrong: str) -> str:
+    """Return a suggestion for a text that begins with a number, as part of a message about it; "" for another text.
+
+    Example:
+        >>> number_hint("0.1x"), number_hint("0,1"), number_hint("much")
+        ('. Did you mean 0.1?', '. Did you mean 0.1?', '')
+    """
+    found = _NUMBER.match(wrong)
+    return f". Did you mean {found[0].replace(',', '.')}?" if found and found[0].replace(",", ".") != wrong else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """``ArgumentParser`` whose message about a number with a slip suggests the number."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid \w+ value: '(.*)'$", message)
+        super().error(f"{message}{number_hint(wrong[1]) if wrong else ''}")
+
+
 def command_parser(prog: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
     """Return an ``ArgumentParser`` with :class:`TextHelp` that accepts no abbreviated options."""
-    return argparse.ArgumentParser(
-        prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False
-    )
+    return _Parser(prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False)
 
 
 class Waiting:

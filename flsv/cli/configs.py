@@ -6,6 +6,7 @@ import ast
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -111,7 +112,11 @@ def is_yaml(given: str) -> bool:
 def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield ``(option, text)`` for the options of a command line and of the configuration files that it names."""
     words = [word for each in args for word in (each.split("=", 1) if each.startswith("--") else [each])]
-    yield from ((name.removeprefix("--"), value) for name, value in pairwise(words))
+    for name, value in pairwise(words):
+        yield name.removeprefix("--"), value
+        if name.startswith("--") and is_yaml(value):
+            with suppress(yaml.YAMLError):  # the parser says so
+                yield from _leaves(yaml.safe_load(value), name.removeprefix("--"))
     files = [value for name, value in pairwise(words) if name in ("-c", "--config") and not is_yaml(value)]
     files += takewhile(lambda word: not word.startswith("-"), words[1:]) if words[:1] == ["data"] else []
     for file in files:
