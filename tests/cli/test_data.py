@@ -78,8 +78,8 @@ def test_warnings_of_flsv_are_one_line_each_and_others_are_as_ever(tmp_path: Pat
     code = "import sys, warnings\nfrom flsv.cli import entry\nfrom flsv.cli.command import one_line_warnings\n"
     code += "with one_line_warnings():\n    import mine\nassert entry.main(sys.argv[1:]) == 0\n"
     done = subprocess.run(
-        [sys.executable, "-c", code, "data", *options],
-        capture_output=True, text=True, check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        [sys.executable, "-c", code, "data", *options], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     said = [line for line in done.stderr.splitlines() if "look" in line]
     assert "mine.py:3: UserWarning: look here" in said[0]
