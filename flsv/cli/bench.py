@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jsonargparse.typing import PositiveInt
 from pandas import DataFrame
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
@@ -32,47 +31,21 @@ from flsv.benchmark.run import bench
 from flsv.benchmark.scores import BenchResults
 from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two_digits
 from flsv.benchmark.truth import SEEDS
-from flsv.cli.command import command_parser, display_path, printer
+from flsv.cli.command import display_path, printer
+from flsv.cli.parsers import QUICK, bench_parser
 from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table
 
-#: Federations of --quick: few clients, no download, one for each kind of difference between clients.
-QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
 #: Suffix of the names of files on federations with many clients, whose truth is sampled.
 MANY = "_many"
 #: Federations in which costs are measured: they need no download.
 COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
 
 
-def _parser() -> argparse.ArgumentParser:
-    out = Path("runs/benchmark")
-    parser = command_parser("flsv bench", __doc__)
-    parser.add_argument(
-        "--metric",
-        action="append",
-        help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments: "
-        "'my_package.MyMetric(momentum=0.5)'; give several. Default: all of --list",
-    )
-    parser.add_argument(
-        "--federations",
-        nargs="+",
-        help="names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: all",
-    )
-    parser.add_argument("--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}")
-    parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
-    parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
-    parser.add_argument("--seeds", type=PositiveInt, default=None, help="runs of every federation. Default: 3")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"one run of each of {', '.join(QUICK)}, unless you say so; no costs"
-    )
-    parser.add_argument("--truth-seeds", type=PositiveInt, default=len(SEEDS), help="trainings of every coalition")
-    return parser
-
-
 def main(args: Sequence[str], quiet: bool = False) -> int:
     """Run ``flsv bench`` with the command-line arguments ``args``; return 1 if a metric has failed or has no value in
     any federation, else 0."""
-    options = _parser().parse_args(list(args))
+    options = bench_parser().parse_args(list(args))
     if options.list:
         _list()
         return 0
@@ -107,7 +80,7 @@ def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
     for each in asked:
         if each.name not in names():
             each.check()
-    return {each.name: (each, _truth(each, options.out, options.truth_seeds)) for each in asked}
+    return {each.name: (each, _truth(each, options.out, options.truth_seeds or len(SEEDS))) for each in asked}
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:

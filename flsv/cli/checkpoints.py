@@ -3,6 +3,7 @@ that ``flsv predict`` writes."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Logged values that select the best model, in this order of preference, and the direction that is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}
+#: The folder of a numbered run, and the names of its last checkpoints: a resumed run adds ``last-v1``.
+_NUMBERED, _LAST = re.compile(r"version_(\d+)"), re.compile(r"last(?:-v(\d+))?")
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -75,6 +78,9 @@ def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
     """Return the newest checkpoint, or the best checkpoint of the run that the newest one belongs to.
 
+    Runs in folders that Lightning numbers, such as ``version_3``, have the order of their numbers, and the newest
+    checkpoint of a run is its ``last.ckpt``: copying files changes their times. Others have the order of their times.
+
     Checkpoints are searched for in the folders of the trainer's first logger (in ``checkpoints`` below the root folder
     if there is no logger), and where a ``ModelCheckpoint`` of the trainer writes.
 
@@ -93,7 +99,9 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
     if not found:
         where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
         raise ConfigurationError(f"--ckpt_path {word}: no checkpoint below {where}. Name one, or leave ckpt_path out.")
-    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+    ages = {path: age for path in found if (age := _age(path)) is not None}
+    of_time = {path: path.stat().st_mtime_ns for path in found}
+    newest = max(found, key=lambda path: ages[path] if len(ages) == len(of_time) else of_time[path])
     if word == "last":
         return newest
     options = {} if weights_only is None else {"weights_only": weights_only}
@@ -104,6 +112,15 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
             "val_loss to be logged, or a ModelCheckpoint with a monitor. Say last, or name a checkpoint."
         )
     return best
+
+
+def _age(path: Path) -> tuple[int, int, int] | None:
+    """Return the number of a checkpoint's run, of the file among the run's last ones (0: it is none of them), and its
+    time, which order checkpoints by age; None if it is not in the folder of a numbered run."""
+    run, last = _NUMBERED.fullmatch(path.parent.parent.name), _LAST.fullmatch(path.stem)
+    if run is None or path.parent.name != "checkpoints":
+        return None
+    return int(run[1]), 0 if last is None else 1 + int(last[1] or 0), path.stat().st_mtime_ns
 
 
 def has_saved(trainer: L.Trainer) -> bool:

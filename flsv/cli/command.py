@@ -10,11 +10,12 @@ import signal
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from flsv.utilities.display import display_path as display_path
 
@@ -65,6 +66,40 @@ def terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+#: Modules through which a warning is given, which are not its origin.
+_GIVE_WARNINGS = ("warnings", "lightning_utilities.core.rank_zero", "lightning.fabric.utilities.rank_zero")
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Show flsv's own warnings as one line within this context, without the place in the code, which says nothing to
+    the user of a command; those of other packages and of the user's own modules are shown as ever."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+        usual = warnings.formatwarning  # Lightning replaces it when it is imported
+        if issubclass(category, UserWarning) and _origin().split(".")[0] == "flsv":
+            warnings.formatwarning = lambda text, *_, **__: f"flsv: warning: {text}\n"
+        try:
+            shown(message, category, *where, **options)
+        finally:
+            warnings.formatwarning = usual
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+
+
+def _origin() -> str:
+    """Return the name of the module that is giving a warning."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in (*_GIVE_WARNINGS, __name__):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__"))
+
+
 _ROLE = re.compile(r":\w+:`~?([^`]*)`")
 
 
@@ -105,11 +140,31 @@ class TextHelp(argparse.HelpFormatter):
         super().start_section(None if heading is None else filled(heading, self._width - 1))
 
 
+_NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
+
+
+def number_hint(wrong: str) -> str:
+    """Return a suggestion for a text that begins with a number, as part of a message about it; "" for another text.
+
+    Example:
+        >>> number_hint("0.1x"), number_hint("0,1"), number_hint("much")
+        ('. Did you mean 0.1?', '. Did you mean 0.1?', '')
+    """
+    found = _NUMBER.match(wrong)
+    return f". Did you mean {found[0].replace(',', '.')}?" if found and found[0].replace(",", ".") != wrong else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """``ArgumentParser`` whose message about a number with a slip suggests the number."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid \w+ value: '(.*)'$", message)
+        super().error(f"{message}{number_hint(wrong[1]) if wrong else ''}")
+
+
 def command_parser(prog: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
     """Return an ``ArgumentParser`` with :class:`TextHelp` that accepts no abbreviated options."""
-    return argparse.ArgumentParser(
-        prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False
-    )
+    return _Parser(prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False)
 
 
 class Waiting:

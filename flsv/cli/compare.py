@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import os
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import lightning as L
 import pandas
@@ -29,9 +28,10 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import on_device
 from flsv._lightning.patches import callbacks_of
-from flsv.cli.command import NO_BARS, command_parser, display_path, printer
+from flsv.cli.command import NO_BARS, display_path, printer
 from flsv.cli.configs import find_config
 from flsv.cli.parser import FederatedCLI, find_loop, make_cli
+from flsv.cli.parsers import compare_parser
 from flsv.configuration.federation_config import ClientEvaluation
 from flsv.core import LocalData
 from flsv.data import FederatedDataModule
@@ -45,6 +45,7 @@ from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table, shown_clients
 from flsv.training.client_manager import try_forward
 from flsv.utilities.charts import client_labels
+from flsv.utilities.choices import Tests
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_float, parse_int, save_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
@@ -59,7 +60,6 @@ COLUMNS: Mapping[str, Cell] = {
     **dict.fromkeys(MEASURES, number_or_nan),
     **{"seconds": parse_float, "evaluations": parse_int},
 }
-Tests = Literal["shared", "own"]
 Models = Literal["received", "trained", "global"]
 
 
@@ -358,25 +358,9 @@ def _title(measure: str, tests: Tests) -> str:
     return f"{name} {where}, %, of the models that the clients received (gain over standalone)"
 
 
-def _parser() -> ArgumentParser:
-    further = "Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5"
-    parser = command_parser("flsv compare", __doc__, further)
-    parser.add_argument("--config", action="append", required=True, help="an algorithm; give several")
-    parser.add_argument("--base", action="append", default=[], help="comes before every algorithm; may be given twice")
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")
-    parser.add_argument(
-        "--tests",
-        choices=get_args(Tests),
-        default="shared",
-        help="what they are tested on: the test set that no client has, or each client's own test split, as suits "
-        "personalized models",
-    )
-    return parser
-
-
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv compare`` with the command-line arguments ``args``; print less if ``quiet``."""
-    options, rest = _parser().parse_known_args(list(args))
+    options, rest = compare_parser().parse_known_args(list(args))
     if quiet:
         rest += NO_BARS
     with FolderLock(options.out):

@@ -6,6 +6,7 @@ import ast
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -69,13 +70,15 @@ _PARTS = re.compile(
 
 
 def check_words(args: Sequence[str]) -> None:
-    """Check that configuration files exist and that classes' names are spelled correctly, before PyTorch is imported.
+    """Check that configuration files and a checkpoint exist and that classes' names are spelled correctly, before
+    PyTorch is imported.
 
     Args:
         args: a subcommand and its arguments.
 
     Raises:
-        ConfigurationError: a file or a class does not exist; the message suggests similar names.
+        ConfigurationError: a file or a class does not exist; the message suggests similar names of a configuration or
+            class.
 
     Example:
         >>> check_words(["fit", "--config", "quickstart", "--federation.metrics.value", "ShadowShaply"])
@@ -86,11 +89,19 @@ ShadowShapley?
     """
     names = _public_names()
     for option, name in _given(args):
+        if option == "ckpt_path" and name not in ("last", "best", "null"):
+            check_checkpoint(name)
         package, _, kind = name.rpartition(".")
         if _PARTS.fullmatch(option) and kind.isidentifier() and package.split(".")[0] in ("", "flsv"):
             near = difflib.get_close_matches(kind, names, 1, cutoff=0.75)
             if near and kind not in names:
                 raise ConfigurationError(f"{option}: there is no {name}. Did you mean {near[0]}?")
+
+
+def check_checkpoint(path: str) -> None:
+    """Raise ConfigurationError if there is no file or folder ``path``; a text with a colon is an address."""
+    if ":" not in path and not Path(path).exists():
+        raise ConfigurationError(f"there is no checkpoint {path}. Name one that is there, or leave ckpt_path out.")
 
 
 def is_yaml(given: str) -> bool:
@@ -101,7 +112,11 @@ def is_yaml(given: str) -> bool:
 def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield ``(option, text)`` for the options of a command line and of the configuration files that it names."""
     words = [word for each in args for word in (each.split("=", 1) if each.startswith("--") else [each])]
-    yield from ((name.removeprefix("--"), value) for name, value in pairwise(words))
+    for name, value in pairwise(words):
+        yield name.removeprefix("--"), value
+        if name.startswith("--") and is_yaml(value):
+            with suppress(yaml.YAMLError):  # the parser says so
+                yield from _leaves(yaml.safe_load(value), name.removeprefix("--"))
     files = [value for name, value in pairwise(words) if name in ("-c", "--config") and not is_yaml(value)]
     files += takewhile(lambda word: not word.startswith("-"), words[1:]) if words[:1] == ["data"] else []
     for file in files:

@@ -17,8 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, Waiting, status_of, terminable
+from flsv.cli.command import NO_BARS, Waiting, one_line_warnings, status_of, terminable
 from flsv.cli.configs import check_words
+from flsv.cli.parsers import check_arguments
+from flsv.utilities.atomic_files import Vanished
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{subcommand: description}``.
@@ -72,8 +74,8 @@ def main(args: list[str] | None = None) -> int:
         args: the arguments; by default those of the process.
 
     Returns:
-        The exit status: 0; 2 for a configuration that cannot work; 1 if a file cannot be written, or a metric fails in
-        ``flsv bench``; 130 after Ctrl-C; 143 after SIGTERM.
+        The exit status: 0; 2 for a configuration that cannot work; 1 if a file cannot be written, or is gone, or a
+        metric fails in ``flsv bench``; 130 after Ctrl-C; 143 after SIGTERM.
     """
     # A console script does not look for modules in the working folder, but `python -m flsv` does: class paths of the
     # user's own modules must work with both.
@@ -82,7 +84,7 @@ def main(args: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     try:
         try:
-            with terminable():
+            with terminable(), one_line_warnings():
                 return _run(given)
         finally:
             sys.stdout.flush()
@@ -92,6 +94,13 @@ def main(args: list[str] | None = None) -> int:
         return status_of(stopped)
     except BrokenPipeError:  # the reading program, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Vanished as error:
+        print(
+            f"flsv: error: {error}. Move it back, and start again, a fit that has saved a checkpoint with --ckpt_path "
+            "last.",
+            file=sys.stderr,
+        )
         return 1
     except OSError as error:
         if error.errno not in DISK_ERRORS:
@@ -119,6 +128,7 @@ def _run(given: list[str]) -> int:
     first = given[0] if given else "--help"
     if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
         check_words(given)
+        check_arguments(first, given[1:])
     waiting = None if quiet else _announce(first)
     try:
         return _command(given, first, quiet, waiting)

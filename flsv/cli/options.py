@@ -15,7 +15,7 @@ import lightning as L
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
-from flsv.cli.command import TextHelp
+from flsv.cli.command import TextHelp, number_hint
 from flsv.cli.configs import check_file, find_config, is_yaml
 from flsv.utilities.plugins import subclasses
 
@@ -66,6 +66,8 @@ class OptionHelp(TextHelp, DefaultHelpFormatter):
 
 #: Messages in which the parser names the option that does not exist.
 _WRONG = re.compile(r"unrecognized arguments: --([\w.]+)|[Oo]ption '([\w.]+)' is not accepted")
+#: The value where a number was expected.
+_NO_NUMBER = re.compile(r"Expected a <class '(?:float|int)'>(?:.|\n)*?G(?:ot|iven) value: ([^\s'\"<(]+?)\.?(?:\s|$)")
 _CLASS = re.compile(r"Problem with given class_path '([\w.]+)'")
 #: Depth of nested arguments to suggest, such as --model.optimizer.lr.
 _DEPTH = 2
@@ -83,6 +85,10 @@ class _Suggests:
             names = ("..." if argument.kind is argument.VAR_KEYWORD else key for key, argument in takes.items())
             # mypy: the parser it is mixed into
             super().error(f"{message}. {name} takes {', '.join(names)}.", ex)  # type: ignore[misc]
+        number = _NO_NUMBER.search(message) if "Expected a <class" in message else None
+        if number:
+            hint = number_hint(number[1])  # the parser of a class within has said it before
+            super().error(f"{message.replace(hint, '')}{hint}", ex)  # type: ignore[misc]  # the parser it is mixed into
         near = nearest(wrong[1] or wrong[2], set(_options(self))) if wrong else []
         hint = f". Did you mean {' or '.join(f'--{each}' for each in near)}?" if near else ""
         return super().error(f"{message}{hint}", ex)  # type: ignore[misc]  # the parser it is mixed into

@@ -26,6 +26,7 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version
 from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
+from flsv.cli.configs import check_checkpoint
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
 from flsv.engines.ranks import FederatedStrategy, started_by_script
@@ -219,10 +220,8 @@ class FederatedCLI(LightningCLI):
                 print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
         elif config.ckpt_path is None and self.subcommand != "fit":
             warnings.warn(f"flsv {self.subcommand} without --ckpt_path: the weights are initial ones.", stacklevel=2)
-        elif config.ckpt_path is not None and ":" not in config.ckpt_path and not Path(config.ckpt_path).exists():
-            raise ConfigurationError(
-                f"there is no checkpoint {config.ckpt_path}. Name one that is there, or leave ckpt_path out."
-            )
+        elif config.ckpt_path is not None:
+            check_checkpoint(config.ckpt_path)
         if self.subcommand != "fit":
             self._leave_no_run(config)
 

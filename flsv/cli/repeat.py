@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
 from pandas import DataFrame
 
-from flsv.cli.command import NO_BARS, command_parser, display_path, printer
+from flsv.cli.command import NO_BARS, display_path, printer
 from flsv.cli.parser import make_cli
+from flsv.cli.parsers import check_runs, repeat_parser
 from flsv.cli.saved_run import dealt_once
 from flsv.report import Run, open_run
 from flsv.report.reading import COLUMNS, RUNS, SUMMARY, seed_summary
@@ -63,8 +63,7 @@ def repeat(
         ConfigurationError: fewer than 2 runs; the folder holds runs of another configuration or other data; the runs do
             not give the same samples to the clients; the runs have no metrics.
     """
-    if runs < 2:
-        raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
+    check_runs(runs)
     first = make_cli([*arguments, f"--seed_everything={first_seed}", *QUIET], run=False, quiet=True)
     kept = ResultFile(out / RUNS, COLUMNS, first.identity().flat())
     with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), first_seed) as file:
@@ -107,18 +106,9 @@ def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
     return run
 
 
-def _parser() -> ArgumentParser:
-    further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
-    parser = command_parser("flsv repeat", __doc__, further)
-    parser.add_argument("runs", metavar="N", type=int, help="how many runs; before all other arguments")
-    parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
-    parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")
-    return parser
-
-
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv repeat`` with the command-line arguments ``args``; print less if ``quiet``."""
-    options, rest = _parser().parse_known_args(list(args))
+    options, rest = repeat_parser().parse_known_args(list(args))
     bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):
         rows, path = repeat(

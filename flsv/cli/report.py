@@ -18,49 +18,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flsv.cli.command import command_parser, display_path
+from flsv.cli.command import display_path
+from flsv.cli.parsers import budget_of, report_parser
 from flsv.utilities.atomic_files import check_writable
-
-RULES = ("zero", "shift", "softmax", "refuse")
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv report`` with the command-line arguments ``args``."""
-    parser = command_parser("flsv report", __doc__)
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
-    parser.add_argument("--client", help="number or name of the client whose page it shall be")
-    parser.add_argument("--out", type=Path, help="the file, .html; by default report.html in the run's folder")
-    terms = parser.add_argument_group("shares of a budget")
-    terms.add_argument("--budget", type=float, help="what there is to share out, such as 10000")
-    terms.add_argument(
-        "--by",
-        metavar="METRIC",
-        help="by which values: a metric of the run, or retrained. Default: retrained after flsv retrain, else the "
-        "run's metric, if there is one alone whose page does not say not to pay by it",
-    )
-    terms.add_argument(
-        "--rule",
-        choices=RULES,
-        help="what becomes of values below 0. zero (default): nothing for them. shift: all are counted from the "
-        "lowest. softmax: everybody gets something. refuse: an error",
-    )
-    terms.add_argument("--currency", help="of the budget, such as EUR; it says how many decimals amounts have")
-    terms.add_argument(
-        "--judged-by-partners",
-        action="store_true",
-        help="consent to values for which the partners judged models themselves: whoever lies takes others' shares",
-    )
+    parser = report_parser()
     options = parser.parse_args(list(args))
-    names = ("by", "rule", "currency", "judged_by_partners")
-    given = {name: value for name in names if (value := getattr(options, name))}
-    if given and options.budget is None:
-        parser.error(f"--{' and --'.join(given).replace('_', '-')}: say what is shared out, too: --budget 10000")
-    from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
+    budget = budget_of(parser, options)
+    from flsv.report import open_run, write_report  # imported late: it imports torch
     from flsv.report.facts import fitness
     from flsv.report.shares import SHARES, basis_of
 
     check_writable(Path(options.run) if options.out is None else options.out.parent)
-    budget = None if options.budget is None else Budget(options.budget, **given)
     page = write_report(options.run, options.client, options.out, budget)
     files = [page] if budget is None or options.client else [page, page.parent / SHARES]
     print(f"Report: {', '.join(map(display_path, files))}")

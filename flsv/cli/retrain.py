@@ -22,12 +22,11 @@ the run's are refused. Finished trainings are kept: start a stopped command agai
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import lightning as L
 import torch
@@ -36,8 +35,9 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of
-from flsv.cli.command import command_parser, display_path, printer
+from flsv.cli.command import display_path, printer
 from flsv.cli.parser import FederatedCLI, find_loop
+from flsv.cli.parsers import retrain_parser
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.shapley.few_coalitions import Which, default_design, few_coalitions, retrained_shapley
@@ -267,30 +267,6 @@ def _majority(cli: FederatedCLI, metric: str) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def _parser() -> ArgumentParser:
-    further = "Further arguments are those of flsv fit and override the run's configuration."
-    parser = command_parser("flsv retrain", __doc__, further)
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
-    parser.add_argument(
-        "--trainings",
-        choices=get_args(Which),
-        default="auto",
-        metavar="WHICH",
-        help=f"which coalitions: {', '.join(get_args(Which))}; singles and leave-one-out only rank",
-    )
-    performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
-    parser.add_argument("--metric", help=f"{performances}, or what the module logs; default: the run's metrics'")
-    parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
-    parser.add_argument(
-        "--judges",
-        choices=get_args(Judges),
-        help="on whose samples: the server's, or what all clients hold out; default: as the run's metrics",
-    )
-    parser.add_argument("--rounds", type=int, help="of each training; default: the run's")
-    parser.add_argument("--seeds", type=int, help="trainings of each coalition; default: 3 where that is quick, else 1")
-    return parser
-
-
 def _show(rows: DataFrame, planned: int | None) -> None:
     cells = rows[["value", "low", "high"]].map(lambda value: f"{value:.4f}" if value == value else NONE)
     columns = {
@@ -308,7 +284,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``; print less if ``quiet``."""
-    options, rest = _parser().parse_known_args(list(args))
+    options, rest = retrain_parser().parse_known_args(list(args))
     say = printer(quiet or ranks_of_environment().rank > 0)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()
     with FolderLock(options.run) if alone else nullcontext():

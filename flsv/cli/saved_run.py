@@ -15,7 +15,7 @@ from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.games.performance import Judges
-from flsv.results.folder import RECORD
+from flsv.results.files import CONFIG, RECORD, find_config_of
 from flsv.utilities.errors import ConfigurationError
 
 #: Sections of a saved configuration that define a federation.
@@ -43,16 +43,7 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callab
     Raises:
         ConfigurationError: the folder holds no configuration.
     """
-    saved = run / "config.yaml"
-    if not saved.is_file():
-        if (run / RECORD).is_file():
-            raise ConfigurationError(
-                f"{run} is of a run that was started from Python, and nothing tells how its module and its data are "
-                "made (there is no config.yaml). In Python, make them and the Trainer as for the fit: "
-                "flsv.retrain(trainer, module, data) gives the values of flsv retrain."
-            )
-        raise ConfigurationError(f"{run} holds no config.yaml: name the folder of a run of flsv fit.")
-    config = yaml.safe_load(saved.read_text())
+    config = yaml.safe_load(find_config_of(run).read_text())
     first = int(config.get("seed_everything") or 0)
     with dealt_once(config, first) as file:
         given = [*file, *arguments, *QUIET, f"--trainer.default_root_dir={Path(file[1]).parent}"]
@@ -108,7 +99,7 @@ def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: 
 
 def changed_settings(run: Path, identity: Identity) -> list[str]:
     """Return a text for every setting, except the number of rounds, that differs from the run's configuration."""
-    before = Identity(config_settings(yaml.safe_load((run / "config.yaml").read_text())), {})
+    before = Identity(config_settings(yaml.safe_load((run / CONFIG).read_text())), {})
     silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
     return [text for text in identity.other_settings(before, "{} instead of {}") if text.split()[0] not in silent]
 

@@ -73,6 +73,7 @@ class RunReports:
         self._events = partial(events_of, self._config.filters, self._state)
         self.results = RoundResults(metrics, *names)
         self._known = self.results.rows(self._state.round_index, federation.metrics.contributions)
+        self._logged: set[tuple[Any, ...]] = set()
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
         described = hyperparameters(self._config, metrics, self._data, self._state.seed)
         before, run_state.csv = run_state.csv, None
@@ -107,7 +108,9 @@ class RunReports:
         earlier = path.resolve() if before is None else Path(before)
         if first > 0 and earlier.is_file():
             self.results.resume(self._known)
-        csv.begin(first, earlier if earlier != path.resolve() else None)
+        kept = csv.begin(first, earlier if earlier != path.resolve() else None)
+        # In another folder the loggers begin anew.
+        self._logged = {row[:5] for row in kept} if earlier == path.resolve() else set()
         return csv
 
     def _record(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,10 +169,15 @@ class RunReports:
         Args:
             found: ``{round: {metric: values}}``, the metrics' values after each round.
         """
-        for index, values in sorted(found.items()):
-            result = self.results.late(index, values, self._draws(index))
-            for sink in self.sinks:
-                sink.write_late(result)
+        results = [self.results.late(index, values, self._draws(index)) for index, values in sorted(found.items())]
+        # A logger cannot replace what it holds: it gets no round again whose values are in the file, which is written
+        # once the loggers have them.
+        known = [bool(result.changes) and {row[:5] for row in result.changes} <= self._logged for result in results]
+        new = [result for result, logged in zip(results, known) if not logged]
+        for sink in sorted(self.sinks, key=lambda sink: isinstance(sink, CSV)):
+            sink.write_late(new if isinstance(sink, TensorBoard | Trackers) else results)
+            sink.flush()
+        for _, values in sorted(found.items()):
             self._federation.metrics.contributions.update(values)
 
     @property

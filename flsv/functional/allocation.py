@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from flsv.utilities.choices import Negatives as Negatives
 from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
-Negatives = Literal["zero", "shift", "softmax", "refuse"]
+#: Binary digits of a float64: whole numbers are exact below 2 to this power.
+MANTISSA = 53
 
 
 @checked
@@ -48,8 +50,9 @@ def allocate(
         as float64 can (``math.fsum`` differs from the budget by rounding of the last place only).
 
     Raises:
-        ConfigurationError: the rule is unknown; the budget is below 0 or not a multiple of the unit; ``values`` is
-            infinite, empty or not a vector; no client has a positive claim; or a value is below 0 with ``"refuse"``.
+        ConfigurationError: the rule is unknown; the budget is below 0, not a multiple of the unit, or 2^53 units and
+            more; ``values`` is infinite, empty or not a vector; no client has a positive claim; or a value is below 0
+            with ``"refuse"``.
 
     Example:
         >>> allocate(torch.tensor([3.0, 1.0, -1.0, float("nan")]), 100.0)
@@ -58,12 +61,17 @@ def allocate(
         tensor([33.3400, 33.3300, 33.3300], dtype=torch.float64)
     """
     values = _checked(values, negatives)
+    if unit is not None and budget / unit >= 2**MANTISSA:
+        raise ConfigurationError(
+            f"allocate(budget={budget:.6g}, unit={unit:.6g}): amounts of {budget / unit:.3g} units are not exact in "
+            f"float64: expected fewer than 2^{MANTISSA} (9e15). Take a larger unit, or none."
+        )
     units = 0 if unit is None else round(budget / unit)
     if unit is not None and not math.isclose(_times(units, unit), budget, rel_tol=4e-16, abs_tol=unit * 1e-6):
         raise ConfigurationError(f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit.")
     seen = ~values.isnan()
     claims = torch.zeros_like(values)
-    claims[seen] = _claims(values[seen], negatives)
+    claims[seen] = _claims(_scaled(values[seen]), negatives)
     total = math.fsum(claims.tolist())
     if not total > 0:
         raise ConfigurationError(
@@ -106,6 +114,15 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
     for place in range(left):
         whole[order[place % len(order)]] += 1
     return whole
+
+
+def _scaled(values: Tensor) -> Tensor:
+    """Multiply values by the power of two that brings the largest magnitude into [0.5, 1).
+
+    It changes no share, and no sum or square of the values overflows or vanishes.
+    """
+    _, exponent = math.frexp(float(values.abs().max())) if len(values) else (0.0, 0)
+    return torch.from_numpy(np.ldexp(values.numpy(), -exponent))
 
 
 def _claims(values: Tensor, negatives: Negatives) -> Tensor:

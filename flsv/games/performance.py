@@ -42,12 +42,11 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.games.class_scores import CLASS_SCORES, ClassScore
+from flsv.utilities.choices import Judges as Judges
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
 Mode = Literal["min", "max"]
-#: Owner of the samples on which coalitions' models are scored.
-Judges = Literal["server", "clients"]
 #: Measures of classifiers, evaluated from logits.
 CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
 #: Measures for which clients report class by class.

@@ -313,6 +313,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         return super()._apply(lambda tensor: fn(tensor) if tensor.is_floating_point() else tensor, exclude_state)
 
     @property
+    def update_called(self) -> bool:
+        """Return whether the metric has been updated, also before it was saved: torchmetrics' own count is not."""
+        return super().update_called or bool(getattr(self, "rounds", 0))
+
+    @property
     def _sized(self) -> bool:
         return self.num_clients is not None and (self.num_classes is not None or not self.per_class)
 

@@ -368,6 +368,7 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of evaluated models, and, if clients judge, their last score of the federation's model."""
-        found = {"evaluations": self.evaluations.clone()}
+        """Return the number of evaluated models, unless most are still to be trained, and, if clients judge, their last
+        score of the federation's model."""
+        found = {"evaluations": self.evaluations.clone()} if self._pending is None else {}
         return found if self._judged is None else found | {"judged": self._judged}

@@ -15,14 +15,14 @@ from pandas import DataFrame
 from flsv.core.artifacts import client_folders
 from flsv.functional.confidence import half_width
 from flsv.metrics.intervals import LEVEL
-from flsv.results.folder import CONTRIBUTIONS, RECORD, RETRAINED
+from flsv.results.files import RECORD, RETRAINED, find_contributions
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
 from flsv.results.run_table import columns_in, history, last, part, read_contributions, tidy
 from flsv.results.text import WORDS, joined, known_mean, shares_in
 from flsv.utilities.charts import client_label
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -234,22 +234,8 @@ def open_run(path: str | Path) -> Run:
         ConfigurationError: the folder does not exist or holds no run (the message names runs below it, if there are
             any); or a file is not one that a run writes (the message names the line).
     """
-    folder = Path(path)
-    if folder.name == CONTRIBUTIONS:
-        folder = folder.parent
-    file = folder / CONTRIBUTIONS
-    if not file.is_file():
-        raise ConfigurationError(_nothing_there(folder))
-    return Run(folder, read_record(folder / RECORD), read_contributions(file))
-
-
-def _nothing_there(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0."
-    below = sorted((p.parent for p in folder.rglob(CONTRIBUTIONS)), key=lambda p: p.stat().st_mtime, reverse=True)
-    if not below:
-        return f"{folder} holds no {CONTRIBUTIONS}, which every run of a federation writes: it is no run's folder."
-    return f"{folder} holds no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
+    file = find_contributions(Path(path))
+    return Run(file.parent, read_record(file.parent / RECORD), read_contributions(file))
 
 
 # ---- runs of flsv repeat: the same federation with different seeds, and each client's mean over them

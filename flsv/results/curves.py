@@ -51,9 +51,10 @@ class Monitored(Sink):
         self._trainer.callback_metrics.update(now)
         self.names = set(now)
 
-    def write_late(self, result: RoundResult) -> None:
-        found = _by_client(result.table)
-        self._trainer.callback_metrics.update({name: torch.tensor(value) for name, value in found.items()})
+    def write_late(self, results: Sequence[RoundResult]) -> None:
+        for result in results:
+            found = _by_client(result.table)
+            self._trainer.callback_metrics.update({name: torch.tensor(value) for name, value in found.items()})
 
 
 def _by_client(rows: Iterable[Row]) -> dict[str, float]:

@@ -15,6 +15,9 @@ from annotated_types import Ge
 from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from flsv.results.files import CONTRIBUTIONS as CONTRIBUTIONS
+from flsv.results.files import RECORD as RECORD
+from flsv.results.files import RETRAINED as RETRAINED
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.declared import checked
 from flsv.utilities.display import display_path
@@ -64,11 +67,6 @@ class Reporting:
         known = rounds if rounds is not None and rounds > 0 else None
         every = (-(-known // PICTURES) if known else PICTURES) if self.figures is None else self.figures
         return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
-
-
-CONTRIBUTIONS = "contributions.csv"
-RECORD = "run.json"
-RETRAINED = "retrained.csv"
 
 
 def leaves_files(trainer: L.Trainer) -> bool:

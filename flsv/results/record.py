@@ -49,6 +49,7 @@ class Record(Sink):
 
     def __init__(self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]) -> None:
         self._folder, self._content, self._events = folder, dict(content), events
+        folder.mkdir(parents=True, exist_ok=True)
         write_record(folder, self._content)
 
     def write(self, result: RoundResult) -> None:
@@ -176,9 +177,8 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write ``run.json`` atomically: completely, or the earlier file stays as it was.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, for example because the folder is gone.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / RECORD) as file:
         file.write(json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode())
 

@@ -144,9 +144,9 @@ class Sink:
     def write(self, result: RoundResult) -> None:
         """Process the result of a round that has ended."""
 
-    def write_late(self, result: RoundResult) -> None:
-        """Process values of an earlier round that became known only now; other numbers of that round are not
-        included."""
+    def write_late(self, results: Sequence[RoundResult]) -> None:
+        """Process values of earlier rounds, in their order, that became known only now; other numbers of these rounds
+        are not included. A resumed run gives those of its earlier process again."""
 
     def finish(self, result: RunResult) -> None:
         """Process the result of the whole run, at its end."""

@@ -52,7 +52,7 @@ def numbers_of(
         yield Numbers(name, _plain(whole), ends=None if ends is None else [_plain(end) for end in ends])
         if columns := _named_columns(metric, value, class_names):
             yield Numbers(name, _plain(value), columns)
-    for name, value in _diagnostics(metrics):
+    for name, value in _diagnostics(metrics, values):
         if value.ndim:
             yield Numbers(name, _plain(value))
 
@@ -70,7 +70,7 @@ def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | N
 def shared_numbers(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the metrics' numbers that belong to no single client, ``{name: number}``."""
     wholes = ((name, overall(metrics[name], value)) for name, value in values.items())
-    return {name: value.item() for name, value in (*wholes, *_diagnostics(metrics)) if value.ndim == 0}
+    return {name: value.item() for name, value in (*wholes, *_diagnostics(metrics, values)) if value.ndim == 0}
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
@@ -95,8 +95,11 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
-def _diagnostics(metrics: Mapping[str, Metric]) -> Iterable[tuple[str, Tensor]]:
+def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+    """Yield ``(name, number)`` for the diagnostics of the metrics that have values."""
     for name, metric in metrics.items():
+        if name not in values:
+            continue
         for what, value in metric.diagnostics().items() if isinstance(metric, ContributionMetric) else ():
             yield f"{name}/{what}", value
 
@@ -120,6 +123,7 @@ class RoundResults:
         self._metrics, self._client_names, self._class_names = metrics, client_names, class_names
         self._before: Sequence[Row] = ()
         self._late: Sequence[Row] = ()
+        self._of_rounds: set[str] = set()
 
     def rows(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
         """Return the rows of all numbers that are known between two rounds.
@@ -171,6 +175,7 @@ class RoundResults:
         trained = round_rows(index, [Numbers("train_loss", [*losses.values()], clients=[*losses])], self._client_names)
         new, self._before = changes(measured, self._before), measured
         shared, scored = shared_numbers(self._metrics, values), spread(scores)
+        self._of_rounds |= shared.keys()
         return RoundResult(
             index,
             table=measured + own + trained,
@@ -196,7 +201,8 @@ class RoundResults:
         """
         rows = self.rows(index, values)
         new, self._late = changes(rows, self._late), rows
-        shared = shared_numbers({name: self._metrics[name] for name in values}, values)
+        numbers = shared_numbers(self._metrics, values)
+        shared = {name: number for name, number in numbers.items() if name not in self._of_rounds}
         return RoundResult(index, rows, new, shared, shared, pictures=self.pictures(index, values), drawn=drawn)
 
 

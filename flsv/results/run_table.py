@@ -21,7 +21,7 @@ from pandas import DataFrame
 
 from flsv.models.imbalance import OWN_SCORES
 from flsv.results.round_result import RoundResult, Row, Sink
-from flsv.utilities.atomic_files import append, replacing
+from flsv.utilities.atomic_files import append, check_there, replacing
 from flsv.utilities.csv_files import NAN, Cell, csv_text, number_or_nan, parse_float, parse_int, read_rows
 
 #: ``{column: type}``, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
@@ -154,16 +154,39 @@ _CELLS: Mapping[str, Cell] = {
     **{"round": parse_int, "client": parse_int, "value": parse_float, "low": number_or_nan, "high": number_or_nan},
 }
 _HEADER = csv_text([list(SCHEMA)])
+#: The columns that say of what a row's value is.
+_KEY = ("round", "metric", "client", "class")
 
 
 def read_contributions(path: Path) -> DataFrame:
     """Read a run's table from its ``contributions.csv``; a last line that a kill cut short is left out.
 
+    A value that stands in several lines has that of the last of them, and a warning names the first such value: before
+    version 1.2, resuming a run whose values were computed after training wrote them again.
+
     Raises:
         ConfigurationError: a line is not one that a run writes, for example because its value is not a number; the
             message names the line.
     """
-    return frame(row.values() for _, row in read_rows(path, _CELLS))
+    rows: dict[tuple[Any, ...], Sequence[Any]] = {}
+    lines: dict[tuple[Any, ...], list[int]] = {}
+    for line, row in read_rows(path, _CELLS):
+        of = tuple(row[name] for name in _KEY)
+        rows[of] = [*row.values()]
+        lines.setdefault(of, []).append(line)
+    if doubles := {of: places for of, places in lines.items() if len(places) > 1}:
+        (index, metric, client, column), places = next(iter(doubles.items()))
+        where = f"round {index}, {metric} of client {client}{f', class {column}' if column else ''}"
+        warnings.warn(
+            f"{path} has {len(doubles)} values more than once, the first in lines {' and '.join(map(str, places))} "
+            f"({where}): of each, the last line is read.",
+            stacklevel=2,
+        )
+    return frame(rows.values())
+
+
+def _read(path: Path) -> list[Row]:
+    return [Row(*row) for row in read_contributions(path).itertuples(index=False, name=None)]
 
 
 class CSV(Sink):
@@ -200,7 +223,7 @@ class CSV(Sink):
         source = self.path if earlier is None else earlier
         rows: list[Row] = []
         if first_round > 0 and source.is_file():
-            rows = [Row(*row) for row in read_contributions(source).itertuples(index=False, name=None)]
+            rows = _read(source)
         elif first_round > 0:
             warnings.warn(f"{source} no longer exists: {self.path} starts at round {first_round + 1}.", stacklevel=2)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,15 +236,22 @@ class CSV(Sink):
         if lost:
             self._set_aside()
         kept = [row for row in rows if row.round < first_round]
-        with replacing(self.path) as file:
-            file.write(_HEADER + csv_lines(kept))
+        self._replace(kept)
         return kept
 
     def write(self, result: RoundResult) -> None:
         """Append the rows that have changed in a round."""
         self.append(result.changes)
 
-    write_late = write
+    def write_late(self, results: Sequence[RoundResult]) -> None:
+        """Add values of earlier rounds to the rows of their rounds, in one write, in place of the values of the same
+        metrics that an earlier process has written."""
+        late = [row for result in results for row in result.changes]
+        anew = {(row.round, row.metric) for result in results for row in result.table}
+        if anew:
+            check_there(self.path)
+            kept = [row for row in _read(self.path) if (row.round, row.metric) not in anew]
+            self._replace(sorted([*kept, *late], key=lambda row: row.round))
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append one round's rows, all or none; floats are written such that they read back as the same number.
@@ -230,6 +260,10 @@ class CSV(Sink):
             OSError: the rows cannot be written; the file stays as it was.
         """
         append(self.path, csv_lines(rows))
+
+    def _replace(self, rows: Iterable[Row]) -> None:
+        with replacing(self.path) as file:
+            file.write(_HEADER + csv_lines(rows))
 
     def _set_aside(self) -> None:
         """Copy the file under another name, because some of its rounds will not be written again as they are."""

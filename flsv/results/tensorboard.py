@@ -133,7 +133,9 @@ class TensorBoard(Sink):
         for name, draw in result.pictures.items() if result.drawn else ():
             self._draw(f"{FIRST}{name}", draw, index)
 
-    write_late = write
+    def write_late(self, results: Sequence[RoundResult]) -> None:
+        for result in results:
+            self.write(result)
 
     def finish(self, result: RunResult) -> None:
         """Write a table of the clients, and the run's line in TensorBoard's table of runs."""
@@ -259,7 +261,9 @@ class Trackers(Sink):
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
 
-    write_late = write
+    def write_late(self, results: Sequence[RoundResult]) -> None:
+        for result in results:
+            self.write(result)
 
     def finish(self, result: RunResult) -> None:
         """Send pictures to the loggers that accept them. If a service rejects a picture, a warning is given: the run

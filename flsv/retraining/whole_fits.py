@@ -70,6 +70,8 @@ def _numbers(cell: str) -> list[float]:
 
 
 COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": parse_int, "by": str, "utility": _numbers}
+#: A coalition, a performance's name and a round: what a row of the file is of.
+_Cell = tuple[Members, str, int]
 #: A coalition's utilities after each of R rounds, by the name of the performance: ``[R]``, or ``[R, M]`` per class.
 Curves = Mapping[str, Tensor]
 
@@ -249,6 +251,7 @@ class WholeFits:
             if spent - said > PAUSE:
                 said = spent
                 rank_zero_info(f"flsv: {done} of {len(coalitions)} coalitions are trained, in {spent:.0f} s.")
+        self._put_in_order(coalitions, known)
         return [known[members] for members in coalitions]
 
     def _tried(self, members: Members) -> Any:
@@ -299,13 +302,33 @@ class WholeFits:
         return curve if curve.shape[1] > 1 else curve[:, 0]
 
     def _keep(self, members: Members, curves: Curves) -> None:
-        if self._kept is None:
-            return
-        self._kept.add(
-            [members_text(members), index, by, " ".join(map(repr, torch.atleast_1d(value).tolist()))]
+        if self._kept is not None:
+            self._kept.add(_row(cell, numbers) for cell, numbers in self._cells(members, curves).items())
+
+    def _cells(self, members: Members, curves: Curves) -> dict[_Cell, list[float]]:
+        """Return the file's cells of a coalition."""
+        return {
+            (members, by, index): torch.atleast_1d(value).tolist()
             for by, curve in curves.items()
             for index, value in zip(self._rounds, curve)
-        )
+        }
+
+    def _put_in_order(self, coalitions: Sequence[Members], known: Mapping[Members, Curves]) -> None:
+        """Write the file anew, each utility once and in an order that does not depend on the number of ranks."""
+        if self._kept is None:
+            return
+        cells = {(row["coalition"], row["by"], row["round"]): row["utility"] for row in self._kept.rows}
+        for members in coalitions:
+            cells |= self._cells(members, known[members])
+        places = {members: place for place, members in enumerate(dict.fromkeys([*coalitions, *(m for m, *_ in cells)]))}
+        measures = [*dict.fromkeys([*self._measures, *(by for _, by, _ in cells)])]
+        ordered = sorted(cells, key=lambda cell: (places[cell[0]], measures.index(cell[1]), cell[2]))
+        self._kept.replace(_row(cell, cells[cell]) for cell in ordered)
+
+
+def _row(cell: _Cell, numbers: Sequence[float]) -> list[object]:
+    members, by, index = cell
+    return [members_text(members), index, by, " ".join(map(repr, numbers))]
 
 
 @contextmanager

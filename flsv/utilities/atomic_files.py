@@ -13,6 +13,13 @@ from typing import IO
 from flsv.utilities.errors import ConfigurationError
 
 
+class Vanished(FileNotFoundError):
+    """Error: a file, or its folder, is gone that was there when the program began to write into it."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} is no longer there: it or its folder was moved or removed in the meantime"
+
+
 def check_writable(folder: Path) -> None:
     """Raise unless files can be written into a folder, which need not exist yet; no file is left behind.
 
@@ -50,6 +57,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         path: the file, in a folder that exists.
 
     Raises:
+        Vanished: the folder is gone.
         OSError: the file cannot be written; the error names ``path``.
 
     Example:
@@ -77,12 +85,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append ``data`` to a file completely or not at all, unless the process is killed while it writes.
+    """Append ``data`` to a file that exists, completely or not at all, unless the process is killed while it writes.
 
     Raises:
+        Vanished: there is no such file any more.
         OSError: the data cannot be written; the error names ``path``, and the file ends where it did.
     """
-    with path.open("ab", buffering=0) as file:
+    check_there(path)
+    with path.open("r+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
             rest = memoryview(data)
@@ -93,6 +103,12 @@ def append(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 file.truncate(end)
             raise _naming(error, path) from error
+
+
+def check_there(path: Path) -> None:
+    """Raise :class:`Vanished` unless a file that the program writes is still there."""
+    if not path.is_file():
+        raise Vanished(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -124,7 +140,9 @@ def whole_lines(path: Path) -> list[str]:
 def _naming(error: BaseException, path: Path) -> BaseException:
     if not isinstance(error, OSError):
         return error
-    return OSError(error.errno, error.strerror or str(error), str(path))
+    return (Vanished if isinstance(error, FileNotFoundError) else OSError)(
+        error.errno, error.strerror or str(error), str(path)
+    )
 
 
 def _sync_folder(folder: Path) -> None:

@@ -84,14 +84,17 @@ class ResultFile:
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Append rows, each with its cells in the order of the columns: all of the rows or none."""
-        new = csv_text(rows)
         if self._begun:
-            append(self.path, new)
-            return
+            append(self.path, csv_text(rows))
+        else:
+            self.replace(rows)
+
+    def replace(self, rows: Iterable[Sequence[object]]) -> None:
+        """Write the file with these rows in place of all that it holds."""
         first = "" if self._settings is None else f"# {json.dumps(self._settings)}\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as file:
-            file.write(first.encode() + csv_text([list(self._columns)]) + new)
+            file.write(first.encode() + csv_text([list(self._columns), *rows]))
         self._begun = True
 
     def _differences(self, first: str) -> list[str]:

@@ -52,7 +52,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_draft(
 
 def test_append_to_a_full_disk_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.csv"
-    append(path, b"first\n")
+    path.write_bytes(b"first\n")
     fill_disk(monkeypatch)
     with pytest.raises(OSError, match=r"No space left on device.*rows.csv"):
         append(path, b"second\n")

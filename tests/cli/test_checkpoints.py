@@ -92,6 +92,30 @@ def test_other_runs_below_the_root_folder_are_not_looked_at(
 
 
 @pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        (["version_9/last", "version_10/best", "version_10/last-v1", "version_10/last"], "version_10/last-v1"),
+        (["version_2/last", "version_10/best"], "version_10/best"),
+        (["version_10/last", "mine/last"], "version_10/last"),  # names have no order: by time
+    ],
+)
+def test_the_last_run_is_that_with_the_largest_number_whatever_the_files_times(
+    names: list[str], newest: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a copy without times, which may be younger in the older run, and in the best checkpoint."""
+    (checkpoint,) = trained.rglob("last.ckpt")
+    paths = {}
+    for age, name in enumerate(sorted(names, key=lambda name: name == newest and "mine" not in str(names))):
+        run_name, file = name.split("/")
+        paths[name] = tmp_path / "runs/lightning_logs" / run_name / "checkpoints" / f"{file}.ckpt"
+        paths[name].parent.mkdir(parents=True, exist_ok=True)
+        paths[name].write_bytes(checkpoint.read_bytes())
+        os.utime(paths[name], (2e9 - age, 2e9 - age))
+    assert run("validate", tmp_path / "runs", "--ckpt_path", "last") == 0
+    assert f"Weights from {paths[newest]}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("content", "said"), [(None, "there is no checkpoint"), (b"PK\x03\x04half", "cannot be read as a checkpoint")]
 )
 def test_a_named_file_that_is_no_checkpoint_is_one_line(

@@ -1,6 +1,9 @@
 """``flsv data``: what each client has, before training."""
 
 import csv
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +13,7 @@ from flsv.cli import main
 from flsv.cli.data import notes
 from flsv.data import FederatedDataModule
 from helpers import pages
+from helpers.runs import write_table
 
 COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged": "admitted"}}
 
@@ -64,3 +68,22 @@ def test_unreadable_columns_end_with_a_line_to_paste(clinics, capsys):
     line = capsys.readouterr().err.splitlines()[-1]
     Path("federation.yaml").write_text(f"data:\n  source: clinics\n  labels: died\n{line}\n")
     assert main(["data", "federation.yaml"]) == 0
+
+
+def test_warnings_of_flsv_are_one_line_each_and_others_are_as_ever(tmp_path: Path) -> None:
+    rows = [("clinic", "city", "smokes", "ill")]
+    rows += [(f"c{i % 3}", ("Graz", "graz", "Linz")[i % 3], ("yes", "Yes", "no")[i % 3], str(i % 2)) for i in range(60)]
+    options = [f"--data.{key}={value}" for key, value in write_table(tmp_path / "t.csv", rows).items()]
+    (tmp_path / "mine.py").write_text("import warnings\n\nwarnings.warn('look here', stacklevel=1)\n")
+    code = "import sys, warnings\nfrom flsv.cli import entry\nfrom flsv.cli.command import one_line_warnings\n"
+    code += "with one_line_warnings():\n    import mine\nassert entry.main(sys.argv[1:]) == 0\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "data", *options], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if "look" in line]
+    assert "mine.py:3: UserWarning: look here" in said[0]
+    assert [line.split(" has ")[0] for line in said if "one name" in line] == [
+        f"flsv: warning: {tmp_path / 't.csv'}: {name!r}" for name in ("city", "smokes")
+    ]
+    assert "groups.py" not in done.stderr

@@ -92,6 +92,32 @@ def test_what_is_stopped_says_how_to_go_on(
     assert shlex.split(line, comments=True) == ["fit", *options, *(["--ckpt_path", "last"] if epoch else [])]
 
 
+@pytest.mark.parametrize("gone", [".", "version_0", "version_0/contributions.csv"])
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_validation_end", "on_train_end"])
+def test_a_run_whose_folder_vanishes_ends_in_one_line(
+    hook: str, gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = Path("lightning_logs")
+    name = f"moves_{hook}_{len(gone)}"
+    Path(f"{name}.py").write_text(
+        "import os\nimport lightning as L\n\n\nclass Moves(L.Callback):\n"
+        f"    def {hook}(self, trainer, *_):\n"
+        f"        if trainer.current_epoch and os.path.exists('{runs / gone}'):\n"
+        f"            os.rename('{runs / gone}', 'elsewhere')\n"
+    )
+    options = ["--config", str(written(Path("federation.yaml"))), "--trainer.max_epochs", "3", *QUIET]
+    status = main(["fit", *options, "--trainer.callbacks", f"{name}.Moves"])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("flsv: error:")]
+    if hook == "on_train_end" and gone.endswith(".csv"):  # all of it is written
+        assert (status, lines) == (0, [])
+    else:
+        assert status == 1
+        assert re.fullmatch(
+            r"flsv: error: .*lightning_logs/version_0/\S+ is no longer there: .*ckpt_path last\.", *lines
+        )
+
+
 #: Commands that write, where.
 WRITING = {
     "fit": "--config digits --trainer.default_root_dir={}",

@@ -11,6 +11,7 @@ from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.cli import main
 from flsv.cli.options import instantiated, option_parser
 from flsv.cli.parser import find_loop, make_cli
+from flsv.cli.parsers import PARSERS
 from flsv.data import (
     Columns,
     DirichletPartitioner,
@@ -35,8 +36,22 @@ AT_ONCE = [
     ("fit --config quickstrat", 2, "Did you mean --config quickstart"),
     ("data federaton.yaml", 2, "there is no configuration file federaton.yaml"),
     ("fit --config=quickstart --federation.metrics.value ShadowShaply", 2, "Did you mean ShadowShapley?"),
+    ('fit --federation.metrics={"value":"ShadowShapely"}', 2, "Did you mean ShadowShapley?"),
     ("compare --federation.aggregator.class_path=flsv.aggregation.FedAvgg", 2, "Did you mean FedAvg?"),
-    *((f"{command} --help", 0, "") for command in ("report", "new", "init")),
+    ("test --config quickstart --ckpt_path nope.ckpt", 2, "there is no checkpoint nope.ckpt."),
+    ("retrain . --trainings som", 2, "invalid choice: 'som'"),
+    ("retrain nowhere", 2, "nowhere holds no config.yaml: name the folder of a run"),
+    ("report nowhere --budget 100", 2, "there is no folder nowhere."),
+    ("report . --budget much", 2, "invalid float value: 'much'"),
+    ("report . --budget 100x", 2, "invalid float value: '100x'. Did you mean 100?"),
+    ("report . --budget -5", 2, "Budget(amount=-5.0): expected a finite number above 0."),
+    ("report . --budget 0.001 --currency EUR", 2, "expected 2 decimals at most"),
+    ("report . --by value", 2, "--by: say what is shared out, too"),
+    ("repeat many --config digits", 2, "invalid int value: 'many'"),
+    ("repeat 1 --config digits", 2, "expected 2 or more runs"),
+    ("compare --base digits", 2, "the following arguments are required: --config"),
+    ("bench --seeds 0", 2, "0: expected a whole number of at least 1"),
+    *((f"{command} --help", 0, "") for command in (*PARSERS, "new", "init")),
     ("--help", 0, ""),
     ("--version", 0, ""),
 ]
@@ -88,14 +103,14 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fit --config digits --data.partitioner.num_clients 1", "DirichletPartitioner(num_clients=1): expected a"),
         ("fit --config shapfed_wa --federation.aggregator.metric nope", "reads the metric 'nope'"),
         ("fit --config digits --trainer.limit_train_batches 0", "limit_train_batches"),
-        ("test --ckpt_path nope.ckpt", "there is no checkpoint nope.ckpt."),
         ("value --data.sauce digits", "--data.sauce"),
         ("value --trainer.max_epochs 1", "nothing is trained here"),
-        ("retrain . --trainings som", "invalid choice: 'som'"),
-        ("retrain nowhere", "nowhere holds no config.yaml: name the folder of a run"),
-        ("repeat many --config digits", "invalid int value: 'many'"),
-        ("bench --metric cgvs", "there is no metric 'cgvs'"),
-        ("bench --federations clinic", "there is no federation 'clinic'"),
+        ("bench --metric cgvs", "Did you mean cgsv?"),
+        ("bench --metric ShadowShapely", "Did you mean flsv.metrics.ShadowShapley?"),
+        ("bench --federations digits_size", "Did you mean digits_sizes?"),
+        ("fit --config digits --data.partitioner.alpha 0.1x", "alpha', val='0.1x'). Did you mean 0.1?"),
+        ("fit --config digits --model.optimizer.lr 0,1", "Did you mean 0.1?"),
+        ("fit --trainer.max_epochs 3x", "Did you mean 3?"),
         ("report . --client Oslo", "holds no contributions.csv"),
         # The parser would read a text file for the option's value, which here is a data set's name.
         ("fit --data.source notes.txt", "notes.txt' was found"),

@@ -61,6 +61,23 @@ def test_large_budgets_are_in_whole_cents(budget: float) -> None:
         allocate(torch.tensor([1.0]), budget + 0.001, unit=0.01)
 
 
+@pytest.mark.parametrize("size", [1e308, 1e160, 1e-160, 5e-324])
+@pytest.mark.parametrize("negatives", ["zero", "shift", "softmax"])
+def test_shares_do_not_depend_on_the_unit_of_the_values(size: float, negatives: str) -> None:
+    """Nor do sums of the largest floats overflow, or squares of the smallest vanish."""
+    usual = shares([1.0, 1.0, -1.0, 0.0], negatives=negatives)
+    values = torch.tensor([size, size, -size, 0.0], dtype=torch.float64)
+    assert allocate(values, 120.0, negatives).tolist() == pytest.approx(usual, rel=1e-12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("budget", "unit"), [(1e308, 0.01), (1.0, 1e-320), (2.0**53, 1.0)])
+def test_a_budget_of_more_units_than_a_float_can_count_is_refused(budget: float, unit: float) -> None:
+    assert sum(shares([1.0, 1.0], budget)) == budget
+    with pytest.raises(ConfigurationError, match=r"units are not exact in float64.*Take a larger unit, or none\."):
+        shares([1.0, 1.0], budget, unit=unit)
+    assert sum(shares([1.0, 1.0, 1.0], 2.0**53 - 1, unit=1.0)) == 2.0**53 - 1
+
+
 def test_of_equal_remainders_the_first_is_paid_and_nobody_for_nothing() -> None:
     assert largest_remainder([1 / 3, 1 / 3, 1 / 3], 4) == [2, 1, 1]
     assert largest_remainder([0.0, 0.5, 0.5], 3) == [0, 2, 1]

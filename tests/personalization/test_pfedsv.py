@@ -200,3 +200,15 @@ def test_no_sample_leaves_a_client(tmp_path: Path) -> None:
     answers = [numbers for way, name, numbers in sent if (way, name) == ("up", "collaborate")]
     assert len(answers) == 3
     assert max(answers) <= 3
+
+
+@pytest.mark.filterwarnings("error:.*``compute`` method of metric")
+def test_neither_a_fit_nor_its_resume_asks_a_metric_before_its_first_round(tmp_path: Path) -> None:
+    loop, data = federation(), toy_data(drop_last=True, client_val=0.2)
+    fit(loop, tmp_path, data=data, rounds=1, enable_checkpointing=True)
+    (saved,) = tmp_path.rglob("*.ckpt")
+    again = federation()
+    fit(again, tmp_path, data=data, rounds=2, ckpt_path=saved)
+    assert again.contributions["relevance"].by_class is not None
+    with pytest.warns(UserWarning, match="compute"):  # a user who does is told
+        DomainRelevance(3).compute()

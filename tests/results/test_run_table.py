@@ -14,7 +14,7 @@ from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
 from flsv.personalization import PFedSV
-from flsv.results.round_result import Row
+from flsv.results.round_result import RoundResult, Row
 from flsv.results.run_table import (
     COLUMNS,
     CSV,
@@ -30,6 +30,7 @@ from flsv.results.run_table import (
     round_rows,
 )
 from flsv.sampling import UniformSampler
+from flsv.utilities.atomic_files import Vanished
 from helpers.data import toy_data
 from helpers.fits import fit
 
@@ -142,6 +143,47 @@ def test_the_file_and_the_loops_frame_are_what_the_loop_has_measured(tmp_path: P
     assert set(both["_merge"]) == {"both"}
     assert (both["value_now"] == both["value_run"]).all()
     assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(now["metric"])
+
+
+def late(value: float) -> list[RoundResult]:
+    of_rounds = [round_rows(r, [Numbers("value", [value + r, value])], NAMES) for r in (0, 1)]
+    return [RoundResult(r, of_rounds[r], changes(of_rounds[r], of_rounds[0] if r else [])) for r in (0, 1)]
+
+
+def test_late_values_are_in_their_rounds_in_place_of_earlier_ones(tmp_path: Path) -> None:
+    path = written(tmp_path / "c.csv", range(2))
+    file = CSV(path, NAMES)
+    for value in (3.0, 5.0):
+        file.write_late(late(value))
+        table = read_contributions(path)
+        assert table["round"].is_monotonic_increasing
+        assert last(table, "value", 2) == [value + 1, value]
+        assert len(table) == 4 + 3
+    file.write_late([])
+    assert read_contributions(path).equals(table)
+    path.unlink()
+    with pytest.raises(Vanished, match=r"c\.csv is no longer there"):
+        file.write_late(late(1.0))
+    assert not path.exists()
+    with pytest.raises(Vanished, match=r"c\.csv is no longer there"):
+        file.append(round_of(3))  # else the file would begin without its header
+    assert not path.exists()
+
+
+def test_of_a_value_that_stands_twice_the_later_is_read_and_one_line_says_so(tmp_path: Path) -> None:
+    """As a resumed run of version 1.1 has written them."""
+    path = written(tmp_path / "c.csv", range(2))
+    for value in (3.0, 5.0):
+        with path.open("ab") as out:
+            out.write(csv_lines(row for result in late(value) for row in result.changes))
+    said = r"c\.csv has 3 values more than once, the first in lines 6 and 9 \(round 0, value of client 0\)[^\n]*$"
+    with pytest.warns(UserWarning, match=said):
+        table = read_contributions(path)
+    assert last(table, "value", 2) == [6.0, 5.0]
+    assert history(table, "value", 2, "", [0, 1]).to_numpy().tolist() == [[5.0, 5.0], [6.0, 5.0]]
+    with pytest.warns(UserWarning, match="3 values"):
+        CSV(path, NAMES).begin(2)
+    assert read_contributions(path).equals(table)  # without a warning
 
 
 def test_numeric_columns_are_not_read_as_classes(tmp_path: Path) -> None:

@@ -46,8 +46,6 @@ The method is this package's own.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -59,11 +57,9 @@ from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapl
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES
+from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
 
-Which = Literal[
-    "auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "all"
-]
 #: Largest number of players for which ``"auto"`` is all coalitions; number of players from which on the values are the
 #: mean of the fit's and of those of a curve over the coalitions' size.
 MOST_FOR_ALL, CURVE_FROM = 7, 10

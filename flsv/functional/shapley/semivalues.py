@@ -36,6 +36,7 @@ from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.utilities import progress
 from flsv.utilities.arguments import check_number
+from flsv.utilities.declared import check_argument
 from flsv.utilities.errors import ConfigurationError
 
 Estimator = Callable[..., ShapleyEstimate]
@@ -139,8 +140,8 @@ def check_estimator(
         value: the name of the semivalue.
 
     Raises:
-        ConfigurationError: the estimator is unknown or does not estimate this semivalue; it does not have one of the
-            arguments; or an argument is out of range for any number of players.
+        ConfigurationError: the semivalue or the estimator is unknown, or the estimator does not estimate this
+            semivalue; it does not have one of the arguments; or an argument is out of range for any number of players.
 
     Example:
         >>> check_estimator("FedSV", "exact", {"bugdet": 8})
@@ -149,6 +150,7 @@ def check_estimator(
         flsv.utilities.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take \
 ['bugdet']. It takes ['budget', 'target_stderr'].
     """
+    check_argument(owner, "value", value, Semivalue)
     names = ["auto", *(ESTIMATORS if value == "shapley" else OF_ANY_VALUE)]
     if not callable(estimator) and estimator not in names:
         of = "" if value == "shapley" else f", which give the value {value!r}"

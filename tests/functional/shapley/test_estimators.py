@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from functional.shapley.games import (
 )
 
 from flsv.functional import ESTIMATORS, ShapleyEstimate
+from flsv.functional.shapley.semivalues import check_estimator
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 
@@ -163,3 +165,10 @@ def test_estimators_with_wrong_arguments_raise(name: str) -> None:
         ESTIMATORS[name](lambda masks: masks.sum(dim=1), 5, budget=1)
     with pytest.raises(ValueError, match=re.escape("returned shape ()")):
         ESTIMATORS[name](lambda masks: torch.tensor(1.0), 5)
+
+
+@pytest.mark.parametrize("estimator", ["auto", "exact", "gtg"])
+def test_an_unknown_semivalue_is_refused(estimator: str) -> None:
+    value: Any = "myerson"
+    with pytest.raises(ConfigurationError, match=r'Mine\(value=\'myerson\'\): expected "shapley" or "banzhaf"'):
+        check_estimator("Mine", estimator, {}, value)

@@ -1,0 +1,190 @@
+"""Parsers of flsv's own commands, and the checks of their arguments. The module imports little, so that what is wrong
+is said at once and not after PyTorch is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from flsv.cli.command import command_parser
+from flsv.results.budget import Budget
+from flsv.results.files import find_config_of, find_contributions
+from flsv.utilities.choices import Judges, Negatives, Tests, Which
+from flsv.utilities.errors import ConfigurationError
+
+#: Federations of ``flsv bench --quick``: few clients, no download, one for each kind of difference between clients.
+QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
+
+
+def report_parser() -> ArgumentParser:
+    """Return the parser of ``flsv report``."""
+    parser = _parser("report")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
+    parser.add_argument("--client", help="number or name of the client whose page it shall be")
+    parser.add_argument("--out", type=Path, help="the file, .html; by default report.html in the run's folder")
+    terms = parser.add_argument_group("shares of a budget")
+    terms.add_argument("--budget", type=float, help="what there is to share out, such as 10000")
+    terms.add_argument(
+        "--by",
+        metavar="METRIC",
+        help="by which values: a metric of the run, or retrained. Default: retrained after flsv retrain, else the "
+        "run's metric, if there is one alone whose page does not say not to pay by it",
+    )
+    terms.add_argument(
+        "--rule",
+        choices=get_args(Negatives),
+        help="what becomes of values below 0. zero (default): nothing for them. shift: all are counted from the "
+        "lowest. softmax: everybody gets something. refuse: an error",
+    )
+    terms.add_argument("--currency", help="of the budget, such as EUR; it says how many decimals amounts have")
+    terms.add_argument(
+        "--judged-by-partners",
+        action="store_true",
+        help="consent to values for which the partners judged models themselves: whoever lies takes others' shares",
+    )
+    return parser
+
+
+def budget_of(parser: ArgumentParser, options: argparse.Namespace) -> Budget | None:
+    """Return the budget of ``flsv report``'s options; None without one. End the command if only its terms are given."""
+    names = ("by", "rule", "currency", "judged_by_partners")
+    given = {name: value for name in names if (value := getattr(options, name))}
+    if given and options.budget is None:
+        parser.error(f"--{' and --'.join(given).replace('_', '-')}: say what is shared out, too: --budget 10000")
+    return None if options.budget is None else Budget(options.budget, **given)
+
+
+def retrain_parser() -> ArgumentParser:
+    """Return the parser of ``flsv retrain``."""
+    parser = _parser("retrain", "Further arguments are those of flsv fit and override the run's configuration.")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument(
+        "--trainings",
+        choices=get_args(Which),
+        default="auto",
+        metavar="WHICH",
+        help=f"which coalitions: {', '.join(get_args(Which))}; singles and leave-one-out only rank",
+    )
+    performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
+    parser.add_argument("--metric", help=f"{performances}, or what the module logs; default: the run's metrics'")
+    parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
+    parser.add_argument(
+        "--judges",
+        choices=get_args(Judges),
+        help="on whose samples: the server's, or what all clients hold out; default: as the run's metrics",
+    )
+    parser.add_argument("--rounds", type=from_1, help="of each training; default: the run's")
+    seeds = "trainings of each coalition; default: 3 where that is quick, else 1"
+    parser.add_argument("--seeds", type=from_1, help=seeds)
+    return parser
+
+
+def repeat_parser() -> ArgumentParser:
+    """Return the parser of ``flsv repeat``."""
+    parser = _parser("repeat", "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5")
+    parser.add_argument("runs", metavar="N", type=int, help="how many runs; before all other arguments")
+    parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
+    parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")
+    return parser
+
+
+def compare_parser() -> ArgumentParser:
+    """Return the parser of ``flsv compare``."""
+    further = "Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5"
+    parser = _parser("compare", further)
+    parser.add_argument("--config", action="append", required=True, help="an algorithm; give several")
+    parser.add_argument("--base", action="append", default=[], help="comes before every algorithm; may be given twice")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")
+    parser.add_argument(
+        "--tests",
+        choices=get_args(Tests),
+        default="shared",
+        help="what they are tested on: the test set that no client has, or each client's own test split, as suits "
+        "personalized models",
+    )
+    return parser
+
+
+def bench_parser() -> ArgumentParser:
+    """Return the parser of ``flsv bench``."""
+    out = Path("runs/benchmark")
+    parser = _parser("bench")
+    parser.add_argument(
+        "--metric",
+        action="append",
+        help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments: "
+        "'my_package.MyMetric(momentum=0.5)'; give several. Default: all of --list",
+    )
+    parser.add_argument(
+        "--federations",
+        nargs="+",
+        help="names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: all",
+    )
+    parser.add_argument("--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}")
+    parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
+    parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
+    parser.add_argument("--seeds", type=from_1, help="runs of every federation. Default: 3")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"one run of each of {', '.join(QUICK)}, unless you say so; no costs"
+    )
+    parser.add_argument("--truth-seeds", type=from_1, help="trainings of every coalition")
+    return parser
+
+
+#: ``{command: function that returns its parser}``.
+PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
+    "report": report_parser,
+    "retrain": retrain_parser,
+    "repeat": repeat_parser,
+    "compare": compare_parser,
+    "bench": bench_parser,
+}
+#: Commands without further arguments of ``flsv fit``.
+_ALONE = ("report", "bench")
+
+
+def check_arguments(command: str, args: Sequence[str]) -> None:
+    """Check the arguments of one of flsv's own commands: the options, a run's folder, and a budget.
+
+    Args:
+        command: the command; nothing is checked of one that is not in :data:`PARSERS`.
+        args: its arguments.
+
+    Raises:
+        ConfigurationError: there is no run in the folder, or the budget is wrong.
+        SystemExit: an option is wrong, or help is asked for.
+    """
+    if command not in PARSERS:
+        return
+    parser = PARSERS[command]()
+    options = parser.parse_args(args) if command in _ALONE else parser.parse_known_args(args)[0]
+    if command == "report":
+        budget_of(parser, options)
+        find_contributions(options.run)
+    if command == "retrain":
+        find_config_of(options.run)
+    if command == "repeat":
+        check_runs(options.runs)
+
+
+def check_runs(runs: int) -> None:
+    """Raise ConfigurationError unless ``flsv repeat`` is asked for 2 or more runs."""
+    if runs < 2:
+        raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
+
+
+def from_1(text: str) -> int:
+    """Parse a whole number from 1 on; raise ValueError or ``ArgumentTypeError`` for any other text."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
+    return int(text)
+
+
+def _parser(command: str, further: str | None = None) -> ArgumentParser:
+    """Return a command's parser without options, described by the docstring of the command's module."""
+    source = Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")
+    return command_parser(f"flsv {command}", ast.get_docstring(ast.parse(source)), further)

@@ -1,0 +1,90 @@
+"""Runs whose values are computed after training, when they go on: every value is there once, wherever it is written."""
+
+import csv
+import inspect
+from collections import Counter
+from pathlib import Path
+
+import pandas
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import flsv
+from flsv import metrics
+from flsv.cli import main
+from helpers.runs import FEDERATION, QUIET
+
+#: Options of each metric whose coalitions are trained after the run where they cannot be rows of one batched model.
+LATE = {
+    "ShadowShapley": {
+        "plain": {},
+        "by_class": {"per_class": True},
+        "sparse": {"every": 3, "performance": "negative_loss"},
+        "judged": {"judges": "clients"},
+    }
+}
+
+
+#: The columns of the run's tables that say what a row is of.
+KEYS = {"contributions.csv": ("round", "metric", "client", "class"), "coalitions.csv": ("coalition", "round", "by")}
+
+
+def config(path: Path) -> str:
+    """A federation with all metrics that value after the run; no coalition can be a row with this optimizer."""
+    made = yaml.safe_load(FEDERATION)
+    made["model"]["init_args"]["optimizer"] = {"class_path": "torch.optim.LBFGS", "init_args": {"max_iter": 2}}
+    made["data"]["splits"]["client_val"] = 0.2
+    made["federation"]["metrics"] = {"cssv": "ClassSpecificShapley"} | {
+        f"{name}_{way}": {"class_path": name, "init_args": {"coalitions": "all", **options}}
+        for name, ways in LATE.items()
+        for way, options in ways.items()
+    }
+    path.write_text(yaml.safe_dump(made))
+    return str(path)
+
+
+def fitted(folder: Path, rounds: int, *more: str) -> Path:
+    command = ["fit", "--config", config(folder.parent / "federation.yaml"), f"--trainer.max_epochs={rounds}", *QUIET]
+    assert main([*command, f"--trainer.default_root_dir={folder}", *more]) == 0
+    return folder / "lightning_logs" / "version_0"
+
+
+def doubles(run: Path) -> list[object]:
+    """What is in one of the run's files more than once: rows of tables, and scalars of TensorBoard."""
+    found: list[object] = []
+    for name, key in KEYS.items():
+        lines = (run / name).read_text().splitlines()
+        cells = csv.DictReader(line for line in lines if not line.startswith("#"))
+        found += [each for each, times in Counter(tuple(map(row.get, key)) for row in cells).items() if times > 1]
+    for folder in {path.parent for path in run.rglob("events.out.tfevents.*")}:
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+        for tag in events.Tags()["scalars"]:
+            steps = Counter(event.step for event in events.Scalars(tag))
+            found += [(folder.name, tag, step) for step, times in steps.items() if times > 1]
+    return found
+
+
+def test_every_metric_that_values_after_the_run_is_tried() -> None:
+    kinds = {name for name, kind in inspect.getmembers(metrics, inspect.isclass) if hasattr(kind, "trains")}
+    assert kinds == LATE.keys()
+
+
+def test_a_run_with_values_after_it_goes_on_with_more_rounds_and_is_reported(tmp_path: Path) -> None:
+    straight = fitted(tmp_path / "straight", 3)
+    run = fitted(tmp_path / "resumed", 2)
+    again = tmp_path / "resumed" / "lightning_logs"
+    for rounds in (2, 3):  # with no round left, as after a kill once the values stand; with another round
+        board = ["TensorBoardLogger", f"save_dir={tmp_path / 'resumed'}", "version=0"]
+        same = [f"--trainer.logger{'.' * ('=' in each)}{'=' * ('=' not in each)}{each}" for each in board]
+        assert fitted(tmp_path / "resumed", rounds, "--ckpt_path=last", *same) == run
+        assert doubles(run) == []
+        assert main(["report", str(run)]) == 0
+    assert [each.name for each in again.iterdir()] == ["version_0"]
+    found, expected = (
+        flsv.read_run(folder).sort_values(["round", "metric", "client", "class"]) for folder in (run, straight)
+    )
+    late = [f"{name}_{way}" for name, ways in LATE.items() for way in ways]
+    assert [metric for metric in late if metric not in set(found["metric"])] == []
+    # Where values are computed every third round and after the last, the last round of the first part has some, too.
+    found = found[~found["metric"].str.endswith("_sparse") | (found["round"] == 2)]
+    pandas.testing.assert_frame_equal(found.reset_index(drop=True), expected.reset_index(drop=True), check_exact=True)
