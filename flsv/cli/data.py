@@ -68,6 +68,12 @@ def describe_values(data: FederatedDataModule) -> pd.DataFrame:
     return pd.DataFrame(described).T.rename_axis(["column", "client"])
 
 
+def positive(data: FederatedDataModule) -> str:
+    """Return a sentence that names the positive one of two classes, and says why it is the positive one."""
+    why = "the rarer one (set data.pos_label to confirm it or to choose the other one)" if data.by_rarity else "class 1"
+    return f"Positive class: {data.positive_class}, {why}. Average precision and F1 are its scores."
+
+
 def notes(data: FederatedDataModule) -> list[str]:
     """Return notes on possible problems with the data before training, each a sentence or two."""
     found = []
@@ -108,6 +114,8 @@ def show(data: FederatedDataModule) -> None:
             lacking = pd.DataFrame({"least": lacking.min(axis=1), "most": lacking.max(axis=1)})
         lacking = _in_percent(lacking, lacking.columns).add_prefix("missing, ").reset_index(READ_AS)
         print(f"\nColumns\n\n{lacking.to_string()}\n")
+    if data.positive_class is not None:
+        print(positive(data))
     for note in notes(data):
         print(note)
 

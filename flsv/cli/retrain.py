@@ -41,7 +41,15 @@ from flsv.cli.parsers import retrain_parser
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.shapley.few_coalitions import Which, default_design, few_coalitions, retrained_shapley
-from flsv.games.performance import CLASSIFICATION, Judges, ModelScore, judged_by, performance_of
+from flsv.games.performance import (
+    CLASSIFICATION,
+    Judges,
+    ModelScore,
+    judged_by,
+    performance_of,
+    scores_positive,
+    title_of,
+)
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.games.stored_utility import StoredUtility
 from flsv.report.facts import retrained_caveats
@@ -147,6 +155,8 @@ def retrain(
             everything = len(found) == 2**utility.num_players
             seeds = seeds or (SEEDS if together else 1)
         majority = _majority(cli, by)
+        if scores_positive(measure := judged_by(judges, performance_of("flsv retrain", metric, mode, "metric"))):
+            by = title_of(measure, cli.datamodule.positive_class)
     trained = [str(seed) for seed in range(first, first + len(utilities))]
     facts = {
         "majority": majority,

@@ -68,6 +68,10 @@ class FederatedDataModule(FederationView):
             classes. By default, the last element of each sample or its field called ``label``, ``target`` or similar,
             if this is an integer. Only components that use classes need labels (partitioners by label, label noise,
             metrics per class); without labels, all samples belong to one class.
+        pos_label: the positive one of two classes, which average precision, F1 and the like are scores of; None: 1 among
+            labels 0 and 1, ``True`` among truth values, else the rarer one in the training data, with a warning where a
+            metric uses it. Classes that are given as words or folders are numbered so that it is class 1; of labels that
+            are numbers, class 1 is positive. See :mod:`flsv.data.positive_class`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups;
             by default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose
@@ -103,7 +107,7 @@ class FederatedDataModule(FederationView):
         ... )
         >>> own.setup("fit")
         >>> own.client_names, own.class_names, own.num_samples.tolist()
-        (('Boston', 'Lyon'), ('ill', 'well'), [35, 55])
+        (('Boston', 'Lyon'), ('well', 'ill'), [35, 55])
     """
 
     _instead = "Create a new one: FederatedDataModule(..., {0})."
@@ -119,6 +123,7 @@ class FederatedDataModule(FederationView):
         test: Any = None,
         # bool first: else the command line would take "false" for a name.
         labels: bool | list[int] | str | None = None,
+        pos_label: str | bool | int | None = None,
         groups: str | list[int] | list[str] | None = None,
         columns: GivenColumns = None,
         splits: Splits = _SPLITS,
@@ -132,7 +137,7 @@ class FederatedDataModule(FederationView):
         batch_size = check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
         source = str(source) if isinstance(source, Path) else source
         labels, groups = _name(labels), _name(groups)
-        self._reading = _reading(source, files, labels, groups, columns)
+        self._reading = _reading(source, files, labels, groups, columns, pos_label)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
@@ -148,7 +153,7 @@ class FederatedDataModule(FederationView):
         self.source = source
         self._batch_size = batch_size
         self.groups = groups
-        self.labels = labels
+        self.labels, self.pos_label = labels, pos_label
         #: Set by the loop: returns the batches of the coming round, in place of all clients' pooled training data. Not
         #: a list or a dictionary of batches: Lightning would take that for a collection of loaders.
         self.round_loader: Callable[[], Iterable[Any]] | None = None
@@ -220,6 +225,7 @@ class FederatedDataModule(FederationView):
                 self.loader,
                 groups=self.groups,
                 labels=self.labels,
+                pos_label=self.pos_label,
                 corruptions=self.corruptions,
                 batch_size=self._batch_size,
             )
@@ -310,14 +316,14 @@ def _name(given: Any) -> Any:
     return str(given).strip() if isinstance(given, Integral | str) and not isinstance(given, bool) else given
 
 
-def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any) -> Reading:
+def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any, pos_label: Any) -> Reading:
     """Check that the arguments about reading fit together, and return them as one object."""
     if columns is not None and isinstance(source, L.LightningDataModule):
         raise ConfigurationError("columns is about a table: give it as source. A data module reads its own.")
     if columns is not None and not isinstance(labels, str):
         raise ConfigurationError("columns says what becomes of a table's columns: say labels, the one to predict.")
     label, group = (each if isinstance(each, str) else None for each in (labels, groups))
-    return Reading(files, label, group, as_columns(columns))
+    return Reading(files, label, group, as_columns(columns), pos_label)
 
 
 def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:

@@ -18,6 +18,7 @@ from flsv.data.groups import client_called, named_groups
 from flsv.data.labels import Classes, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, make_loader, preload, tensors_of
 from flsv.data.partition import Partitioner, partition_counts
+from flsv.data.positive_class import check_positive
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
 from flsv.utilities.errors import ConfigurationError, listed
@@ -39,6 +40,7 @@ class FederatedData:
         eval_options: keyword arguments of :func:`~flsv.data.make_loader` for evaluation batches.
         differs: which training samples the corruptions changed, bool ``[N]``.
         columns: one card per column of a table, with the kind of input that the column became; empty for other data.
+        by_rarity: whether the rarer one of two classes was taken for the positive one.
     """
 
     train: Dataset
@@ -50,6 +52,7 @@ class FederatedData:
     eval_options: dict[str, Any]
     differs: Tensor
     columns: tuple[ColumnCard, ...] = ()
+    by_rarity: bool = False
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -102,6 +105,7 @@ def partition_data(
     *,
     groups: Any = None,
     labels: Any = None,
+    pos_label: Any = None,
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> FederatedData:
@@ -115,6 +119,7 @@ def partition_data(
         groups: the user's argument ``groups``, see :func:`~flsv.data.groups.named_groups`; ignored if the source itself
             has groups.
         labels: the user's argument ``labels`` of :class:`~flsv.data.FederatedDataModule`.
+        pos_label: the user's argument ``pos_label``; None: the rarer one of two classes.
         corruptions: changes to some clients' training data.
         batch_size: samples per training batch; None: the source's batch size, or 32 if it has none.
 
@@ -126,6 +131,8 @@ def partition_data(
     asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
     held_out = {"validation": source.val, "test": source.test}
     classes = find_classes(source.train, source.class_names, held_out, None if source.labeled else labels, asking)
+    if pos_label is not None:
+        check_positive(classes.names, pos_label, classes.missing)
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
         fitted = source.fitted([client["train"] for client in splits.clients])
@@ -146,7 +153,9 @@ def partition_data(
         val_loader = make_loader(val, **eval_options)
     elif len(splits.server_val):
         val_loader = make_loader(train, splits.server_val, **eval_options)
-    return FederatedData(train, val_loader, test, splits, classes, train_options, eval_options, differs, source.columns)
+    return FederatedData(
+        train, val_loader, test, splits, classes, train_options, eval_options, differs, source.columns, source.by_rarity
+    )
 
 
 def _as_read(
@@ -192,6 +201,11 @@ def _split(
     )
     if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
         raise ConfigurationError("A table of one site alone cannot be encoded: give encoded numbers, arrays (X, y).")
+    if source.by_rarity and len(splits.clients) == 1:
+        raise ConfigurationError(
+            f"The rarer one of {listed(source.class_names, show=repr)} is the positive class, and one site alone cannot "
+            "know which of them is rarer in the federation. Say pos_label, the same at every site."
+        )
     return splits
 
 

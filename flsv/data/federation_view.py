@@ -89,6 +89,16 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.classes.names
 
     @property
+    def positive_class(self) -> str | None:
+        """Name of the positive class, which is class 1 of two; None unless there are two classes."""
+        return self.class_names[1] if self.no_classes is None and len(self.class_names) == 2 else None
+
+    @property
+    def by_rarity(self) -> bool:
+        """Whether the rarer one of two classes was taken for the positive one, because the user named none."""
+        return self._data.by_rarity
+
+    @property
     def client_names(self) -> tuple[str, ...]:
         """Names of the clients: their keys, folders or groups; the clients' numbers if the data have no names for
         them."""

@@ -24,6 +24,7 @@ from flsv._lightning.evaluation import each_loader, on_device
 from flsv.federation.run import FederationRun
 from flsv.functional.shapley.studentized_range import pairs_differ, times_to_tell_apart
 from flsv.games import ModelScore, Scores
+from flsv.games.performance import title_of
 from flsv.games.replica import Replica
 from flsv.games.scores import score_batch
 from flsv.games.validation_batches import checked_logits, checked_pair
@@ -171,7 +172,7 @@ def _of_games(run: FederationRun, model: Tensor) -> dict[str, LearningResult]:
             apart: bool | None = score_beats_chance(other.called, float(value), labels, classes)
         else:
             apart = _beats_constant(scores[key], measure)
-        found[name] = LearningResult(measure if other is None else other.title, _finite(value), apart)
+        found[name] = LearningResult(title_of(measure, run.engine.data.positive_class), _finite(value), apart)
     return found
 
 

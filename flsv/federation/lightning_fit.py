@@ -34,6 +34,7 @@ from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.federation.reports import RunReports
 from flsv.federation.run import FederationRun, RunState
+from flsv.games.performance import warn_of_rarity
 from flsv.privacy import warn_of_noise
 from flsv.results.folder import FolderLock, leaves_files, run_folder
 from flsv.retraining.coalition_plan import CoalitionPlan
@@ -113,6 +114,7 @@ class LightningFit:
         self.metrics.bind(
             data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
         )
+        warn_of_rarity(self.metrics.performances.values(), data)
         check_metric_shapes(config.strategies, self.metrics.metrics, data.num_clients, data.num_classes)
         warn_of_noise(config.privacy, self.metrics.update_metrics)
         own = int.from_bytes(os.urandom(4), "little") if self.given_seed is None else int(self.given_seed)

@@ -1,6 +1,7 @@
 """Scores of class probabilities by name: ``"auroc"``, ``"average_precision"`` and ``"f1"``.
 
-With two classes a score is that of class 1; with more, it is the mean of the scores of all classes that occur, each
+With two classes a score is that of class 1, the positive class (see :mod:`flsv.data.positive_class`); the AUROC of a
+softmax is the same for both. With more classes, it is the mean of the scores of all classes that occur, each
 class against the rest ("macro").
 """
 

@@ -103,6 +103,17 @@ def wants_probabilities(metric: Metric) -> bool:
     return _kind(metric) is not None and not largest
 
 
+def scores_class_1(metric: Metric) -> bool:
+    """Tell whether the value of a metric depends on which of two classes is class 1, as that of average precision.
+
+    Example:
+        >>> scores_class_1(ClassScore("average_precision")), scores_class_1(ClassScore("auroc"))
+        (True, False)
+    """
+    name = metric.name if isinstance(metric, ClassScore) else type(metric).__name__
+    return _kind(metric) in ("Binary", "Classes") and name not in ("auroc", "BinaryAUROC", "BinaryAccuracy")
+
+
 def beyond_probabilities(outputs: Any) -> bool:
     """Tell whether a number of the outputs is outside [0, 1]."""
     return isinstance(outputs, Tensor) and outputs.is_floating_point() and bool(((outputs < 0) | (outputs > 1)).any())

@@ -6,8 +6,9 @@
 ``"accuracy"``                         share of samples whose largest logit is the label's
 ``"balanced_accuracy"``                mean over the classes that occur of their accuracies
 ``"negative_loss"``                    minus the mean cross-entropy, nats
-``"auroc"``, ``"average_precision"``,  of class 1 where there are two, else the mean over the classes that occur; of
-``"f1"``                               what ``forward(x)`` gives, logits or probabilities, over all batches ``(x, y)``
+``"auroc"``, ``"average_precision"``,  of class 1, the positive class (``pos_label`` of the data), where there are two,
+``"f1"``                               else the mean over the classes that occur; of what ``forward(x)`` gives, logits or
+                                       probabilities, over all batches ``(x, y)``
 any other name, with ``mode``          the value that the module logs under it in ``validation_step`` or in the
                                        validation hooks around it: ``"val_loss"`` with ``mode="min"`` (minus the value),
                                        ``"val_f1"`` with ``mode="max"``
@@ -34,14 +35,16 @@ For an example see :mod:`flsv.games`; for clients as judges see :mod:`flsv.games
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.games.class_scores import CLASS_SCORES, ClassScore
+from flsv.games.output_metric import scores_class_1
 from flsv.utilities.choices import Judges as Judges
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
@@ -108,6 +111,45 @@ class ModelScore:
     def utility(self, values: Tensor) -> Tensor:
         """Convert the measure's values to utilities, of which more is better: ``mode="min"`` changes the sign."""
         return -values if self.mode == "min" else values
+
+
+def title_of(measure: str | ModelScore, positive: str | None) -> str:
+    """Return a measure's name for readers, with the name of the positive class if the measure is a score of it.
+
+    Args:
+        measure: the performance measure.
+        positive: name of the positive class; None unless there are two classes.
+
+    Example:
+        >>> title_of(performance_of("FedSV", "f1", None), "ill"), title_of("accuracy", "ill")
+        ('f1 of ill', 'accuracy')
+    """
+    title = measure if isinstance(measure, str) else measure.title
+    if positive is None or not scores_positive(measure):
+        return title
+    return f"{title} of {f'class {positive}' if positive.isdigit() else positive}"
+
+
+def scores_positive(measure: str | ModelScore) -> bool:
+    """Tell whether a measure of two classes is a score of the positive one."""
+    return isinstance(measure, ModelScore) and isinstance(measure.of, Metric) and scores_class_1(measure.of)
+
+
+def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
+    """Warn if a measure is a score of the positive class, and the user did not say which class that is.
+
+    Args:
+        measures: the performance measures.
+        data: the :class:`~flsv.data.FederatedDataModule`, set up.
+    """
+    titles = dict.fromkeys(title_of(each, data.positive_class) for each in measures if scores_positive(each))
+    if titles and data.by_rarity:
+        share = data.class_counts[:, 1].sum() / data.class_counts.sum()
+        rank_zero_warn(
+            f"{', '.join(titles)}: {data.positive_class!r} is taken for the positive class, because it is the rarer one "
+            f"({100 * share:.1f} % of the training samples). To confirm it, or choose the other one, set pos_label "
+            f"(--data.pos_label {data.positive_class})."
+        )
 
 
 def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:

@@ -22,7 +22,7 @@ from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
-from flsv.games.performance import Mode, ModelScore, performance_of
+from flsv.games.performance import Mode, ModelScore, performance_of, warn_of_rarity
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.sampling.fixed_cohort import FixedCohort
 from flsv.utilities.errors import ConfigurationError
@@ -108,6 +108,8 @@ class RetrainedUtility:
                 f"the limit is max_clients={max_clients}. Raise it, or value the clients without retraining, as "
                 "flsv.metrics does."
             )
+        if isinstance(measure, ModelScore):
+            warn_of_rarity([measure], data)
         self.trainer, self.module, self.data, self.metric = trainer, copy_module(module), data, measure
         self.num_players = data.num_clients
         self.ranks = ranks

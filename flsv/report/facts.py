@@ -14,7 +14,7 @@ from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
 from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, by_partners, retrained_from
 from flsv.results.terminal import inconclusive
-from flsv.results.text import NONE, WORDS, by_value, joined, number, percent, value_columns
+from flsv.results.text import NONE, WORDS, by_value, joined, number, percent, titled, value_columns
 from flsv.utilities.csv_files import NAN, number_or_nan
 
 #: The sentences of the pages.
@@ -185,7 +185,7 @@ def fitness(run: Run, basis: Basis) -> str:
     """Return a sentence on whether the values of ``basis`` are suitable to share out a budget, and how much of it they
     would misallocate."""
     if by := at_chance(run.record):
-        return WORDS["fitness"]["constant"].format(joined(WORDS["plain"].get(each, each) for each in by))
+        return WORDS["fitness"]["constant"].format(joined(titled(each, "plain") for each in by))
     kind = "metric" if not basis.retrains else "retrained" if basis.seeds > 1 else "one_seed"
     return WORDS["fitness"][kind].format(basis.seeds)
 

@@ -29,6 +29,7 @@ from flsv.results.text import (
     percent,
     performance,
     ranking,
+    titled,
 )
 from flsv.utilities.errors import listed
 
@@ -174,7 +175,7 @@ def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
 
 
 def _plain(by: str) -> str:
-    return WORDS["plain"].get(by, by)
+    return titled(by, "plain")
 
 
 def _rests_on(run: Run) -> Markup:

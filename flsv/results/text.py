@@ -166,6 +166,21 @@ def shares_in(values: Sequence[float]) -> list[float]:
     return [max(value, 0.0) / total if total > 0 and value == value else math.nan for value in values]
 
 
+def titled(by: str, words: str = "titles") -> str:
+    """Return a performance's name for readers.
+
+    Args:
+        by: name of the performance, and the class that it is a score of, if it is of one.
+        words: ``"titles"`` or ``"plain"``, the section of ``words.yaml`` with the names.
+
+    Example:
+        >>> titled("average_precision of yes"), titled("negative_loss", "plain")
+        ('average precision of yes', 'error')
+    """
+    name, of, positive = by.partition(" of ")
+    return f"{WORDS[words].get(name, name)}{of}{positive}"
+
+
 def performance(by: str, value: float) -> str:
     """Format a performance: accuracies in percent, a negative loss as the positive loss.
 
@@ -183,7 +198,7 @@ def change(by: str, start: float | None, end: float | None) -> str:
         >>> change("negative_loss", -2.25, -0.5), change("val_f1", None, 0.5)
         ('loss on the validation set fell from 2.25 to 0.500', 'val_f1 on the validation set is 0.500')
     """
-    title = WORDS["titles"].get(by, by)
+    title = titled(by)
     where = "" if by.startswith(CLIENTS) else " on the validation set"
     first, last = (NONE if value is None else performance(by, value) for value in (start, end))
     if start is None or end is None:
@@ -207,7 +222,7 @@ def gain(by: str, value: float, whole: float = math.nan) -> str:
     )
     of = f" of {number(float(f'{scale * whole:.1e}'))}" if value >= 0 and whole > 0 else ""
     amount = f"{number(abs(scale * value))}{of}{' points' if points else ''}"
-    return f"{verbs[value < 0]} {WORDS['titles'].get(by, by)} by {amount}"
+    return f"{verbs[value < 0]} {titled(by)} by {amount}"
 
 
 def known_mean(values: Iterable[float]) -> float:

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import class_names_of
+from flsv.data.labels import class_names_of, dataset_labels
 from flsv.data.loaders import tensors_of
+from flsv.data.positive_class import positive_last
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table, data_root, frame_table, is_columnar
 from flsv.utilities.declared import Count, checked
@@ -72,6 +73,7 @@ class SourceData:
         group_names: names of the groups, by number.
         clients: whether the groups are clients that the user gave; then each of them must keep a sample.
         labeled: whether the targets are the column that ``labels`` names.
+        by_rarity: whether the rarer one of two classes was taken for the positive one.
         pooled: whether inputs depend on statistics of all training samples, such as means.
         columns: one card per column of a table.
         fitted: function that returns the data with inputs fitted on the clients' training samples, given the indices of
@@ -90,6 +92,7 @@ class SourceData:
     group_names: tuple[str, ...] = ()
     clients: bool = False
     labeled: bool = False
+    by_rarity: bool = False
     pooled: bool = False
     columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[Sequence[Tensor]], SourceData] | None = None
@@ -126,12 +129,14 @@ class Reading:
         label: the column to predict, for data with columns; None without such a column.
         group: the column with each row's client; None without such a column.
         columns: options by which the other columns become inputs.
+        pos_label: the positive one of two classes; None: the rarer one.
     """
 
     files: Files = field(default_factory=Files)
     label: str | None = None
     group: str | None = None
     columns: Columns = field(default_factory=Columns)
+    pos_label: str | bool | int | None = None
 
     def table_label(self, table: Table) -> str:
         """Return the name of the column to predict, which ``table`` must have.
@@ -201,14 +206,15 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
 
     Floating-point inputs become float32; 8-bit pixels ``[N, H, W]`` or ``[N, H, W, 1 or 3]`` images ``[N, C, H, W]`` in
     0 .. 1; other whole numbers int64, which are tokens to a model. Targets of whole numbers or words are classes, words
-    in sorted order; floating-point targets are numbers (float32).
+    in sorted order (``by_name``); floating-point targets are numbers (float32).
 
     Args:
         x: inputs ``[N, ...]``.
         y: targets ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``; None: no targets.
 
     Returns:
-        The data set; if ``y`` are words, its attribute ``classes`` has the names of the classes.
+        The data set; if ``y`` are words, its attribute ``classes`` has the names of the classes, and ``by_name`` is
+        True.
 
     Raises:
         ConfigurationError: the inputs are not numbers, ``x`` and ``y`` have different lengths, or a target is missing.
@@ -235,7 +241,7 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         raise ConfigurationError(f"{about}. Expected classes, one each, or numbers, none of them NaN or infinite.")
     classes, numbers = np.unique(targets.astype(str), return_inverse=True)
     data = TensorDataset(inputs, torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
-    data.classes = tuple(classes.tolist())  # type: ignore[attr-defined]  # an attribute of ours
+    data.classes, data.by_name = tuple(classes.tolist()), True  # type: ignore[attr-defined]  # attributes of ours
     return data
 
 
@@ -265,16 +271,18 @@ def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
 
 
 def one_numbering(
-    parts: Mapping[str, Dataset], held_out: Mapping[str, Dataset | None]
+    parts: Mapping[str, Dataset], held_out: Mapping[str, Dataset | None], pos_label: Any = None
 ) -> tuple[dict[str, Dataset], dict[str, Dataset | None], tuple[str, ...]]:
     """Change the labels of several data sets so that classes of the same name have the same number.
 
     In a folder of images, or for labels that are words, classes are numbered from 0: at a client without cats, dogs may
-    be class 0. The classes of all clients are numbered in sorted order, unless all clients name the same classes.
+    be class 0. The classes of all clients are numbered in sorted order, unless all clients name the same classes. Of two
+    classes that flsv has numbered by their names, the positive one gets the number 1.
 
     Args:
         parts: ``{client: data set}``.
         held_out: ``{name: data set}`` of validation and test data.
+        pos_label: the positive one of two classes; None: the rarer one.
 
     Returns:
         The clients' data sets, the validation and test data, and the names of the classes; no names if the data sets
@@ -291,6 +299,12 @@ def one_numbering(
         return dict(parts), dict(held_out), ()
     union = next(iter(found)) if len(found) == 1 else tuple(sorted(set().union(*found)))
     check_spelling(union, "The data")
+    if all(by_name(part) for part in parts.values()):
+        counts = dict.fromkeys(union, 0)
+        for name, part in parts.items():
+            for each, count in zip(named[name], torch.bincount(dataset_labels(part)).tolist()):
+                counts[each] += count
+        union = positive_last(union, list(counts.values()), pos_label)
     for name, classes in named.items():
         # Without names, numbers are those of the clients, if all clients name the same classes.
         if not classes and len(found) > 1:
@@ -302,6 +316,11 @@ def one_numbering(
         name: _renumbered(part, named[name], union, name) if named[name] else part for name, part in everybody.items()
     }
     return {name: same[name] for name in parts}, {name: same.get(name) for name in held_out}, union
+
+
+def by_name(dataset: Dataset) -> bool:
+    """Return whether flsv has numbered a data set's classes in the order of their names."""
+    return getattr(dataset, "by_name", False)
 
 
 def concatenated(parts: Mapping[str, Dataset]) -> Dataset:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from flsv.data.positive_class import chosen_by_rarity
 from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import Columns, GivenColumns, as_columns
 from flsv.data.sources.encoder import TableEncoder
@@ -49,6 +50,7 @@ class CSVData(L.LightningDataModule):
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation; 0: no validation set.
         test_fraction: share of the first file's samples for testing, without ``test_path``; 0: no test set.
+        pos_label: the positive one of two classes, which gets the number 1; None: the rarer one.
         seed: seed of the choice of validation and test samples; None: the seed of ``seed_everything``.
 
     Attributes:
@@ -76,13 +78,14 @@ class CSVData(L.LightningDataModule):
         batch_size: Count = 32,
         val_fraction: Part = 0.1,
         test_fraction: Part = 0.0,
+        pos_label: str | bool | int | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         if test_path is not None and test_fraction:
             raise ConfigurationError(f"{type(self).__name__}: test samples come from test_path or by test_fraction.")
         self.path, self.test_path, self.root, self.group = path, test_path, root, group
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size, self.seed, self.pos_label = batch_size, seed, pos_label
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
         self.train_set: TensorDataset | None = None
         self.val_set: TensorDataset | None = None
@@ -179,6 +182,7 @@ class CSVData(L.LightningDataModule):
             self.group_names = tuple(map(str, np.unique(groups)))
         if classes is not None:
             self.train_set.classes = tuple(classes)  # type: ignore[attr-defined]  # likewise
+            self.train_set.by_rarity = chosen_by_rarity(classes, self.pos_label)  # type: ignore[attr-defined]  # likewise
             self.num_classes = len(classes)
 
     def _set(self, split: str) -> TensorDataset:
@@ -225,7 +229,7 @@ class TableData(CSVData):
         self, path: str, target: str, group: str | None = None, columns: GivenColumns = None, **options: Any
     ) -> None:
         super().__init__(path, group, **options)
-        self.encoder = TableEncoder(as_columns(columns), target, group)
+        self.encoder = TableEncoder(as_columns(columns), target, group, self.pos_label)
         self.delimiter = self.encoder.columns.delimiter
 
     def encode(self, train: Table, test: Table | None) -> None:
@@ -309,7 +313,7 @@ class TextData(CSVData):
         empty = Columns(gaps=[])
         files = [with_values(file, self.label, "label", empty) for file in (train, test) if file is not None]
         groups = None if self.group is None else group_values(files[0], self.group)
-        names = class_names(files[0], self.label, "label")
+        names = class_names(files[0], self.label, "label", self.pos_label)
         sets = [
             (self._words(file.column(self.text, "text")), class_labels(file, self.label, "label", names))
             for file in files

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.groups import plain_names
-from flsv.data.sources.base import ColumnCard, SourceData
+from flsv.data.positive_class import chosen_by_rarity
+from flsv.data.sources.base import ColumnCard, Reading, SourceData
 from flsv.data.sources.columns import Columns, without_gaps
 from flsv.data.sources.reading import read_columns
 from flsv.data.sources.table import Table, one_table
@@ -34,6 +35,7 @@ class TableEncoder:
         columns: options by which columns become features and targets.
         target: the column to predict.
         group: the column with each row's client, which is not a feature; None: there is no such column.
+        pos_label: the positive one of two classes; None: the rarer one.
 
     Attributes:
         feature_names: names of the ``D`` features, such as ``("age", "ward=A", "ward=B", "age missing")``; set by
@@ -53,9 +55,9 @@ class TableEncoder:
         (('no', 'yes'), tensor([0, 1, 0]))
     """
 
-    def __init__(self, columns: Columns, target: str, group: str | None = None) -> None:
+    def __init__(self, columns: Columns, target: str, group: str | None = None, pos_label: Any = None) -> None:
         columns.check_roles(target, group)
-        self.columns, self.target, self.group = columns, target, group
+        self.columns, self.target, self.group, self.pos_label = columns, target, group, pos_label
         self.target_mean, self.target_std = 0.0, 1.0
         self.feature_names: tuple[str, ...] = ()
         self.read: tuple[ColumnCard, ...] = ()
@@ -112,7 +114,7 @@ class TableEncoder:
     def classes(self, table: Table) -> tuple[str, ...] | None:
         """Return the names of the classes in the training rows ``table``; None for regression."""
         if self.columns.task == "classification":
-            self._classes = class_names(table, self.target, "target")
+            self._classes = class_names(table, self.target, "target", self.pos_label)
         return self._classes
 
     def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
@@ -175,8 +177,7 @@ def tables_source(
     tables: Mapping[str, Table],
     held_out: Mapping[str, Table | None],
     label: str,
-    group: str | None,
-    columns: Columns,
+    reading: Reading,
     clients: bool,
 ) -> SourceData:
     """Encode tables as features and targets by the options of :class:`~flsv.data.Columns`.
@@ -188,8 +189,8 @@ def tables_source(
         tables: ``{client: table}``, or a single table under any name.
         held_out: the tables ``val`` and ``test``, whose rows belong to no client; None without such a table.
         label: the column to predict.
-        group: the column with each row's client in a single table; None without such a column.
-        columns: options by which the other columns become features.
+        reading: options of reading: the column with each row's client in a single table, the options by which the other
+            columns become features, and the positive class.
         clients: whether each table belongs to one client.
 
     Raises:
@@ -200,7 +201,8 @@ def tables_source(
             name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
             for name, table in tables.items()
         }
-    encoder = TableEncoder(columns, label, group)
+    group = reading.group
+    encoder = TableEncoder(reading.columns, label, group, reading.pos_label)
     train = [encoder.rows(table) for table in tables.values()]
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
     groups, names = _groups(train, group, tuple(tables) if clients else ())
@@ -227,6 +229,7 @@ def tables_source(
             group_names=names,
             clients=clients,
             labeled=True,
+            by_rarity=chosen_by_rarity(classes, reading.pos_label),
             columns=() if fit is None else encoder.cards(table, sizes[0]),
             fitted=found if fit is None else None,
         )

@@ -253,6 +253,7 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
     images = ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
     for file, _ in images.samples:
         read_image(file, decode=False)
+    images.by_name = True  # as array_set does
     return images
 
 

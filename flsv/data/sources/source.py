@@ -30,10 +30,12 @@ from torch.utils.data import (
 
 from flsv.data.groups import plain_names
 from flsv.data.labels import class_names_of
+from flsv.data.positive_class import chosen_by_rarity
 from flsv.data.sources.base import (
     Reading,
     SourceData,
     array_set,
+    by_name,
     concatenated,
     is_array,
     is_pair_of_arrays,
@@ -136,6 +138,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         eval_options={**eval_options, "drop_last": False},
         pooled=getattr(module, "pooled_inputs", False),
         columns=getattr(module, "columns_read", ()),
+        by_rarity=getattr(loader.dataset, "by_rarity", False),
     )
 
 
@@ -303,7 +306,7 @@ def open_source(
         >>> both = {"Boston": (torch.zeros(2, 3), ["ill", "well"]), "Lyon": (torch.ones(1, 3), ["well"])}
         >>> data = open_source(None, Reading(), {}, both)
         >>> data.train.tensors[1], data.groups, data.group_names, data.class_names
-        (tensor([0, 1, 1]), tensor([0, 0, 1]), ('Boston', 'Lyon'), ('ill', 'well'))
+        (tensor([1, 0, 0]), tensor([0, 0, 1]), ('Boston', 'Lyon'), ('well', 'ill'))
     """
     if clients is not None:
         return _own_source(clients, held_out, reading, clients=True)
@@ -377,8 +380,10 @@ def _own_source(
     if True in kinds:
         label = reading.table_label(next(iter(parts.values())))  # type: ignore[arg-type]  # all are tables
         # For mypy: all are tables.
-        return tables_source(parts, held, label, reading.group, reading.columns, clients)  # type: ignore[arg-type]
-    sets, rest, classes = one_numbering(parts, held)  # type: ignore[arg-type]  # none is a table
+        return tables_source(parts, held, label, reading, clients)  # type: ignore[arg-type]
+    # For mypy: none is a table.
+    sets, rest, classes = one_numbering(parts, held, reading.pos_label)  # type: ignore[arg-type]
+    ours = all(map(by_name, parts.values()))  # type: ignore[arg-type]
     # For mypy: base is no table.
     found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)  # type: ignore[arg-type]
     if clients:
@@ -390,4 +395,5 @@ def _own_source(
         val=rest.get("val"),
         test=rest.get("test"),
         class_names=classes or found.class_names,
+        by_rarity=ours and chosen_by_rarity(classes, reading.pos_label),
     )

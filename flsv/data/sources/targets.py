@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv.data.groups import check_spelling
+from flsv.data.positive_class import positive_last
 from flsv.data.sources.columns import LARGEST, Columns, parsed, without_gaps
 from flsv.data.sources.table import Table, words_of
 from flsv.utilities.errors import ConfigurationError, listed
@@ -71,13 +73,15 @@ def group_values(table: Table, name: str) -> np.ndarray:
     return values.map(dict(zip(names, natural_order(names)))).to_numpy()
 
 
-def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
-    """Return the names of the classes: the different values of a column, in natural order.
+def class_names(table: Table, name: str, argument: str, pos_label: Any = None) -> tuple[str, ...]:
+    """Return the names of the classes: the different values of a column, in natural order, but of two classes the positive
+    one last, see :func:`~flsv.data.positive_class.positive_last`.
 
     Args:
         table: rows of one or several tables.
         name: name of the column.
         argument: the argument in which the user gave ``name``, for messages.
+        pos_label: the positive class; None: the rarer one of two.
 
     Raises:
         ConfigurationError: the column has only one value, more values than half its rows, or names that differ only in
@@ -86,7 +90,7 @@ def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
 
     Example:
         >>> import pandas as pd
-        >>> class_names(Table("wards.csv", pd.DataFrame({"ill": ["10", "2", "2", "10", "2"]})), "ill", "target")
+        >>> class_names(Table("wards.csv", pd.DataFrame({"died": ["10", "2", "2", "10", "2"]})), "died", "target")
         ('2', '10')
     """
     about = f"{argument} {name!r}"
@@ -104,7 +108,7 @@ def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
             "Name another column; for numbers, a table has task: regression."
         )
     check_spelling(names, f"{table.path}: {about}")
-    return names
+    return positive_last(names, [int((values == each).sum()) for each in names], pos_label)
 
 
 def class_labels(table: Table, name: str, argument: str, classes: Sequence[str]) -> Tensor:

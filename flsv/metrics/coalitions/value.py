@@ -17,7 +17,7 @@ from flsv.core import Round
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
-from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of
+from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of, title_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.coalitions.fold import Fold
 from flsv.metrics.coalitions.folds import FOLDS, FoldName
@@ -74,8 +74,7 @@ class MeasuredMetric(ContributionMetric):
         measure = self.measured_by
         if measure == "negative_loss":
             return "fall of the validation loss (nats)"
-        title = measure if isinstance(measure, str) else measure.title
-        return f"gain in {title.replace('_', ' ')}"
+        return f"gain in {title_of(measure, names[1] if len(names := self.class_names or ()) == 2 else None).replace('_', ' ')}"
 
 
 class CoalitionValue(MeasuredMetric):

@@ -1,0 +1,94 @@
+"""The positive class of data with two classes: the one of which average precision, F1, recall and the like are scores.
+
+The positive class always has the number 1, so that every score of class 1, also a module's own, is a score of the
+positive class. Where flsv numbers classes itself (words in a table or in arrays, folders of images), the class that
+the argument ``pos_label`` names gets the number 1, by default the rarer one: their alphabetical order says nothing.
+Labels that are numbers stay as they are. Among 0 and 1, or -1 and 1, the positive one is 1, as in scikit-learn, whose
+name for the argument is ``pos_label``, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from flsv.utilities.errors import ConfigurationError, listed
+
+#: Pairs of classes' names whose second one is positive by convention.
+CONVENTIONS = (("0", "1"), ("-1", "1"), ("False", "True"), ("FALSE", "TRUE"), ("false", "true"))
+
+
+def positive_last(names: Sequence[str], counts: Sequence[int], pos_label: Any = None) -> tuple[str, ...]:
+    """Return the names of the classes in the order of their numbers: of two, the positive class is the second.
+
+    Args:
+        names: names of the M classes, sorted.
+        counts: number of samples of each class.
+        pos_label: the positive class; None: 1 among 0 and 1, ``True`` among truth values, else the rarer class, and of
+            two equally frequent ones the second.
+
+    Raises:
+        ConfigurationError: there are not two classes, or none of them is ``pos_label``.
+
+    Example:
+        >>> positive_last(["ja", "nein"], [20, 80]), positive_last(["0", "1"], [20, 80])
+        (('nein', 'ja'), ('0', '1'))
+        >>> positive_last(["ja", "nein"], [20, 80], "nein"), positive_last(["a", "b", "c"], [1, 2, 3])
+        (('ja', 'nein'), ('a', 'b', 'c'))
+    """
+    if pos_label is not None:
+        positive = named_class(names, pos_label)
+    elif not chosen_by_rarity(names, None):
+        return tuple(names)
+    else:
+        positive = names[0] if counts[0] < counts[1] else names[1]
+    return *(name for name in names if name != positive), positive
+
+
+def named_class(names: Sequence[str], pos_label: Any) -> str:
+    """Return the name of the positive class, which the user may have written as a number, or as a truth value (YAML
+    reads ``yes`` as one).
+
+    Raises:
+        ConfigurationError: there are not two classes, or none of them is ``pos_label``.
+
+    Example:
+        >>> named_class(["no", "yes"], True), named_class(["1", "2"], 2)
+        ('yes', '2')
+    """
+    found = [name for name in names if pos_label == (name if isinstance(pos_label, str) else yaml.safe_load(name))]
+    if len(names) != 2 or not found:
+        raise ConfigurationError(
+            f"pos_label={pos_label!r}: expected one of two classes. The data have {listed(names, 8, show=repr)}."
+        )
+    return found[0]
+
+
+def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:
+    """Return whether :func:`positive_last` chose the positive class by the number of samples.
+
+    Example:
+        >>> chosen_by_rarity(("nein", "ja"), None), chosen_by_rarity(("nein", "ja"), "ja"), chosen_by_rarity("01", None)
+        (True, False, False)
+    """
+    return pos_label is None and len(names) == 2 and tuple(names) not in CONVENTIONS
+
+
+def check_positive(names: Sequence[str], pos_label: Any, missing: str | None) -> None:
+    """Raise ConfigurationError unless the second of two classes is ``pos_label``.
+
+    Args:
+        names: names of the classes, by number.
+        pos_label: the user's positive class.
+        missing: the reason why the data have no classes; None if they have.
+    """
+    if missing is not None:
+        raise ConfigurationError(f"pos_label={pos_label!r}: the data have no classes ({missing}).")
+    positive = named_class(names, pos_label)
+    if positive != names[1]:
+        raise ConfigurationError(
+            f"pos_label={pos_label!r}: in these data {positive!r} is class 0, and class 1 is positive. Labels that are "
+            "numbers stay as they are: swap 0 and 1, or give the labels as words."
+        )

@@ -1,0 +1,191 @@
+"""The positive class: which of two it is, and that the classes' names change no value."""
+
+import warnings
+from functools import partial
+
+import lightning as L
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import average_precision_score
+from torch.utils.data import TensorDataset
+
+import flsv
+from flsv import ClassifierClient, FederatedLoop, Reporting
+from flsv.cli.data import positive
+from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner, OneClient, Splits, TableData, TextData
+from flsv.metrics import LeaveOneOut
+from flsv.results.record import read_record
+from flsv.utilities.errors import ConfigurationError
+from helpers.fits import fit
+
+CLIENTS, ROWS = ("Boston", "Lyon", "Osaka"), 60
+
+
+def arrays(positive, negative):
+    """Of each client inputs and words; one in five is positive."""
+    rng = np.random.default_rng(0)
+    ill = {name: np.arange(ROWS) % 5 == 0 for name in (*CLIENTS, "val")}
+    return {name: (rng.normal(size=(ROWS, 3)) + y[:, None], np.where(y, positive, negative)) for name, y in ill.items()}
+
+
+def frames(positive, negative):
+    return {name: pd.DataFrame(x).assign(y=y) for name, (x, y) in arrays(positive, negative).items()}
+
+
+def data_of(sets, **options):
+    val = sets.pop("val")
+    data = FederatedDataModule(clients=sets, val=val, **options)
+    data.setup("fit")
+    return data
+
+
+def valued(folder, data, **options):
+    torch.manual_seed(0)
+    module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5))
+    metrics = {"loo": LeaveOneOut(performance="average_precision"), "f1": LeaveOneOut(performance="f1")}
+    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
+    fit(loop, folder, module, data, rounds=2, **options)
+    return loop, module
+
+
+def learned(folder):
+    (path,) = folder.rglob("run.json")
+    return read_record(path)["paid_in"]
+
+
+@pytest.mark.parametrize(("make", "options"), [(arrays, {}), (frames, {"labels": "y"})], ids=["arrays", "tables"])
+def test_the_names_of_the_classes_change_no_value(tmp_path, make, options):
+    found = []
+    for names in (("yes", "no"), ("ja", "nein"), ("ill", "well"), ("1", "0")):
+        data = data_of(make(*names), **options)
+        assert data.positive_class == names[0]
+        loop, module = valued(tmp_path / names[0], data)
+        (x, y) = next(iter(data.val_dataloader()))
+        score = average_precision_score(y, module(x).softmax(1)[:, 1].detach())
+        assert learned(tmp_path / names[0])["loo"]["end"] == pytest.approx(score, abs=1e-6)
+        found.append(loop.contributions)
+    for name in ("loo", "f1"):
+        assert found[0][name].abs().max() > 0
+        for other in found[1:]:
+            assert torch.equal(other[name], found[0][name])
+
+
+def test_the_positive_class_is_named_and_taken_by_rarity_with_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"average_precision of ja, f1 of ja: 'ja' is taken .*20.0 %.*pos_label ja"):
+        loop, _ = valued(tmp_path / "rarer", data_of(arrays("ja", "nein")))
+    assert learned(tmp_path / "rarer")["loo"]["by"] == "average_precision of ja"
+    assert loop.metrics["loo"].guide().unit == "gain in average precision of ja"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*positive class")
+        valued(tmp_path / "said", data_of(arrays("ja", "nein"), pos_label="nein"))
+        assert learned(tmp_path / "said")["f1"]["by"] == "f1 of nein"
+        valued(tmp_path / "clients", data_of(arrays("1", "0")))
+    assert learned(tmp_path / "clients")["f1"]["by"] == "f1 of class 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "pos_label", "names"),
+    [
+        (["a"] * 3 + ["b"] * 7, None, ("b", "a")),
+        (["a"] * 7 + ["b"] * 3, None, ("a", "b")),
+        (["a"] * 5 + ["b"] * 5, None, ("a", "b")),
+        (["a"] * 7 + ["b"] * 3, "a", ("b", "a")),
+        (["0"] * 3 + ["1"] * 7, None, ("0", "1")),
+        (["0"] * 3 + ["1"] * 7, 0, ("1", "0")),
+        (["1"] * 3 + ["2"] * 7, None, ("2", "1")),
+        (["-1"] * 3 + ["1"] * 7, None, ("-1", "1")),
+        (["False"] * 3 + ["True"] * 7, None, ("False", "True")),
+        (["no"] * 7 + ["yes"] * 3, True, ("no", "yes")),
+        (["a"] * 3 + ["b"] * 7 + ["c"] * 5, None, ("a", "b", "c")),
+    ],
+)
+@pytest.mark.parametrize("kind", ["array", "table", "module"])
+def test_which_class_is_positive(tmp_path, kind, words, pos_label, names):
+    words = words * 4
+    x = np.arange(len(words), dtype=float)
+    if kind == "array":
+        data = FederatedDataModule((x[:, None], np.array(words)), IIDPartitioner(2), pos_label=pos_label)
+    elif kind == "table":
+        frame = pd.DataFrame({"x": x, "y": words})
+        data = FederatedDataModule(frame, IIDPartitioner(2), labels="y", pos_label=pos_label)
+    else:
+        pd.DataFrame({"x": x, "y": words, "site": np.arange(len(words)) % 2}).to_csv(tmp_path / "a.csv", index=False)
+        source = TableData("a.csv", "y", group="site", root=str(tmp_path), pos_label=pos_label)
+        data = FederatedDataModule(source, GroupPartitioner())
+    data.setup("fit")
+    assert data.class_names == names
+    assert data.positive_class == (names[1] if len(names) == 2 else None)
+    rows = torch.cat([data.client_indices(client) for client in range(2)])
+    labels = torch.cat([data.client_labels(client) for client in range(2)])
+    if kind != "module":
+        assert [words[row] for row in rows] == [names[label] for label in labels]
+
+
+def test_folders_of_images(tmp_path):
+    for split, counts in {"train": (2, 6), "test": (1, 1)}.items():
+        for name, count in zip(("ill", "well"), counts):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (8, 8), (200 if name == "ill" else 0,) * 3).save(tmp_path / split / name / f"{i}.png")
+    data = FederatedDataModule(str(tmp_path), IIDPartitioner(2))
+    data.setup("fit")
+    assert data.class_names == ("well", "ill")
+    for loader in (data.train_dataloader(), data.test_dataloader()):
+        for x, y in loader:
+            assert torch.equal(x.mean((1, 2, 3)) > 0.5, y == 1)
+
+
+def test_labels_that_are_numbers_stay(tmp_path):
+    given = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
+    given.classes = ("ill", "well")
+    data = FederatedDataModule(given, IIDPartitioner(2))
+    data.setup("fit")
+    assert data.class_names == ("ill", "well")
+    assert positive(data) == "Positive class: well, class 1. Average precision and F1 are its scores."
+    for wrong, message in (
+        ("ill", "'ill' is class 0"),
+        ("sick", "expected one of two classes. The data have 'ill', 'w"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            FederatedDataModule(given, IIDPartitioner(2), pos_label=wrong).setup("fit")
+    numbers = TensorDataset(torch.rand(20, 2), torch.rand(20))
+    with pytest.raises(ConfigurationError, match="the data have no classes"):
+        FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
+
+
+def test_one_site_alone_has_to_name_the_positive_class(tmp_path):
+    words = (np.random.rand(20, 2), np.array(["ham", "spam"] * 10))
+    (tmp_path / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
+    makers = (partial(FederatedDataModule, words, pos_label="ham"), partial(FederatedDataModule, words))
+    texts = [TextData("a.csv", root=str(tmp_path), pos_label=each) for each in ("ham", None)]
+    for said, unsaid in (makers, [partial(FederatedDataModule, each) for each in texts]):
+        data = said(partitioner=OneClient())
+        data.setup("fit")
+        assert data.positive_class == "ham"
+        with pytest.raises(ConfigurationError, match="one site alone cannot know.*Say pos_label"):
+            unsaid(partitioner=OneClient()).setup("fit")
+
+
+def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):
+    loop, module = valued(tmp_path, data_of(arrays("ja", "nein"), pos_label="ja"))
+    module.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    with pytest.raises(ConfigurationError, match=r"class_names is .*'ja', 'nein'.* and was .*'nein', 'ja'"):
+        valued(tmp_path, data_of(arrays("ja", "nein"), pos_label="nein"), ckpt_path=tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize("judges", ["server", "clients"])
+def test_coalitions_trained_again_are_scored_by_the_positive_class(judges):
+    found = []
+    for names in (("yes", "no"), ("ja", "nein")):
+        data = data_of(arrays(*names), splits=Splits(client_val=0.3))
+        torch.manual_seed(0)
+        module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5))
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        loop = FederatedLoop(seed=0, reporting=Reporting(table=False))
+        trainer = L.Trainer(max_epochs=2, callbacks=[loop], enable_checkpointing=False, accelerator="cpu", **quiet)
+        found.append(flsv.retrain(trainer, module, data, metric="average_precision", judges=judges, seeds=1)["value"])
+    assert found[0].abs().max() > 0
+    assert found[0].tolist() == found[1].tolist()
