@@ -155,8 +155,8 @@ def retrain(
             everything = len(found) == 2**utility.num_players
             seeds = seeds or (SEEDS if together else 1)
         majority = _majority(cli, by)
-        if scores_positive(measure := judged_by(judges, performance_of("flsv retrain", metric, mode, "metric"))):
-            by = title_of(measure, cli.datamodule.positive_class)
+        if scores_positive(utility.metric):
+            by = title_of(utility.metric, cli.datamodule.positive_class)
     trained = [str(seed) for seed in range(first, first + len(utilities))]
     facts = {
         "majority": majority,

@@ -68,10 +68,10 @@ class FederatedDataModule(FederationView):
             classes. By default, the last element of each sample or its field called ``label``, ``target`` or similar,
             if this is an integer. Only components that use classes need labels (partitioners by label, label noise,
             metrics per class); without labels, all samples belong to one class.
-        pos_label: the positive one of two classes, which average precision, F1 and the like are scores of; None: 1 among
-            labels 0 and 1, ``True`` among truth values, else the rarer one in the training data, with a warning where a
-            metric uses it. Classes that are given as words or folders are numbered so that it is class 1; of labels that
-            are numbers, class 1 is positive. See :mod:`flsv.data.positive_class`.
+        pos_label: the positive one of two classes, of which average precision, F1 and the like are scores; None: 1
+            among 0 and 1, ``True`` among truth values, else the rarer one in the training data, with a warning if a
+            metric uses it. Classes given as words or folders are numbered so that it is class 1; among labels that are
+            numbers, class 1 is positive. See :mod:`flsv.data.positive_class`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups;
             by default the attribute ``groups``, if any. Groups are used by :class:`~flsv.data.GroupPartitioner`, whose

@@ -203,8 +203,8 @@ def _split(
         raise ConfigurationError("A table of one site alone cannot be encoded: give encoded numbers, arrays (X, y).")
     if source.by_rarity and len(splits.clients) == 1:
         raise ConfigurationError(
-            f"The rarer one of {listed(source.class_names, show=repr)} is the positive class, and one site alone cannot "
-            "know which of them is rarer in the federation. Say pos_label, the same at every site."
+            f"The positive class is the rarer one of {listed(source.class_names, show=repr)}, and one site alone "
+            "cannot know which one is rarer in the federation. Set pos_label, to the same class at every site."
         )
     return splits
 

@@ -6,8 +6,8 @@
 ``"accuracy"``                         share of samples whose largest logit is the label's
 ``"balanced_accuracy"``                mean over the classes that occur of their accuracies
 ``"negative_loss"``                    minus the mean cross-entropy, nats
-``"auroc"``, ``"average_precision"``,  of class 1, the positive class (``pos_label`` of the data), where there are two,
-``"f1"``                               else the mean over the classes that occur; of what ``forward(x)`` gives, logits or
+``"auroc"``, ``"average_precision"``,  of two classes, of class 1, the positive one (``pos_label`` of the data); else
+``"f1"``                               the mean over the classes that occur; of what ``forward(x)`` gives, logits or
                                        probabilities, over all batches ``(x, y)``
 any other name, with ``mode``          the value that the module logs under it in ``validation_step`` or in the
                                        validation hooks around it: ``"val_loss"`` with ``mode="min"`` (minus the value),
@@ -37,7 +37,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -125,12 +125,11 @@ def title_of(measure: str | ModelScore, positive: str | None) -> str:
         ('f1 of ill', 'accuracy')
     """
     title = measure if isinstance(measure, str) else measure.title
-    if positive is None or not scores_positive(measure):
-        return title
-    return f"{title} of {f'class {positive}' if positive.isdigit() else positive}"
+    of = f" of {f'class {positive}' if str(positive).isdigit() else positive}"
+    return f"{title}{of}" if positive is not None and scores_positive(measure) else title
 
 
-def scores_positive(measure: str | ModelScore) -> bool:
+def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
     """Tell whether a measure of two classes is a score of the positive one."""
     return isinstance(measure, ModelScore) and isinstance(measure.of, Metric) and scores_class_1(measure.of)
 
@@ -146,7 +145,7 @@ def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
     if titles and data.by_rarity:
         share = data.class_counts[:, 1].sum() / data.class_counts.sum()
         rank_zero_warn(
-            f"{', '.join(titles)}: {data.positive_class!r} is taken for the positive class, because it is the rarer one "
+            f"{', '.join(titles)}: {data.positive_class!r} is taken for the positive class because it is the rarer one "
             f"({100 * share:.1f} % of the training samples). To confirm it, or choose the other one, set pos_label "
             f"(--data.pos_label {data.positive_class})."
         )

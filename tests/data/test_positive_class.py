@@ -147,7 +147,7 @@ def test_labels_that_are_numbers_stay(tmp_path):
     assert positive(data) == "Positive class: well, class 1. Average precision and F1 are its scores."
     for wrong, message in (
         ("ill", "'ill' is class 0"),
-        ("sick", "expected one of two classes. The data have 'ill', 'w"),
+        ("sick", "expected one of two classes. The data have"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             FederatedDataModule(given, IIDPartitioner(2), pos_label=wrong).setup("fit")
@@ -157,7 +157,7 @@ def test_labels_that_are_numbers_stay(tmp_path):
 
 
 def test_one_site_alone_has_to_name_the_positive_class(tmp_path):
-    words = (np.random.rand(20, 2), np.array(["ham", "spam"] * 10))
+    words = (np.zeros((20, 2)), np.array(["ham", "spam"] * 10))
     (tmp_path / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
     makers = (partial(FederatedDataModule, words, pos_label="ham"), partial(FederatedDataModule, words))
     texts = [TextData("a.csv", root=str(tmp_path), pos_label=each) for each in ("ham", None)]
@@ -165,7 +165,7 @@ def test_one_site_alone_has_to_name_the_positive_class(tmp_path):
         data = said(partitioner=OneClient())
         data.setup("fit")
         assert data.positive_class == "ham"
-        with pytest.raises(ConfigurationError, match="one site alone cannot know.*Say pos_label"):
+        with pytest.raises(ConfigurationError, match="one site alone cannot know.*Set pos_label"):
             unsaid(partitioner=OneClient()).setup("fit")
 
 

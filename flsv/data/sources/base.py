@@ -276,8 +276,8 @@ def one_numbering(
     """Change the labels of several data sets so that classes of the same name have the same number.
 
     In a folder of images, or for labels that are words, classes are numbered from 0: at a client without cats, dogs may
-    be class 0. The classes of all clients are numbered in sorted order, unless all clients name the same classes. Of two
-    classes that flsv has numbered by their names, the positive one gets the number 1.
+    be class 0. The classes of all clients are numbered in sorted order, unless all clients name the same classes. Of
+    two classes that flsv has numbered by their names, the positive one gets the number 1.
 
     Args:
         parts: ``{client: data set}``.

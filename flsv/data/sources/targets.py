@@ -74,8 +74,8 @@ def group_values(table: Table, name: str) -> np.ndarray:
 
 
 def class_names(table: Table, name: str, argument: str, pos_label: Any = None) -> tuple[str, ...]:
-    """Return the names of the classes: the different values of a column, in natural order, but of two classes the positive
-    one last, see :func:`~flsv.data.positive_class.positive_last`.
+    """Return the names of the classes: the different values of a column, in natural order, but with the positive one of
+    two classes last, see :func:`~flsv.data.positive_class.positive_last`.
 
     Args:
         table: rows of one or several tables.

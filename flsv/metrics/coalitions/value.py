@@ -74,7 +74,8 @@ class MeasuredMetric(ContributionMetric):
         measure = self.measured_by
         if measure == "negative_loss":
             return "fall of the validation loss (nats)"
-        return f"gain in {title_of(measure, names[1] if len(names := self.class_names or ()) == 2 else None).replace('_', ' ')}"
+        names = self.class_names or ()
+        return f"gain in {title_of(measure, names[1] if len(names) == 2 else None).replace('_', ' ')}"
 
 
 class CoalitionValue(MeasuredMetric):
