@@ -136,7 +136,13 @@ def split_federation(
     if partitioner.keeps_groups and groups is not None:
         lost = sorted({*groups[everybody].tolist()} - {*groups[rest].tolist()})
         _refuse_lost([group_names[group] if group_names else group for group in lost], options, whole)
-    parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
+    try:
+        parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
+    except ConfigurationError as error:
+        if held_back <= len(rest):
+            raise
+        taken = f"{held_back} of {len(pool)} samples are the server's validation set"
+        raise ConfigurationError(f"{error} {taken} (server_val={options.server_val}): lower server_val.") from error
     names: tuple[str, ...] = ()
     if partitioner.keeps_groups and groups is not None and group_names:
         names = names_of_parts([rest[part] for part in parts], groups, group_names)

@@ -161,7 +161,7 @@ def test_character_data_cuts_text_into_pieces(make):
         (TableData, {"val_fraction": 0.01}, "val_fraction or test_fraction of 40 samples is none"),
         (TableData, {"test": ["A,30,f,plain,0.1,1"], "test_fraction": 0.1}, "from test_path or by test_fraction"),
         (TableData, {"rows": [*wards(), " ,30,f,plain,0.1,1"]}, r"1 of 41 rows have no 'ward' \(group\): line 42"),
-        (TableData, {"rows": [*wards(), "A,thirty,f,plain,0.1,1"]}, "line 42: 'thirty' in 'age' is no finite number"),
+        (TableData, {"rows": [*wards(), "A,thirty,f,plain,0.1,1"]}, "line 42: 'thirty' in 'age' is not a valid number"),
         (TableData, {"rows": ["A,30,f,plain,0.1,", "A,30,f,plain,0.1,NA"]}, r"no row has a 'ill' \(target\)"),
         (TextData, {"test": ["crude,sea,oil"]}, r"line 2: 'crude' in label 'label' is none of the 2 classes"),
         (CharacterData, {"length": 24}, r"the texts of 'sea' \(group\) are too short for a piece of 25 characters"),

@@ -1,15 +1,17 @@
 """Tables as hospitals write them: what is in doubt is named, and a line to paste helps and loses no measurement."""
 
 import json
+import re
 import warnings
+from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from flsv.data.groups import check_spelling
+from flsv.data.sources import reading
 from flsv.data.sources.doubts import codes_in
-from flsv.data.sources.table import read_table_file
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import ready
 
@@ -134,29 +136,24 @@ def test_a_time_zone_is_the_same_of_text_and_of_a_frame(tmp_path):
 
 def test_a_file_with_semicolons_and_decimal_commas(tmp_path):
     folder = in_files(tmp_path, everywhere=lambda frame: frame.drop(columns=["came", "left"]), sep=";", decimal=",")
-    _, said, _ = told(folder)
-    assert """Boston.csv: its values have ';' between them, not ','""" in said
-    assert 'columns: {"delimiter": ";"}' in said
-    _, said, line = told(folder, delimiter=";")
+    _, said, line = told(folder)
     assert "in 'age' has a decimal comma (decimal: ',')" in said
     cards = pasted(folder, line)
-    assert line == {"delimiter": ";", "decimal": ","}
+    assert line == {"decimal": ","}
     assert [cards[name].kind for name in ("age", "crp", "sex")] == ["numbers", "numbers", "categories"]
     assert cards["crp"].values.tolist() == [x for seed in range(3) for x in hospital(seed)["crp"]]
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigurationError, match="save this one with ';'"):
-        read_table_file(tmp_path / "other.csv", ";")
 
 
-def test_two_decimal_marks_are_told_and_no_measurement_becomes_categories(tmp_path):
+def test_two_decimal_marks_are_read_and_no_measurement_becomes_categories(tmp_path):
     def commas(frame):
         return frame.assign(crp=frame["crp"].astype(str).str.replace(".", ","))
 
     folder = in_files(tmp_path, commas, lambda frame: frame.drop(columns=["came", "left"]))
     _, said, line = told(folder)
-    assert "Lyon.csv, line 2: '35,9' in 'crp' is a number as text, and '" in said
-    assert "categorical" not in line
-    assert pasted(folder, line)["crp"].kind == "left out"
+    assert "Lyon.csv, line 2: '35,9' in 'crp' has a decimal comma (decimal: ',')" in said
+    assert line == {"decimal": ","}
+    expected = [x for seed in range(3) for x in hospital(seed)["crp"]]
+    assert pasted(folder, line)["crp"].values.tolist() == expected
     frames = {name: commas(hospital(seed)).drop(columns=["came", "left"]) for seed, name in enumerate("AB")}
     with pytest.raises(ConfigurationError, match="in 'crp' is a number as text: write all numbers alike"):
         ready(clients=frames, labels="died")
@@ -176,7 +173,7 @@ def test_words_among_measurements_are_gaps_and_no_categories(tmp_path, marks):
 def test_column_with_two_names_is_named_with_a_remedy(tmp_path):
     folder = in_files(tmp_path, lambda frame: frame.rename(columns={"crp": "CRP", "age": "Age (years)"}))
     _, said, line = told(folder)
-    assert "Lyon.csv has 'CRP', the others 'crp': give it one name" in said
+    assert "Lyon.csv has 'CRP', the others 'crp': use one name" in said
     assert "no column 'age' (features)" in said  # too far for a guess
     assert pasted(folder, line)["CRP"].kind == "left out"
 
@@ -195,3 +192,181 @@ def test_abbreviations_are_named_with_their_tables(tmp_path):
         check_spelling(["A", "AB", "B", "0", "no", "normal", "never"], "blood", refuse=False)
     with pytest.warns(UserWarning, match="'negative', 'neg', which look like one"):
         check_spelling(["neg", "negative", "positive"], "The classes")
+
+
+# Notations
+
+
+def german(frame):
+    """As Excel saves a table in Germany."""
+    rng = np.random.default_rng(7)
+    day = [pd.to_datetime(frame[name]).dt.strftime("%d.%m.%Y") for name in ("left", "came")]
+    return frame.assign(
+        crp=frame["crp"].astype(str).str.replace(".", ","),
+        left=day[0],
+        came=day[1],
+        leukocytes=[f"{x:,.1f}".translate({44: ".", 46: ","}) for x in rng.uniform(900, 20_000, ROWS)],
+        ward=rng.choice(["Süd", "Nord"], ROWS),
+    )
+
+
+def english(frame):
+    leukocytes = np.random.default_rng(7).uniform(900, 20_000, ROWS).round(1)
+    return frame.assign(leukocytes=leukocytes, ward=np.random.default_rng(8).choice(["Süd", "Nord"], ROWS))
+
+
+def test_a_hospital_with_all_dialects_is_told_in_one_message_whose_line_reads_every_cell(tmp_path):
+    for seed, name in enumerate(("Boston", "Lyon", "Osaka")):
+        frame = hospital(seed)
+        if name == "Lyon":
+            german(frame).to_csv(tmp_path / f"{name}.csv", index=False, sep=";", encoding="cp1252")
+        else:
+            english(frame).to_csv(tmp_path / f"{name}.csv", index=False)
+    data, said, line = told(tmp_path)
+    assert data is None
+    assert re.search(r"Lyon.csv, line \d+: this is not UTF-8. It may be cp1252, where it has 'Süd' \(encoding:", said)
+    assert "Convert dates to days" in said
+    assert "thousands separators" in said
+    assert line == {
+        "encoding": "cp1252",
+        "decimal": ",",
+        "thousands": ".",
+        "dates": {"left": "days", "came": "days"},
+        "date_format": ["%d.%m.%Y"],
+    }
+    cards = pasted(tmp_path, line)
+    frames = [hospital(seed) for seed in range(3)]
+    assert cards["crp"].values.tolist() == [x for frame in frames for x in frame["crp"]]
+    assert cards["age"].values.tolist() == [x for frame in frames for x in frame["age"]]
+    days = (pd.to_datetime(pd.concat(frames)["left"]) - pd.Timestamp(1970, 1, 1)).dt.days
+    assert cards["left"].values.tolist() == days.tolist()
+    assert cards["leukocytes"].values.tolist() == english(frames[0])["leukocytes"].tolist() * 3
+    assert list(cards["ward"].categories) == ["Nord", "Süd"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "line", "numbers"),
+    [
+        (["81,5", "78.0", "90"], {"decimal": ","}, [81.5, 78.0, 90.0]),
+        (["1.234,56", "78,5", "12.345.678"], {"decimal": ",", "thousands": "."}, [1234.56, 78.5, 12345678.0]),
+        (["1,234.56", "78.5", "90"], {"thousands": ","}, [1234.56, 78.5, 90.0]),
+        (["1 234,5", "78,5", "1\u202f250"], {"decimal": ",", "thousands": " "}, [1234.5, 78.5, 1250.0]),
+        (["1'234.5", "78.5", "90"], {"thousands": "'"}, [1234.5, 78.5, 90.0]),
+        (["0,125", "0,250", "3"], {"decimal": ","}, [0.125, 0.25, 3.0]),
+        # which it is, nobody knows
+        (["1,234", "56", "78"], None, "several notations are possible (thousands: ',' or decimal: ',')"),
+        (["1,234", "78.5", "90"], None, "several notations are possible"),
+        (["12.500", "0,5", "90"], None, "others are in another notation"),
+        (["1.234", "0.567", "2,5"], None, "others are in another notation"),
+        # these are no numbers
+        (["1.2.3", "1.2.4", "2.0.1"], {}, None),
+        (["10-20", "20-30", "30-40"], {}, None),
+        (["low", "high", "1,5"], {}, None),
+    ],
+)
+def test_cells_in_another_notation_are_read_or_refused_and_never_guessed(tmp_path, cells, line, numbers):
+    frame = pd.DataFrame({"x": np.resize(cells, 60), "y": np.arange(60.0), "died": np.resize(["yes", "no", "no"], 60)})
+    frame.to_csv(tmp_path / "all.csv", index=False, sep=";")
+
+    def read(**columns):
+        return ready(str(tmp_path / "all.csv"), labels="died", groups=[i % 3 for i in range(60)], columns=columns)
+
+    if line == {}:
+        assert read().column_cards[0].kind == "categories"
+        return
+    with pytest.raises(ConfigurationError) as error:
+        read()
+    pasted_line = json.loads(str(error.value).splitlines()[-1].partition(": ")[2])
+    if line is None:
+        assert pasted_line == {"exclude": ["x"]}
+        assert numbers in str(error.value)
+    else:
+        assert pasted_line == line
+        assert read(**line).column_cards[0].values.tolist() == np.resize(numbers, 60).tolist()
+
+
+def test_points_of_one_file_stay_decimal_beside_another_files_commas(tmp_path):
+    """Lyon's commas do not make thousands of Boston's 1.250."""
+    values = {"Boston": ["1.250", "0.980"], "Lyon": ["1,250", "0,980"], "Osaka": ["1", "2"]}
+    for name, cells in values.items():
+        frame = pd.DataFrame({"x": np.resize(cells, 30), "died": np.resize(["yes", "no", "no"], 30)})
+        frame.to_csv(tmp_path / f"{name}.csv", index=False, sep=";")
+    _, _, line = told(tmp_path)
+    assert line == {"decimal": ","}
+    found = pasted(tmp_path, line)["x"].values.tolist()
+    assert found == [1.25, 0.98] * 30 + [1.0, 2.0] * 15
+
+
+@pytest.mark.parametrize(
+    ("days", "line", "expected"),
+    [
+        (["31.12.2023", "1.2.2024", ""], ["%d.%m.%Y"], ["2023-12-31", "2024-02-01"]),
+        (["31/12/2023", "01/02/2024", ""], ["%d/%m/%Y"], ["2023-12-31", "2024-02-01"]),
+        (["12/31/2023", "01/02/2024", ""], ["%m/%d/%Y"], ["2023-12-31", "2024-01-02"]),
+        (["2023-12-31", "1.2.2024", ""], ["%d.%m.%Y"], ["2023-12-31", "2024-02-01"]),
+        (["31.12.2023 00:00", "1.2.2024", ""], ["%d.%m.%Y", "%d.%m.%Y %H:%M"], ["2023-12-31", "2024-02-01"]),
+        (["01/02/2024", "03/04/2024", ""], None, None),
+    ],
+)
+def test_dates_in_another_notation_are_counted_unless_their_order_is_unknown(tmp_path, days, line, expected):
+    frame = pd.DataFrame(
+        {"came": np.resize(days, 60), "y": np.arange(60.0), "died": np.resize(["yes", "no", "no"], 60)}
+    )
+    frame["died"] = np.random.default_rng(0).permutation(frame["died"])
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    groups = [i % 3 for i in range(60)]
+    with pytest.raises(ConfigurationError) as error:
+        ready(str(tmp_path / "all.csv"), labels="died", groups=groups)
+    found = json.loads(str(error.value).splitlines()[-1].partition(": ")[2])
+    if line is None:
+        assert found == {"exclude": ["came"]}
+        assert "Whether the day or the month comes first is not clear" in str(error.value)
+        return
+    assert found == {"dates": {"came": "days"}, "date_format": line}
+    cards = ready(str(tmp_path / "all.csv"), labels="died", groups=groups, columns=found).column_cards
+    since = [(pd.Timestamp(day) - pd.Timestamp(1970, 1, 1)).days for day in expected]
+    assert cards[0].values.dropna().tolist() == since * 20
+
+
+def test_two_orders_of_day_and_month_are_refused_where_they_differ(tmp_path):
+    frame = pd.DataFrame({"came": ["03/04/2024", "31/12/2023"] * 30, "y": np.arange(60.0), "died": [0, 1, 1] * 20})
+    columns = {"dates": {"came": "days"}, "date_format": ["%d/%m/%Y", "%m/%d/%Y"]}
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    with pytest.raises(ConfigurationError, match="'03/04/2024' in 'came' is not a date, or an ambiguous one"):
+        ready(str(tmp_path / "all.csv"), labels="died", groups=[i % 3 for i in range(60)], columns=columns)
+
+
+def test_delimiters_are_found_file_by_file(tmp_path):
+    for name, mark in {"Boston": ",", "Lyon": ";", "Osaka": "\t"}.items():
+        hospital(0).drop(columns=["came", "left"]).to_csv(tmp_path / f"{name}.csv", index=False, sep=mark)
+    data = ready(str(tmp_path), labels="died")
+    assert data.column_cards[1].values.tolist() == hospital(0)["crp"].tolist() * 3
+    (tmp_path / "Lyon.csv").write_bytes("a;b\nMüller;1;2\n".encode("cp1252"))
+    (tmp_path / "Osaka.csv").write_text("a,b\n1\n")
+    with pytest.raises(ConfigurationError) as error:  # both at once
+        ready(str(tmp_path), labels="died")
+    assert "Lyon.csv, line 2: 3 values, but the header has 2 names. A value that contains ';' needs" in str(error.value)
+    assert "Osaka.csv, line 2: 1 values, but the header has 2 names. A value that contains ',' needs" in str(
+        error.value
+    )
+
+
+def test_wide_tables_are_read_once_and_their_problems_are_listed_shortly(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(60, 50)).round(2).astype(str), columns=[f"gene {i}" for i in range(50)])
+    frame.iloc[3, :40] = "high"
+    frame["died"] = np.resize(["yes", "no", "no"], 60)
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    times = Counter()
+    read = reading.read_column
+
+    def counted(table, name, columns):
+        times[name] += 1
+        return read(table, name, columns)
+
+    monkeypatch.setattr(reading, "read_column", counted)
+    with pytest.raises(ConfigurationError, match="(?s)40 problems with the columns.*and 10 more\n") as error:
+        ready(str(tmp_path / "all.csv"), labels="died", groups=[i % 3 for i in range(60)])
+    assert len(str(error.value).splitlines()) == 34
+    assert {times[f"gene {i}"] for i in range(40)} == {2}
+    assert {times[f"gene {i}"] for i in range(40, 50)} == {1}

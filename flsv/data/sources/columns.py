@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -12,10 +12,11 @@ import pandas as pd
 from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
+from flsv.data.sources.notation import are_dates, column_numbers, date_formats, dated, other_notations, parsed
 from flsv.data.sources.table import Table, words_of
 from flsv.utilities.arguments import check_kind
 from flsv.utilities.declared import Rules, checked
-from flsv.utilities.errors import ColumnError, ConfigurationError
+from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 
@@ -26,24 +27,24 @@ class Columns:
     """Options that turn the columns of a table into inputs and targets.
 
     The kind of a column is decided once, over the tables of all clients and of the server together. A file's column
-    holds numbers if all its values but gaps are numbers and none begins with a zero that a number would lose
+    holds numbers if all its values but missing ones are numbers and none begins with a zero that a number would lose
     (``01234``); truth values, which become one number, 0 or 1, if all are ``True`` or ``False``; else words. Columns of
     a Parquet file or a DataFrame keep their type: words stay words, whatever they look like, pandas' categories stay
-    categories, and gaps are ``None``, NaN and blank words. The kind of every column is logged.
+    categories, and missing values are ``None``, NaN and blank words. The kind of every column is logged.
 
-    Columns of dates are refused unless ``dates`` turns them into days since 1970 or since another column's date (the
+    Columns of dates are refused unless ``dates`` converts them to days since 1970 or since another column's date (the
     length of a stay from ``{"left": "came"}``). One message reports all unusable columns, with options to paste.
 
-    Numbers are standardized, and a gap (a missing value) becomes 0, the mean. Other columns are one-hot encoded; a gap,
-    or a category that no training row has, becomes a row of zeros. For a column with a gap in a training row there is
-    another feature, which is 1 for rows with a gap and 0 for others. Rows without a target are left out, with a
-    warning.
+    Numbers are standardized, and a missing value becomes 0, the mean. Other columns are one-hot encoded; a missing
+    value, or a category that no training row has, becomes a row of zeros. For a column with a missing value in a
+    training row there is another feature, which is 1 for rows without a value and 0 for others. Rows without a target
+    are left out, with a warning.
 
     Means, deviations and categories are fitted on all clients' training rows together. So every client's rows have a
     small influence on the other clients' features; on several machines the clients would have to send the count, the
     sum and the sum of squares of each column. The clients have to agree beforehand on the columns, the categories'
     names (the union over the clients' training rows), the classes' names (the union over all rows) and which columns
-    have gaps.
+    have missing values.
 
     A number to predict stays as in the table. With ``standardize_target``, the mean of the training rows is subtracted
     and the result is divided by their standard deviation; squared errors are then shares of the target's variance.
@@ -60,12 +61,16 @@ class Columns:
             matches ``-99.0``.
         standardize_target: whether to subtract the mean of a regression's target and divide by its standard deviation.
         max_categories: largest number of categories of a column; a column with more is refused.
-        delimiter: character between the values in a file.
-        decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number, and ``"12.5"`` and
-            ``"1.234,5"`` are not.
+        delimiter: character between the values in a file; where the header lacks it, a semicolon, a tab or a vertical
+            bar is found by itself.
+        decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number, and so is ``"12.5"``, whose
+            point cannot separate thousands.
+        thousands: thousands separator of numbers in a file: with ``"."``, ``"1.234,5"`` is 1234.5. None: numbers have
+            none.
+        encoding: encoding of the text files that are not in UTF-8, such as ``cp1252`` of Windows in Western Europe.
         dates: ``{column: start}`` for columns of dates, which become numbers of days: since 1970 if ``start`` is
             ``"days"``, else since the date in the column ``start``.
-        date_format: format of dates, as for ``strftime``; None: ISO 8601, such as ``2024-03-31``.
+        date_format: formats of dates, as for ``strftime``, such as ``"%d.%m.%Y"``, besides ISO 8601 (``2024-03-31``).
 
     Raises:
         ConfigurationError: arguments are out of range or contradict each other.
@@ -76,6 +81,7 @@ class Columns:
             lambda a: not a.standardize_target or a.task == "regression",
             "standardize_target is for task: regression; classes have no mean.",
         ),
+        (lambda a: a.thousands != a.decimal, "a mark cannot separate both thousands and decimals."),
     )
 
     task: Literal["classification", "regression"] = "classification"
@@ -87,8 +93,10 @@ class Columns:
     max_categories: Annotated[int, Ge(2)] = 50
     delimiter: str = ","
     decimal: Literal[".", ","] = "."
+    thousands: Literal[".", ",", " ", "'"] | None = None
+    encoding: str | None = None
     dates: dict[str, str] | None = None
-    date_format: str | None = None
+    date_format: list[str] | str | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """Return the marks of a missing value in the column ``name``; with ``typed``, in a DataFrame's column."""
@@ -97,10 +105,17 @@ class Columns:
             return {"", *usual, *self.gaps.get(name, ())}
         return {"", *(usual if self.gaps is None else self.gaps)}
 
+    def concerning(self, name: str, typed: bool) -> tuple[Any, ...]:
+        """Return the options on which the column ``name`` depends."""
+        named = name in (self.categorical or ()), name in (self.features or ()), (self.dates or {}).get(name)
+        gaps = self.gaps.get(name) if isinstance(self.gaps, dict) else self.gaps
+        notation = self.decimal, self.thousands, self.date_format, self.max_categories
+        return *named, gaps, sorted(self.missing(name, typed)), *notation
+
     def __post_init__(self) -> None:
         # Columns of a DataFrame may be called by numbers.
         self.features, self.exclude = _texts(self.features), _texts(self.exclude)
-        self.categorical = _texts(self.categorical)
+        self.categorical, self.date_format = _texts(self.categorical), _texts(self.date_format)
         if isinstance(self.gaps, Mapping):
             self.gaps = {str(name).strip(): _texts(marks) or [] for name, marks in self.gaps.items()}
         else:
@@ -124,6 +139,8 @@ class Columns:
                 if isinstance(value, list):
                     value = list(dict.fromkeys([*held, *value]))
                 options[name] = {**held, **value} if isinstance(value, dict) else value
+        if options.get("thousands") == options.get("decimal", "."):  # two columns contradict each other
+            del options["thousands"]
         # A column that is excluded, because another remedy failed, needs no other option.
         left = [name for name in options.get("categorical", ()) if name not in options.get("exclude", ())]
         return {**options, "categorical": left} if left else {k: v for k, v in options.items() if k != "categorical"}
@@ -166,31 +183,7 @@ LARGEST = 1e38
 FEW = 10
 _LEADING_ZERO = re.compile(r"[-+]?0\d.*")
 _DATES = {"date", "datetime", "Timestamp"}
-_DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*)?")
-
-
-def parsed(values: Iterable[Any], decimal: str = ".") -> np.ndarray:
-    """Convert values to numbers, float64 ``[N]``; a value that is not a finite number becomes NaN.
-
-    Example:
-        >>> parsed(["3", "-1e3", "high", "1_000", "inf", None])
-        array([    3., -1000.,    nan,    nan,    nan,    nan])
-        >>> parsed(["3", "3,5", "3.5"], ",")
-        array([3. , 3.5, nan])
-    """
-    # Python reads 1_000 as a number, which is hardly meant in a table.
-    wrong = "_" if decimal == "." else "_."
-
-    def number(value: Any) -> float:
-        try:
-            if isinstance(value, str):
-                return np.nan if any(mark in value for mark in wrong) else float(value.replace(decimal, "."))
-            return float(value)
-        except (TypeError, ValueError):
-            return np.nan
-
-    numbers = np.array([number(value) for value in values], dtype=np.float64)
-    return np.where(np.isfinite(numbers), numbers, np.nan)
+_TO_DAYS = "Convert dates to days (dates: {{{}: days}}), or to days since the date in another column."
 
 
 def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
@@ -206,8 +199,10 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column
     words = words_of(column)
-    gaps = words.isna() | words.isin(gap_words(words, marks, columns.decimal))
-    values = words if _KINDS.get(infer_dtype(column, skipna=True)) == WORDS else column.astype(object)
+    gaps = words.isna() | words.isin(list(gap_words(words, marks, columns.decimal)))
+    values = (
+        words if not table.typed or _KINDS.get(infer_dtype(column, skipna=True)) == WORDS else column.astype(object)
+    )
     return values.mask(gaps)
 
 
@@ -218,21 +213,23 @@ def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> s
         >>> sorted(gap_words(pd.Series(["-99.0", "-99", "?", "1"]), {"-99", "?"}))
         ['-99', '-99.0', '?']
     """
+    distinct = set(words.dropna())
     numbers = {number for number in parsed(marks).tolist() if number == number}
-    found = words[words.isin(list(marks))].tolist()
+    found = distinct.intersection(marks)
     if numbers:
-        others = [word for word in words.dropna().unique() if not _LEADING_ZERO.fullmatch(word)]
-        found += [word for word, number in zip(others, parsed(others, decimal).tolist()) if number in numbers]
-    return set(found)
+        others = [word for word in distinct if not _LEADING_ZERO.fullmatch(word)]
+        found |= {word for word, number in zip(others, parsed(others, decimal).tolist()) if number in numbers}
+    return found
 
 
-def _kind_of_texts(texts: set[str], decimal: str) -> str:
-    """Return the kind of a text file's column from its different values: numbers, truth values or words."""
-    if not texts or texts <= _TRUTHS.keys():
+def _kind_of_texts(texts: Sequence[str], numbers: np.ndarray) -> str:
+    """Return the kind of a text file's column from its values and the same as numbers: numbers, truth values or
+    words."""
+    if not texts or _TRUTHS.keys() >= set(texts):
         return TRUTH if texts else ""
-    numbers = np.isfinite(parsed(texts, decimal))
-    named = numbers.all() and any(map(_LEADING_ZERO.fullmatch, texts))
-    return NUMBERS if numbers.any() and not named else WORDS
+    known = np.isfinite(numbers)
+    named = known.all() and any(map(_LEADING_ZERO.fullmatch, texts))
+    return NUMBERS if known.any() and not named else WORDS
 
 
 def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
@@ -256,35 +253,59 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     values = without_gaps(table, name, "features", columns).astype(object).reset_index(drop=True)
     if name in (columns.categorical or ()):
         return WORDS, words_of(values)
-    inferred = _KINDS.get(infer_dtype(values, skipna=True))
-    kind = inferred if table.typed else _kind_of_texts(set(values.dropna()), columns.decimal)
-    dates = kind == WORDS and not table.typed and all(map(_DAY.fullmatch, values.dropna()))
-    if kind is None or dates:
-        raise _no_kind(table, name, values)
-    _check_decimals(table, name, values, columns)
+    there = values.notna()
+    if table.typed:
+        kind = _KINDS.get(infer_dtype(values, skipna=True))
+        numbers = pd.Series(parsed(values))  # of truth values, too
+    else:
+        numbers = _numbers_of(table, values, columns)
+        kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
+        if kind == TRUTH:
+            numbers = values.map(_TRUTHS)
+    if kind is None or (kind == WORDS and not table.typed and are_dates(values[there])):
+        raise _no_kind(table, name, values, columns)
+    if kind == WORDS or numbers[there].isna().any():
+        _check_notation(table, name, values, columns)
     if kind == WORDS:
         return kind, words_of(values)
-    truths = _TRUTHS if kind == TRUTH else {}
-    numbers = pd.Series(parsed(values.map(lambda value: truths.get(value, value)), columns.decimal))
     _check_numbers(table, name, values, numbers, columns)
     return kind or NUMBERS, numbers
 
 
-def _no_kind(table: Table, name: str, values: pd.Series) -> ColumnError:
+def _numbers_of(table: Table, values: pd.Series, columns: Columns) -> pd.Series:
+    """Return a column's texts as numbers, each file's by itself."""
+    parts = _by_file(table, values)
+    return pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
+
+
+def _by_file(table: Table, values: pd.Series) -> list[list[Any]]:
+    """Return a column's values by file."""
+    ends = np.cumsum([len(part) for part in table.parts])[:-1]
+    return [part.tolist() for part in np.split(values.to_numpy(), ends)]
+
+
+def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
     """Return the error for a column with values of several kinds, or of a kind that cannot be a feature, such as
     dates."""
+    texts = values.dropna()
+    if not table.typed:
+        formats = date_formats(texts, columns.date_format or ())
+        about = f"{table.path}: {name!r} has dates, such as {texts.iloc[0]!r}"
+        if formats is None:
+            known = "Whether the day or the month comes first is not clear: say date_format, such as '%d/%m/%Y'"
+            return ColumnError(f"{about}. {known}, with dates: {{{name}: days}}.", {"exclude": [name]})
+        remedy: dict[str, Any] = {"dates": {name: DAYS}, **({"date_format": formats} if formats else {})}
+        return ColumnError(f"{about}. {_TO_DAYS.format(name)}", remedy)
     kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
-    kinds = kinds if table.typed else {"dates": table.path}
-    iso = not table.typed and pd.to_datetime(values.dropna(), format="ISO8601", errors="coerce", utc=True).notna().all()
-    remedy: dict[str, Any] = {"exclude": [name]}
-    if iso or kinds.keys() <= _DATES:
+    remedy = {"exclude": [name]}
+    if kinds.keys() <= _DATES:
         remedy = {"dates": {name: DAYS}}
     elif kinds.keys() <= {"int", "float", "bool", "str"}:
         remedy = {"categorical": [name]}
+    to_days = f" {_TO_DAYS.format(name)}" if "dates" in remedy else ""
     return ColumnError(
         f"{name!r} has {' and '.join(f'{kind} in {path}' for kind, path in kinds.items())}; expected numbers, words or "
-        f"truth values, the same in all tables. Days are counted of dates (dates: {{{name}: days}}, or the column of "
-        "another date to count from; date_format says how they are written).",
+        f"truth values, the same in all tables.{to_days}",
         remedy,
     )
 
@@ -302,28 +323,31 @@ def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Serie
         where = f"{table.where(wrong[0])}: {str(values[wrong[0]])!r} in {name!r}"
         number = int(np.argmax(numbers.notna()))
         other = f"{str(values[number])!r} is ({table.where(number)})" if numbers.notna().any() else "others are"
-        raise ColumnError(f"{where} is no finite number, but {other}: a gap, or a category?", remedy)
+        raise ColumnError(f"{where} is not a valid number, but {other}: a missing value, or a category?", remedy)
     large = np.flatnonzero(numbers.abs() > LARGEST)
     if len(large):
         where = f"{table.where(large[0])}: {numbers[large[0]]:g} in {name!r}"
-        raise ColumnError(f"{where} is too large for single precision: a gap?", {"exclude": [name]})
+        raise ColumnError(f"{where} is too large for single precision: a missing value?", {"exclude": [name]})
 
 
-def _check_decimals(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
-    """Raise ColumnError if numbers are written with the other decimal mark, because they would become categories."""
-    other = "," if columns.decimal == "." else "."
-    texts = {value for value in values.dropna() if isinstance(value, str)}
-    strange = {text for text in texts if re.fullmatch(rf"[-+]?\d+[{other}]\d+", text)}
-    alike = sorted(texts - strange)
-    if not strange or np.isnan(parsed(alike, columns.decimal)).any():
+def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
+    """Raise ColumnError if texts are numbers in another notation, because they would become categories."""
+    texts = [sorted({value for value in part if isinstance(value, str)}) for part in _by_file(table, values)]
+    like, notations = other_notations(texts, columns.decimal, columns.thousands)
+    if not like:
         return
-    row = int(np.flatnonzero(values.isin(strange))[0])
+    row = int(np.flatnonzero(values.isin(like))[0])
     where = f"{table.where(row)}: {values[row]!r} in {name!r}"
-    pointed = next((text for text in alike if columns.decimal in text), None)
-    if table.typed or other == "." or pointed is not None:
-        also = "" if pointed is None else f", and {pointed!r} is one, too"
-        raise ColumnError(f"{where} is a number as text{also}: write all numbers alike.", {"exclude": [name]})
-    raise ColumnError(f"{where} has a decimal comma (decimal: ',').", {"decimal": ","})
+    if table.typed:
+        raise ColumnError(f"{where} is a number as text: write all numbers alike.", {"exclude": [name]})
+    if len(notations) != 1:
+        found = " or ".join(", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations)
+        why = f"several notations are possible ({found})" if found else "others are in another notation"
+        raise ColumnError(f"{where} is a number, but {why}. Write all numbers alike.", {"exclude": [name]})
+    marks = {"decimal": "a decimal comma", "thousands": "thousands separators"}
+    has = " and ".join(marks[option] for option in notations[0])
+    options = ", ".join(f"{option}: {mark!r}" for option, mark in notations[0].items())
+    raise ColumnError(f"{where} has {has} ({options}).", notations[0])
 
 
 def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
@@ -334,13 +358,17 @@ def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
     """
     values = without_gaps(table, name, "dates", columns)
     if is_datetime64_any_dtype(table.column(name, "dates")):
-        dated = pd.to_datetime(values, utc=True)  # as for text: every day has 24 hours, also where clocks change
+        found = pd.to_datetime(values, utc=True)  # as for text: every day has 24 hours, also where clocks change
     else:
         texts = words_of(values)
-        dated = pd.to_datetime(texts, format=columns.date_format or "ISO8601", errors="coerce", utc=True)
-        wrong = np.flatnonzero(dated.isna() & texts.notna())
+        found = dated(texts, columns.date_format or ())
+        wrong = np.flatnonzero(found.isna() & texts.notna())
         if len(wrong):
             where = f"{table.where(wrong[0])}: {texts.iloc[wrong[0]]!r} in {name!r}"
-            expected = f"no date as {columns.date_format or 'YYYY-MM-DD'}: say date_format, such as '%d.%m.%Y'"
-            raise ColumnError(f"{where} is {expected}.", {"exclude": [name]})
-    return dated.dt.tz_localize(None).astype("datetime64[us]")
+            formats = listed(["YYYY-MM-DD", *(columns.date_format or ())], show=str)
+            more = date_formats(texts.dropna(), columns.date_format or ()) if are_dates(texts.dropna()) else None
+            raise ColumnError(
+                f"{where} is not a date, or an ambiguous one, in the formats {formats}: say date_format.",
+                {"date_format": more} if more else {"exclude": [name]},
+            )
+    return found.dt.tz_localize(None).astype("datetime64[us]")

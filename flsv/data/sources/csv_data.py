@@ -68,6 +68,9 @@ class CSVData(L.LightningDataModule):
     delimiter = ","
     """Character between the values in a file."""
 
+    encoding: str | None = None
+    """Encoding of files that are not in UTF-8."""
+
     def __init__(
         self,
         path: str,
@@ -115,7 +118,10 @@ class CSVData(L.LightningDataModule):
         place = find_place(path, self.root)
         if place is None:
             raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}. Say root.")
-        return read_table_file(place, self.delimiter)
+        table = read_table_file(place, self.delimiter, self.encoding)
+        if table.encoding is not None and not self.pooled_inputs:  # else reported with what is wrong with the columns
+            raise ConfigurationError(f"{table.encoding} Save it in UTF-8.")
+        return table
 
     def train_dataloader(self) -> DataLoader:
         """Return shuffled batches of the training samples."""
@@ -230,7 +236,7 @@ class TableData(CSVData):
     ) -> None:
         super().__init__(path, group, **options)
         self.encoder = TableEncoder(as_columns(columns), target, group, self.pos_label)
-        self.delimiter = self.encoder.columns.delimiter
+        self.delimiter, self.encoding = self.encoder.columns.delimiter, self.encoder.columns.encoding
 
     def encode(self, train: Table, test: Table | None) -> None:
         encoder = self.encoder

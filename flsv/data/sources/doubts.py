@@ -1,11 +1,11 @@
-"""Checks for doubtful columns: identifiers, codes for a missing value, marks of gaps that no row has, and columns with
-two names."""
+"""Checks for doubtful columns: identifiers, sentinels of missing values, marks of missing values that no row has, and
+columns with two names."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -18,22 +18,30 @@ from flsv.utilities.errors import ColumnError, listed
 _IDENTIFIER = re.compile(
     r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
 )
-#: Largest number of codes for missing values at either end of a column's sorted numbers.
+#: Largest number of sentinels at either end of a column's sorted numbers.
 _CODES = 3
 
 
-def doubts(table: Table, cards: Sequence[ColumnCard], columns: Columns) -> Iterator[ColumnError]:
-    """Yield an error for each column that looks like an identifier or has numbers that look like codes for gaps."""
-    for card in cards:
-        if card.categories is None:
-            yield from _identifier(table, card, columns)
-        if card.kind == NUMBERS:
-            yield from codes_for_gaps(table, card.name, card.values, words_of(card.values), columns)
-    dated = {each.name for each in cards} & {*(columns.dates or ())}
+def doubts(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
+    """Yield an error if a column looks like an identifier, or has numbers that look like sentinels."""
+    if card.categories is None:
+        yield from _identifier(table, card, columns)
+    if card.kind == NUMBERS:
+        yield from sentinels(table, card.name, card.values, card.values, columns)
+
+
+def doubtful_dates(table: Table, names: Iterable[str], columns: Columns) -> Iterator[ColumnError]:
+    """Yield an error for each column of dates, or column from which days are counted, with dates that look like
+    sentinels of missing values.
+
+    Raises:
+        ColumnError: the column from which days are counted has no dates.
+    """
+    dated = {*names} & {*(columns.dates or ())}
     dated |= {(columns.dates or {})[name] for name in dated} - {DAYS}
     for name in sorted(dated):
         days = (dates_of(table, name, columns) - np.datetime64(0, "D")) / np.timedelta64(1, "D")
-        yield from codes_for_gaps(table, name, days, words_of(table.column(name, "dates")), columns)
+        yield from sentinels(table, name, days, table.column(name, "dates"), columns)
 
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
@@ -44,33 +52,33 @@ def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[Co
     held = [values.dropna() for _, values in card.values.groupby(table_of)]
     if all(len(values) > FEW and values.is_unique and not (values % 1).any() for values in held):
         about = f"{table.path}: {card.name!r} has another whole number in every row"
-        yield ColumnError(f"{about}. An identifier is no feature: leave it out.", {"exclude": [card.name]})
+        yield ColumnError(f"{about}. Identifiers cannot be features: leave it out.", {"exclude": [card.name]})
 
 
-def codes_for_gaps(
-    table: Table, name: str, numbers: pd.Series, words: pd.Series, columns: Columns
+def sentinels(
+    table: Table, name: str, numbers: pd.Series, values: pd.Series, columns: Columns
 ) -> Iterator[ColumnError]:
-    """Yield an error if numbers of a column look like codes for a missing value.
+    """Yield an error if numbers of a column look like sentinels, codes for a missing value.
 
     Args:
         table: the rows, for the message.
         name: name of the column.
         numbers: the column's numbers, or its dates as days.
-        words: the same values as written in the table.
-        columns: options of reading, with the known marks of gaps.
+        values: the same values as in the table.
+        columns: options of reading, with the known marks of missing values.
     """
     known = columns.gaps or {}
     codes = [] if isinstance(known, dict) and known.get(name) == [] else codes_in(numbers)
     if not codes:
         return
-    written = words.astype(str).str.removesuffix(".0").to_numpy()
+    written = words_of(values).astype(str).str.removesuffix(".0").to_numpy()
     is_code = numbers.isin(codes).to_numpy()
     marks = list(dict.fromkeys(written[is_code]))
     others = numbers.where(~is_code).to_numpy(dtype=float)
     least, most = written[np.nanargmin(others)], written[np.nanargmax(others)]
     yield ColumnError(
         f"{table.holding(is_code)}: {name!r} is {listed(marks)} in {is_code.sum()} rows, and from {least} to {most} in "
-        "the others. A code for a missing value? Then name it (gaps).",
+        "the others. If it stands for a missing value, name it (gaps).",
         {"gaps": {name: [*known.get(name, ()), *marks]}} if isinstance(known, dict) else {},
     )
 
@@ -83,21 +91,23 @@ def codes_in(numbers: pd.Series) -> list[float]:
         >>> codes_in(pd.Series([61.0, 44.0, -999.0, 57.5, -999.0, *range(30, 70)]))
         [-999.0]
         >>> codes_in(pd.Series([0, 1, 1, 0])), codes_in(pd.Series([1, 2, 9, 1, 2, 9]))
-        ([], [9])
+        ([], [9.0])
     """
-    counts = numbers.value_counts().sort_index()
     found: list[float] = []
-    while True:
+    distinct, times = np.unique(numbers.dropna().to_numpy(dtype=float), return_counts=True)
+    counts = pd.Series(times, index=distinct)
+    while len(counts) and max(counts.iloc[0], counts.iloc[-1]) > 1:  # sentinels repeat
         ends = [end for count in range(1, _CODES + 1) for end in (counts[:count], counts[-count:])]
         codes = next((end.index.tolist() for end in ends if _are_codes(end, counts.drop(end.index).index)), None)
         if codes is None:
-            return sorted(found)
+            break
         found += codes
         counts = counts.drop(codes)
+    return sorted(found)
 
 
 def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
-    """Return whether the smallest or largest numbers of a column look like codes for a missing value.
+    """Return whether the smallest or largest numbers of a column look like sentinels of missing values.
 
     They do if each occurs at least twice and their distance from the other numbers exceeds the range of these. For
     nines (-99, 999), half that distance suffices if there are more than ``FEW`` other numbers, and any distance if only
@@ -119,7 +129,7 @@ def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
 
 
 def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
-    """Yield a message for the marks of gaps in ``columns`` that occur in no row."""
+    """Yield a message for the marks of missing values in ``columns`` that occur in no row."""
     gaps = columns.gaps or {}
     unusual = {"": [mark for mark in gaps if mark not in GAPS]} if isinstance(gaps, list) else gaps
     for name, marks in unusual.items():
@@ -136,7 +146,7 @@ def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnE
         >>> from flsv.data.sources.table import one_table
         >>> tables = [Table(f"{city}.csv", pd.DataFrame({name: [1]})) for city, name in (("B", "crp"), ("L", "CRP"))]
         >>> print(renamed(one_table(tables), ["crp", "CRP"])[0][1])
-        B.csv has 'crp', L.csv has 'CRP': give it one name in all tables, or leave it out.
+        B.csv has 'crp', L.csv has 'CRP': use one name in all tables, or leave the column out.
     """
     places = range(len(table.parts))
     has = {name: [place for place in places if name in table.parts[place].frame] for name in names}
@@ -150,7 +160,7 @@ def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnE
             alike.sort(key=lambda name: len(has[name]))
             *fewer, most = (f"{listed(table.parts[place].path for place in has[name])} has {name!r}" for name in alike)
             most = f"the others {alike[-1]!r}" if len(has[alike[-1]]) > 1 else most
-            message = f"{', '.join([*fewer, most])}: give it one name in all tables, or leave it out."
+            message = f"{', '.join([*fewer, most])}: use one name in all tables, or leave the column out."
             found.append((alike, ColumnError(message, {"exclude": alike})))
     return found
 

@@ -131,7 +131,7 @@ class TableEncoder:
         """
         if self._classes is not None:
             return class_labels(table, self.target, "target", self._classes)
-        numbers = numeric_target(table, self.target, self.columns.decimal)
+        numbers = numeric_target(table, self.target, self.columns)
         if self.columns.standardize_target and fit is not None:
             self.target_mean, self.target_std = float(numbers[fit].mean()), float(numbers[fit].std())
             if self.target_std <= 1e-12 * abs(self.target_mean):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
@@ -12,9 +13,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 from flsv.data.groups import check_spelling
 from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import WORDS, Columns, read_column
-from flsv.data.sources.doubts import doubts, marks_that_are_nowhere, renamed
+from flsv.data.sources.doubts import doubtful_dates, doubts, marks_that_are_nowhere, renamed
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
+
+#: Largest number of problems that a message lists.
+_LISTED = 30
+_Read: TypeAlias = tuple[ColumnCard | None, ColumnError | None, list[ColumnError]]
 
 
 def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
@@ -30,26 +35,29 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
         ConfigurationError: some columns cannot be used. The message says what is wrong with each column, and suggests
             options that were tried and work.
     """
-    cards, problems, doubted = _tried(table, names, fit, columns)
+    known: dict[Any, _Read] = {}
+    cards, problems, doubted = _tried(table, names, fit, columns, known)
     usable = not problems
     said, now = list(map(str, [*problems, *doubted])), columns
     # Columns that the suggested options make readable may have another fault.
     while (following := Columns(**now.remedied([*problems, *doubted]))) != now:
         now = following
-        _, problems, doubted = _tried(table, names, fit, now)
+        _, problems, doubted = _tried(table, names, fit, now, known)
         said += [each for each in map(str, [*problems, *doubted]) if each not in said]
     helps = now != columns and not problems and any(name not in (now.exclude or ()) for name in names)
     options = json.dumps(now.remedied(()), ensure_ascii=False)
     line = ["", f"  columns: {options}"] if helps else []
+    more = [f"and {len(said) - _LISTED} more"] if len(said) > _LISTED + 1 else []
+    shown = [*said[: _LISTED if more else None], *more]
     if not usable:
-        said = said if len(said) == 1 else [f"{len(said)} columns cannot be used as they are:", *_points(said)]
+        shown = said if len(said) == 1 else [f"{len(said)} problems with the columns:", *_points(shown)]
         if line:
-            line[0] = "With this line they can (in Python columns={...}):"
-        raise ConfigurationError("\n".join([*said, *line]))
+            line[0] = "These options solve them (in Python columns={...}):"
+        raise ConfigurationError("\n".join([*shown, *line]))
     if said:
         if line:
-            line[0] = "If so, this line says it (in Python columns={...}):"
-        rank_zero_warn("\n".join([*said, *line]))
+            line[0] = "If so, these options say it (in Python columns={...}):"
+        rank_zero_warn("\n".join([*shown, *line]))
     _warn(table, cards, fit, columns)
     return cards
 
@@ -59,43 +67,67 @@ def _points(lines: Sequence[str]) -> list[str]:
 
 
 def _tried(
-    table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns
+    table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns, known: dict[Any, _Read]
 ) -> tuple[list[ColumnCard], list[ColumnError], list[ColumnError]]:
-    """Return the cards of the usable columns, an error for each unusable column, and a doubt for each doubtful one."""
+    """Return the cards of the usable columns, an error for each unusable column, and a doubt for each doubtful one.
+
+    Args:
+        table: the rows of all tables.
+        names: names of the columns.
+        fit: which rows the categories are taken from.
+        columns: options of reading.
+        known: what was read before, by the name of a column and the options that concern it; what is read is added.
+    """
     names = [name for name in names if name not in (columns.exclude or ())]
     twice = renamed(table, names)
+    problems = [each for part in table.parts if columns.encoding is None and (each := part.encoding) is not None]
+    problems += [error for _, error in twice]
+    left = {name for called, _ in twice for name in called}
     cards: list[ColumnCard] = []
-    problems = [error for _, error in twice]
+    doubted: list[ColumnError] = []
     for name in names:
-        try:
-            if not any(name in called for called, _ in twice):
-                cards.append(_card(table, name, fit, columns))
-        except ColumnError as error:
-            problems.append(error)
+        if name in left:
+            continue
+        key = (name, *map(str, columns.concerning(name, table.typed)))
+        if key not in known:
+            known[key] = _read(table, name, fit, columns)
+        card, problem, doubts_of = known[key]
+        cards += [] if card is None else [card]
+        problems += [] if problem is None else [problem]
+        doubted += doubts_of
     try:
-        return cards, problems, list(doubts(table, cards, columns))
+        return cards, problems, [*doubted, *doubtful_dates(table, [card.name for card in cards], columns)]
     except ColumnError as error:  # the column of dates from which days are counted
         return cards, [*problems, error], []
+
+
+def _read(table: Table, name: str, fit: np.ndarray, columns: Columns) -> _Read:
+    """Return a column's card or the reason why it cannot be used, and what is doubtful about it."""
+    try:
+        card = _card(table, name, fit, columns)
+    except ColumnError as error:
+        return None, error, []
+    return card, None, list(doubts(table, card, columns))
 
 
 def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnCard:
     kind, values = read_column(table, name, columns)
     if values[fit].isna().all():
-        raise ColumnError(f"{table.path}: no training row has a {name!r}.", {"exclude": [name]})
+        raise ColumnError(f"{table.path}: no training row has a value of {name!r}.", {"exclude": [name]})
     if kind != WORDS:
         return ColumnCard(name, kind, values)
     known = sorted(values[fit].dropna().unique())
     if len(known) > columns.max_categories:
         raise ColumnError(
             f"{table.path}: {name!r} has {len(known)} different values, more than max_categories="
-            f"{columns.max_categories}: an identifier or free text is no feature.",
+            f"{columns.max_categories}. Identifiers and free text cannot be features.",
             {"exclude": [name]},
         )
     return ColumnCard(name, kind, values, known)
 
 
 def _warn(table: Table, cards: Sequence[ColumnCard], fit: np.ndarray, columns: Columns) -> None:
-    """Warn of marks for gaps that no row has, of categories without a training row, and of similar spellings."""
+    """Warn of marks of missing values that no row has, categories without a training row, and similar spellings."""
     for message in marks_that_are_nowhere(table, columns):
         rank_zero_warn(message)
     for card in cards:

@@ -204,7 +204,10 @@ def _is_data_set(given: Any) -> bool:
 #: Images by name, of an archive or of a folder with splits; also the kind that reports a path that does not exist.
 _IMAGES = _Kind(lambda given: isinstance(given, str | Path), _image_set)
 SOURCES: tuple[Source, ...] = (
-    _Kind(is_table_file, lambda path, reading: read_table_file(path, reading.columns.delimiter)),
+    _Kind(
+        is_table_file,
+        lambda path, reading: read_table_file(path, reading.columns.delimiter, reading.columns.encoding),
+    ),
     _Kind(
         lambda given: isinstance(given, Path) and given.is_dir() and has_class_folders(given),
         lambda path, reading: image_folder(path, reading.files.image_size),
@@ -363,10 +366,14 @@ def _own_source(
     """
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
-    parts = {
-        name: read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
-        for name, each in train.items()
-    }
+    parts, problems = {}, []
+    for name, each in train.items():
+        try:
+            parts[name] = read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigurationError("\n".join(problems))
     base = next(iter(parts.values()))
     if isinstance(base, SourceData):
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import difflib
-import json
+import io
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,12 +40,14 @@ class Table:
             which it ends in the file, or the number of the row.
         typed: whether columns have types; if False, all values are texts, as in a file of comma-separated values.
         together: the tables from which this one was concatenated; empty for a single table.
+        encoding: problem with the file's encoding, with the rows as they are in a likely encoding; None: there is none.
     """
 
     path: Path | str
     frame: pd.DataFrame
     typed: bool = False
     together: Sequence[Table] = ()
+    encoding: ColumnError | None = None
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -126,22 +131,21 @@ def one_table(tables: Sequence[Table]) -> Table:
 
 
 def words_of(column: pd.Series) -> pd.Series:
-    """Convert values to texts without white space around them; gaps become NaN.
+    """Convert values to texts without white space around them; missing values become NaN.
 
-    Whole numbers have no decimal point, though pandas makes floats of them where a column has gaps.
+    Whole numbers have no decimal point, though pandas makes floats of them where a column has missing values.
 
     Example:
         >>> words_of(pd.Series([3.0, None])).tolist(), words_of(pd.Series([3.5, 1.0])).tolist()
         (['3', nan], ['3.5', '1.0'])
     """
-    values = column.astype(object)
-    held = values[values.notna()].tolist()
-    floats = [value for value in held if isinstance(value, float) and np.isfinite(value)]
+    values = column.to_numpy(dtype=object, na_value=np.nan)
+    missing = pd.isna(values)
+    floats = [value for value in values[~missing] if isinstance(value, float) and np.isfinite(value)]
     if floats and all(value.is_integer() for value in floats):
-        held = [int(value) if isinstance(value, float) and np.isfinite(value) else value for value in held]
-    words = pd.Series(np.nan, index=column.index, dtype=object)
-    words[values.notna()] = [str(value).strip() for value in held]
-    return words
+        values = [int(value) if isinstance(value, float) and np.isfinite(value) else value for value in values]
+    words = [np.nan if gone else str(value).strip() for value, gone in zip(values, missing)]
+    return pd.Series(words, index=column.index, dtype=object)
 
 
 def data_root(root: str | None) -> Path:
@@ -160,22 +164,26 @@ def looked_at(name: str, root: str | None) -> str:
     return " and ".join(dict.fromkeys(str(place.absolute()) for place in (data_root(root) / name, Path(name))))
 
 
-def read_table_file(path: Path, delimiter: str = ",") -> Table:
-    """Read a table from a Parquet file, or a text file with ``delimiter`` between values (tabs in a file ``.tsv``)."""
+def read_table_file(path: Path, delimiter: str = ",", encoding: str | None = None) -> Table:
+    """Read a table from a Parquet file, or a text file with ``delimiter`` between values (tabs in a file ``.tsv``), see
+    :func:`read_csv_table`."""
     if path.suffix.lower() == ".parquet":
         return read_parquet(path)
-    return read_csv_table(path, "\t" if path.suffix.lower() == ".tsv" and delimiter == "," else delimiter)
+    return read_csv_table(path, "\t" if path.suffix.lower() == ".tsv" and delimiter == "," else delimiter, encoding)
 
 
-def read_csv_table(path: Path, delimiter: str = ",") -> Table:
+def read_csv_table(path: Path, delimiter: str = ",", encoding: str | None = None) -> Table:
     """Read a file with a header line, in UTF-8 with or without a byte order mark; quoted values may span lines.
 
     Args:
         path: the file.
-        delimiter: one character between values.
+        delimiter: one character between values; where the header lacks it, it is a semicolon, tab or vertical bar, if
+            the header has one.
+        encoding: the encoding if the file is not in UTF-8; None: such a file is read in UTF-16 or cp1252, and the
+            table's attribute ``encoding`` says so.
 
     Raises:
-        ConfigurationError: the file is not UTF-8 or not a table, a column has no name, two columns have the same name,
+        ConfigurationError: the file is not text or not a table, a column has no name, two columns have the same name,
             or a row has more or fewer values than the header.
 
     Example:
@@ -187,49 +195,77 @@ def read_csv_table(path: Path, delimiter: str = ",") -> Table:
         ['slept, then ate', '']
     """
     csv.field_size_limit(_LONGEST)
-    _check_delimiter(path, delimiter)
+    text, problem = _decoded(path, encoding)
+    delimiter = _delimiter_of(text, delimiter)
+    rows: list[list[str]] = []
+    lines: list[int] = []  # of the file, since a value may span several
     try:
-        # The header is read as a row, or pandas would rename columns of one name. This engine is strict about quotes,
-        # and a value that a row lacks is NaN, where an empty one is not.
-        options: dict[str, Any] = {"engine": "python", "header": None, "dtype": str, "skip_blank_lines": False}
-        rows = pd.read_csv(path, sep=delimiter, keep_default_na=False, encoding="utf-8-sig", **options).astype(object)
-    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError, OSError) as error:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        for row in filter(None, reader):  # a blank line is no row
+            rows.append(row)
+            lines.append(reader.line_num)
+    except csv.Error as error:
         raise ConfigurationError(
-            f"{path} cannot be read as a header and rows of comma-separated values in UTF-8: {error}. The first line "
-            f"has the columns' names; a value with a {delimiter!r} in it needs quotes."
+            f"{path}, line {reader.line_num}: this cannot be read as values with {delimiter!r} between them: {error}. "
+            f"A value that contains {delimiter!r} or a quotation mark needs quotes."
         ) from error
-    # Lines of the file, since a value may span several.
-    rows.index = rows.index + 1 + rows.apply(lambda column: column.str.count("\n").fillna(0)).sum(axis=1).cumsum()
-    rows.index = rows.index.astype(int)
-    names = ["" if isinstance(name, float) else name.strip() for name in rows.iloc[0]]
+    if not rows:
+        raise ConfigurationError(f"{path} is empty: expected a line with the columns' names, and rows of values.")
+    names = [name.strip() for name in rows.pop(0)]
     check_column_names(path, names)
-    rows = rows.iloc[1:].dropna(how="all")  # a blank line is none
-    short = rows.index[rows.isna().any(axis=1)]
-    if len(short):
-        count = int(rows.loc[short[0]].notna().sum())
-        raise ConfigurationError(f"{path}, line {short[0]}: {count} values, but the header has {len(names)} names.")
-    return Table(path, rows.set_axis(names, axis=1))
+    for line, row in zip(lines[1:], rows):
+        if len(row) != len(names):
+            raise ConfigurationError(
+                f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. A value that contains "
+                f"{delimiter!r} needs quotes."
+            )
+    frame = pd.DataFrame(rows, columns=names, index=lines[1:], dtype=object)
+    return Table(path, frame, encoding=problem)
 
 
-def _check_delimiter(path: Path, delimiter: str) -> None:
-    """Raise ConfigurationError if the file's first line has another delimiter than ``delimiter``."""
+def _decoded(path: Path, encoding: str | None) -> tuple[str, ColumnError | None]:
+    """Return a file's text, and what is wrong with its encoding: None if it is UTF-8, or ``encoding`` is right."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            header = file.readline()
-    except (UnicodeDecodeError, OSError):
-        return  # reading the file raises the error
-    other = next((mark for mark in ";\t|," if delimiter not in header and mark in header), None)
-    if other is not None:
-        option = f"columns: {json.dumps({'delimiter': other})}"
-        raise ConfigurationError(
-            f"{path}: its values have {other!r} between them, not {delimiter!r}. If all files are like that, say "
-            f'{option} (decimal commas: "decimal": ","); else save this one with {delimiter!r}.'
-        )
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+    try:
+        return data.decode("utf-8-sig"), None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    likely = encoding or ("utf-16" if wide else "cp1252")
+    try:
+        text = data.decode(likely)
+    except (UnicodeDecodeError, LookupError) as error:
+        if encoding is not None or wide or b"\0" in data:
+            raise ConfigurationError(f"{path}, line {line}: this is neither UTF-8 nor {likely} ({error}).") from error
+        text = data.decode(likely, errors="replace")
+    if encoding is not None:
+        return text, None
+    word = next(iter(re.findall(r"\w*[^\x00-\x7f]\w*", text)), text[:20])
+    message = (
+        f"{path}, line {line}: this is not UTF-8. It may be {likely}, where it has {word[:40]!r} (encoding: {likely})."
+    )
+    return text, ColumnError(message, {"encoding": likely})
+
+
+def _delimiter_of(text: str, delimiter: str) -> str:
+    """Return the delimiter of a table: the given one if its first line has it, else another one that its first line
+    has.
+
+    Example:
+        >>> _delimiter_of("age;'a, b'", ","), _delimiter_of('age;"a, b"', ","), _delimiter_of("age", ",")
+        (',', ';', ',')
+    """
+    header = re.sub(r'"[^"]*"', "", text.partition("\n")[0])
+    return next((mark for mark in (delimiter, *";\t|,") if mark in header), delimiter)
 
 
 def check_column_names(path: Path | str, names: Sequence[str]) -> None:
     """Raise ConfigurationError if a column has no name, or two columns have the same name."""
-    wrong = [name for name in names if not name or names.count(name) > 1]
+    times = Counter(names)
+    wrong = [name for name in names if not name or times[name] > 1]
     if wrong:
         raise ConfigurationError(
             f"{path}: columns are called {listed(wrong, show=repr)}. Every column needs a name of its own."

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from flsv.data.groups import check_spelling
 from flsv.data.positive_class import positive_last
-from flsv.data.sources.columns import LARGEST, Columns, parsed, without_gaps
+from flsv.data.sources.columns import LARGEST, Columns, without_gaps
+from flsv.data.sources.notation import parsed
 from flsv.data.sources.table import Table, words_of
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -134,19 +135,19 @@ def class_labels(table: Table, name: str, argument: str, classes: Sequence[str])
     return torch.from_numpy(labels.astype(np.int64))
 
 
-def numeric_target(table: Table, name: str, decimal: str = ".") -> np.ndarray:
-    """Return the values of a column to predict as numbers, float64 ``[N]``, written with the decimal mark ``decimal``.
+def numeric_target(table: Table, name: str, columns: Columns) -> np.ndarray:
+    """Return the values of a column to predict as numbers, float64 ``[N]``, in the notation that ``columns`` says.
 
     Raises:
         ConfigurationError: a value is not a finite number, or is too large for single precision.
     """
     column = table.column(name, "target")
-    numbers = parsed(column.tolist(), decimal)
+    numbers = parsed(column.tolist(), columns.decimal, columns.thousands)
     wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST))
     if len(wrong):
         where = f"{table.where(wrong[0])}: {str(column.iloc[wrong[0]])!r} in {name!r} (target)"
         raise ConfigurationError(
-            f"{where} is no finite number, as {len(wrong)} of {len(table)}: a class, a gap (gaps), or written with "
-            "another decimal mark (decimal)?"
+            f"{where} is not a valid number, as {len(wrong)} of {len(table)}: a class, a missing value (gaps), or in "
+            "another notation (decimal, thousands)?"
         )
     return numbers
