@@ -83,19 +83,19 @@ def notes(data: FederatedDataModule) -> list[str]:
         rare = [f"{name} ({100 * share:.1f} %)" for name, share in shares.items() if share <= RARE]
         if rare and len(shares) <= 1 / RARE:
             found.append(
-                f"Rare: {listed(rare)}. Accuracy says little. Measure by performance: auroc, average_precision or "
+                f"Rare: {listed(rare)}. Accuracy is not informative. Use performance: auroc, average_precision or "
                 "balanced_accuracy, and train with class_weights: balanced."
             )
         for name in counts:
             without = counts.index[counts[name] == 0]
             if len(without):
-                found.append(f"No {name} to train on: {listed(without)}.")
+                found.append(f"No training sample of {name}: {listed(without)}.")
     lacking = missing(data)
     for name, shares in lacking[lacking[READ_AS] != "left out"].drop(columns=READ_AS).iterrows():
         mostly = shares.index[shares - shares.min() > 0.5]
         if len(mostly):
             found.append(
-                f"{name} is missing mostly at {listed(mostly)}: the model can tell by its gaps whose a row is."
+                f"{name} is missing mostly at {listed(mostly)}: missing values tell the model where a row is from."
             )
     return found
 

@@ -143,8 +143,7 @@ def retrain(
             check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": joined(names), "mode": mode}
             path = run / f"retrained_{file}.csv"
-            by = metric if mode is None else f"{metric} ({mode})"
-            by = called(asked) if isinstance(asked, ModelScore) else by
+            by = _by(asked, metric, mode)
             # ShadowShapley's coalitions at the end of the run are trained in exactly the same way.
             ended = [by] if len(names) == 1 else names
             known = {} if arguments else trained_in(run, ended, seed, cli.trainer.max_epochs)
@@ -155,8 +154,7 @@ def retrain(
             everything = len(found) == 2**utility.num_players
             seeds = seeds or (SEEDS if together else 1)
         majority = _majority(cli, by)
-        if scores_positive(utility.metric):
-            by = title_of(utility.metric, cli.datamodule.positive_class)
+        by = title_of(utility.metric, cli.datamodule.positive_class) if scores_positive(utility.metric) else by
     trained = [str(seed) for seed in range(first, first + len(utilities))]
     facts = {
         "majority": majority,
@@ -173,6 +171,13 @@ def retrain(
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
+
+
+def _by(asked: Any, metric: str, mode: str | None) -> str:
+    """Return the name of the performance ``asked`` for in the file of coalitions' utilities."""
+    if isinstance(asked, ModelScore):
+        return called(asked)
+    return metric if mode is None else f"{metric} ({mode})"
 
 
 def _design(which: Which, everything: bool, num_clients: int) -> str:

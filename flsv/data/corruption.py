@@ -57,7 +57,7 @@ class ClientChoice(ValidatedArguments):
     """
 
     rules: ClassVar[Rules] = (
-        (lambda a: a.clients is None or a.fraction is None, "give clients or fraction, not both."),
+        (lambda a: a.clients is None or a.fraction is None, "set clients or fraction, not both."),
         (lambda a: a.clients is None or len({*a.clients}) == len(a.clients), "expected different clients."),
     )
 
@@ -85,8 +85,8 @@ class ClientChoice(ValidatedArguments):
         if self.fraction > 0 and count == 0:
             # A silent choice of no client would make a robust method look good.
             raise ConfigurationError(
-                f"{self!r} concerns none of {num_clients} clients. The least fraction that concerns one is "
-                f"{rounded_up(0.5 / num_clients)}; 0 is for none."
+                f"{self!r} selects none of {num_clients} clients. The smallest fraction that selects one is "
+                f"{rounded_up(0.5 / num_clients)}; 0 selects none."
             )
         order = torch.randperm(num_clients, generator=generator_for(self.seed, "chosen clients"))
         return sorted(order[:count].tolist())
@@ -195,7 +195,7 @@ class GaussianNoise(Corruption):
 
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if not x.is_floating_point():
-            raise ConfigurationError(f"{self!r} adds to floating-point inputs, and these are {x.dtype}.")
+            raise ConfigurationError(f"{self!r} needs floating-point inputs, and these are {x.dtype}.")
         noisy = draw_share(len(x), self.sample_rate, generator)
         noise = torch.randn(len(noisy), *x.shape[1:], generator=generator) * self.std + self.mean
         if self.pixel_rate < 1:
@@ -245,7 +245,7 @@ class ClosedSetLabelNoise(Corruption):
 
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if num_classes < 2:
-            raise ConfigurationError(f"{self!r}: with {num_classes} class there is no other label to give.")
+            raise ConfigurationError(f"{self!r}: with {num_classes} class there is no other label.")
         flipped = draw_share(len(y), self.rate, generator)
         step: int | Tensor = 1
         if self.to == "random":

@@ -205,7 +205,7 @@ class FederatedDataModule(FederationView):
             if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
                 raise ConfigurationError(
                     f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
-                    "samples are dealt out. Leave it at 0; change samples in the data set."
+                    "samples are partitioned. Leave it at 0, and change the samples in the data set."
                 )
             self._module.trainer = self.trainer
             # Training data are always needed: the clients' samples are known in every stage.
@@ -278,7 +278,7 @@ class FederatedDataModule(FederationView):
             return self._module.test_dataloader()
         test = self._data.test
         if test is None:
-            raise ConfigurationError(f"{self._source_name} has no test data: give test=, or source=(train, test).")
+            raise ConfigurationError(f"{self._source_name} has no test data: set test=, or source=(train, test).")
         return self._data.eval_loader(test)
 
     def predict_dataloader(self) -> Any:
@@ -319,9 +319,9 @@ def _name(given: Any) -> Any:
 def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any, pos_label: Any) -> Reading:
     """Check that the arguments about reading fit together, and return them as one object."""
     if columns is not None and isinstance(source, L.LightningDataModule):
-        raise ConfigurationError("columns is about a table: give it as source. A data module reads its own.")
+        raise ConfigurationError("columns is for tables, and a data module reads its own: give the table as source.")
     if columns is not None and not isinstance(labels, str):
-        raise ConfigurationError("columns says what becomes of a table's columns: say labels, the one to predict.")
+        raise ConfigurationError("columns needs a table and labels, the column to predict.")
     label, group = (each if isinstance(each, str) else None for each in (labels, groups))
     return Reading(files, label, group, as_columns(columns), pos_label)
 
@@ -337,6 +337,6 @@ def _checked_corruptions(corruptions: Iterable[Any] | None, source: Any) -> tupl
         check_kind("FederatedDataModule", "corruptions", corruption, Corruption, "a list of flsv.data.Corruption")
         if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
             raise ConfigurationError(
-                f"{corruption!r} needs data sets, (train, test), not the loaders of a data module."
+                f"{corruption!r} needs data sets, (train, test), and cannot use the loaders of a data module."
             )
     return found

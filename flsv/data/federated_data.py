@@ -185,22 +185,28 @@ def _split(
     source."""
     if source.clients and not partitioner.keeps_groups:
         named = listed(source.group_names, show=repr)
-        raise ConfigurationError(f"The data are given by client ({named}): leave {partitioner!r} out (null).")
+        raise ConfigurationError(
+            f"The data are given by client ({named}), so no partitioner is needed: leave {partitioner!r} out (null)."
+        )
     known = source.groups, source.group_names
     numbers, names = named_groups(source.train, groups) if source.groups is None else known
     has_val = source.val is not None or source.val_loaders is not None
-    splits = split_federation(
-        classes.labels,
-        len(classes.names),
-        numbers,
-        torch.arange(len(classes.labels)) if source.indices is None else source.indices,
-        partitioner,
-        replace(options, server_val=0.0) if has_val else options,
-        names,
-        source.clients,
-    )
+    options = replace(options, server_val=0.0) if has_val else options
+    pool = torch.arange(len(classes.labels)) if source.indices is None else source.indices
+    try:
+        splits = split_federation(
+            classes.labels, len(classes.names), numbers, pool, partitioner, options, names, source.clients
+        )
+    except ConfigurationError as error:
+        if options.server_val <= 0.5:
+            raise
+        taken = f"{100 * options.server_val:g} % of the samples (server_val={options.server_val})"
+        raise ConfigurationError(f"{error} The server's validation set takes {taken}: lower it.") from error
     if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
-        raise ConfigurationError("A table of one site alone cannot be encoded: give encoded numbers, arrays (X, y).")
+        raise ConfigurationError(
+            "A table of one site alone cannot be encoded, because means and categories are those of all sites: give "
+            "encoded numbers, arrays (X, y)."
+        )
     if source.by_rarity and len(splits.clients) == 1:
         raise ConfigurationError(
             f"The positive class is the rarer one of {listed(source.class_names, show=repr)}, and one site alone "
@@ -238,7 +244,7 @@ def _corrupted(
     """
     tensors, rows = tensors_of(dataset, None, collate_fn)
     if tensors is None:
-        raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: say preload: true.")
+        raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true.")
     first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
     inputs, labels = first, classes.labels.clone()
     last = fields[-1].flatten().cpu() if fields else labels[:0]

@@ -99,8 +99,8 @@ def check_spelling(
         >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which look like one name: spell it the same \
-way everywhere.
+        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which look like spellings of one name: use \
+the same spelling everywhere.
     """
     spellings: dict[Any, list[str]] = {}
     names = list(names)
@@ -110,7 +110,9 @@ way everywhere.
         _join_abbreviations(spellings)
     for alike in spellings.values():
         shown = [f"{name!r} ({places[name]})" if places else repr(name) for name in alike]
-        message = f"{where} has {', '.join(shown)}, which look like one name: spell it the same way everywhere."
+        message = (
+            f"{where} has {', '.join(shown)}, which look like spellings of one name: use the same spelling everywhere."
+        )
         if len(alike) > 1 and refuse:
             raise ConfigurationError(message)
         if len(alike) > 1:
@@ -165,7 +167,7 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     names = [f"{kind} {name}" if _NUMBER.fullmatch(name) else name for name in names]
     if "" in names or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"Clients are called {listed(values, 20, repr)}: names need a character that can be seen, and differ."
+            f"Clients are called {listed(values, 20, repr)}: names need a visible character, and must differ."
         )
     return tuple(names)
 

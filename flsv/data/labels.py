@@ -76,7 +76,7 @@ def _checked(labels: Any, kinds: str) -> np.ndarray:
         raise _NoClassError("the labels are of several lengths or kinds") from error
     each = found.shape[1:]
     if found.dtype.kind not in kinds or each not in ((), (1,)):
-        what = "no numbers" if found.dtype.kind not in "biuf" else f"{found.dtype} numbers"
+        what = "not numbers" if found.dtype.kind not in "biuf" else f"{found.dtype} numbers"
         raise _NoClassError(f"the labels are {what}{f' {list(each)} each' if each else ''}")
     return found.reshape(len(found))
 
@@ -180,14 +180,14 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
     if _is_identifier(largest, len(present)):
         raise ConfigurationError(
             f"The data: the largest label is {largest}, and there are only {len(present)} different ones: number them "
-            "0 .. M-1 (numpy.unique with return_inverse=True), or say labels=False if they are no classes."
+            "0 .. M-1 (numpy.unique with return_inverse=True), or set labels=False if they are not classes."
         )
     absent = np.setdiff1d(np.arange(largest + 1), labels.numpy())
     if len(absent) and not class_names:
         rank_zero_warn(
             f"The labels are classes 0 .. {largest}, but no training sample is of class {in_words(absent.tolist())}: "
-            "the model has outputs, and values per class, for what may not exist. Number the classes without gaps, or "
-            "give the training data an attribute `classes` with the names of all."
+            "the model has outputs, and values per class, for classes that may not exist. Number the classes "
+            "consecutively, or give the training data an attribute `classes` with the names of all."
         )
     return largest + 1
 
@@ -252,7 +252,7 @@ def find_classes(
     """
     try:
         if labels is False:
-            raise _NoClassError("labels=False says so")
+            raise _NoClassError("labels=False")
         if labels is not None:
             # The held-out data need not have labels of the same name.
             found, held_out = _given_labels(train, labels), {}
@@ -284,12 +284,12 @@ def _integer_labels(train: Dataset, named: bool) -> Tensor:
     distinct, largest = len(np.unique(found)), int(found.max())
     why = f"the labels are {distinct} different numbers up to {largest}"
     if found.min() < 0:
-        why = "the labels are no classes: some are below 0"
+        why = "the labels are not classes: some are below 0"
         if named:
             raise ConfigurationError(_unusable(train, why))
     elif named or not (_is_identifier(largest, distinct) or (len(found) >= _MANY and 2 * distinct > len(found))):
         return torch.from_numpy(found.astype(np.int64))
-    rank_zero_warn(f"{type(train).__name__}: {why}. They are taken for numbers: nothing here asks for classes.")
+    rank_zero_warn(f"{type(train).__name__}: {why}. They are treated as numbers, since no component needs classes.")
     raise _NoClassError(why)
 
 

@@ -85,7 +85,7 @@ class Partitioner(ValidatedArguments, ABC):
         """
         labels = torch.as_tensor(labels).cpu().long()
         if self.num_clients is not None and len(labels) < self.num_clients:
-            samples = f"{len(labels)} samples cannot be dealt to {self.num_clients} clients"
+            samples = f"{len(labels)} samples cannot be divided among {self.num_clients} clients"
             raise ConfigurationError(f"{self!r}: {samples}. Lower num_clients, or use more data.")
         parts = [
             part.sort().values
@@ -94,7 +94,7 @@ class Partitioner(ValidatedArguments, ABC):
         if min(map(len, parts)) == 0 or torch.bincount(torch.cat(parts)).max() > 1:
             raise ConfigurationError(
                 f"{self!r} gives the clients {listed(map(len, parts), 20)} of {len(labels)} samples. Each needs "
-                "at least one, and no sample may be dealt twice: use fewer clients, more data or a less extreme split."
+                "at least one, and no sample may be assigned twice: use fewer clients, more data or a more even split."
             )
         return parts
 

@@ -55,7 +55,7 @@ class Splits:
     """
 
     rules: ClassVar[Rules] = (
-        (lambda a: a.client_val + a.client_test < 1, "client_val and client_test leave nothing to train on."),
+        (lambda a: a.client_val + a.client_test < 1, "client_val and client_test leave no samples for training."),
     )
 
     server_val: Part = 0.1
@@ -129,20 +129,14 @@ def split_federation(
     if options.server_val > 0 and held_back == 0:
         enough = rounded_up(0.5 / max(1, len(pool)))
         raise ConfigurationError(
-            f"Splits(server_val={options.server_val}) of {len(pool)} samples is none. Raise the fraction to {enough}, "
-            "or say 0 to train without validation."
+            f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample. Raise it to {enough}, "
+            "or set it to 0 to train without validation."
         )
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
         lost = sorted({*groups[everybody].tolist()} - {*groups[rest].tolist()})
         _refuse_lost([group_names[group] if group_names else group for group in lost], options, whole)
-    try:
-        parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
-    except ConfigurationError as error:
-        if held_back <= len(rest):
-            raise
-        taken = f"{held_back} of {len(pool)} samples are the server's validation set"
-        raise ConfigurationError(f"{error} {taken} (server_val={options.server_val}): lower server_val.") from error
+    parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
     names: tuple[str, ...] = ()
     if partitioner.keeps_groups and groups is not None and group_names:
         names = names_of_parts([rest[part] for part in parts], groups, group_names)
@@ -155,8 +149,8 @@ def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> Non
     """Warn of the groups ``lost``, of which no client has a sample; with ``whole``, raise ConfigurationError
     instead."""
     message = (
-        f"Nothing is left to {listed(lost, show=repr)}: all their samples went to the server's validation set, or were "
-        f"left out (max_samples={options.max_samples}). Give the server data of its own (val), or say server_val: 0."
+        f"No sample is left to {listed(lost, show=repr)}: all their samples went to the server's validation set, or were "
+        f"left out (max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
     )
     if lost and whole:
         raise ConfigurationError(message)
@@ -181,7 +175,7 @@ def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence
         held = f"client_val={options.client_val} and client_test={options.client_test}"
         enough = next(count for count in itertools.count(len(samples)) if _sizes(count, options)[0] >= 1)
         raise ConfigurationError(
-            f"{called} has {len(samples)} samples, of which {held} leave none to train on. Set them to 0, or partition "
+            f"{called} has {len(samples)} samples, of which {held} leave none for training. Set them to 0, or partition "
             f"so that every client has {enough} or more (min_samples)."
         )
     order = shuffled(samples, generator_for(options.seed, "client_split", client))

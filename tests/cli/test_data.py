@@ -59,7 +59,7 @@ def test_data_notes_name_a_class_that_a_client_lacks(clinics):
     frames["Lyon"]["died"] = "no"
     data = FederatedDataModule(clients=frames, labels="died")
     data.setup("fit")
-    assert "No yes to train on: Lyon." in notes(data)
+    assert "No training sample of yes: Lyon." in notes(data)
 
 
 def test_unreadable_columns_end_with_a_line_to_paste(clinics, capsys):

@@ -91,7 +91,7 @@ def test_preloaded_data_and_data_that_are_not_tensors():
     data, plain = corrupted(Items(zip(X, Y.tolist())), BOTH, preload=True), corrupted(TensorDataset(X, Y), BOTH)
     for client in range(4):
         assert all(map(torch.equal, in_order(data, client), in_order(plain, client)))
-    with pytest.raises(ConfigurationError, match="Items has none: say preload: true"):
+    with pytest.raises(ConfigurationError, match="Items has none: set preload: true"):
         corrupted(Items(zip(X, Y.tolist())), BOTH)
     with pytest.raises(ConfigurationError, match="last element is not their label"):
         corrupted(Labeled(X, torch.zeros(300)), [GaussianNoise()], preload=True)

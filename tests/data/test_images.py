@@ -178,7 +178,7 @@ def test_images_by_client_have_one_numbering(tmp_path):
     assert deal(str(tmp_path), GroupPartitioner(2)).client_names == ("Boston + clinic 2", "clinic 10 + Lyon")
     for options, message in (
         ({"partitioner": DirichletPartitioner(2, alpha=1.0)}, "by client .*leave DirichletPartitioner.* out"),
-        ({"groups": "ward"}, "has data by client, which says whose the samples are"),
+        ({"groups": "ward"}, "has data by client, which defines the clients"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             deal(str(tmp_path), **options)
@@ -214,7 +214,7 @@ def test_image_folder_without_splits_is_split(tmp_path):
         (lambda p: draw(p / "Lyon2", 2, 0), "has Boston, .*What can be read"),
         (lambda p: (p / "Paris").mkdir(), "client 'Paris': .*Paris' was not found, or cannot be read"),
         (lambda p: (p / "Lyon.csv").write_text("age,ill"), "has Lyon, Boston.*What can be read"),
-        (lambda p: [shutil.rmtree(each) for each in p.iterdir()], "has nothing, of .*What can be"),
+        (lambda p: [shutil.rmtree(each) for each in p.iterdir()], "has nothing, which .*What can be"),
         (lambda p: [shutil.rmtree(p / name) for name in CLIENTS if name != "Lyon"], "fall into 1 groups"),
     ],
 )

@@ -191,7 +191,7 @@ def test_labels_that_cannot_be_read_are_refused(labels, message):
 def test_integers_that_are_no_classes_are_numbers_unless_somebody_asks(labels, recwarn):
     source, given = TensorDataset(X, torch.tensor(labels or INTEGERS)), False if labels is False else None
     assert ready(source, IIDPartitioner(2), labels=given).num_classes == 1
-    warned = ["They are taken for numbers" in str(each.message) for each in recwarn.list]
+    warned = ["They are treated as numbers" in str(each.message) for each in recwarn.list]
     assert warned == ([True] if labels else [])
     with pytest.raises(ConfigurationError):
         ready(source, DirichletPartitioner(2, 1.0), labels=given)

@@ -69,7 +69,7 @@ def test_a_partitioner_of_ones_own_is_checked():
     assert [part.tolist() for part in Fixed([[3, 0], [1]])(labels, 1)] == [[0, 3], [1]]
     with pytest.raises(ConfigurationError, match="gives the clients 2, 0 of 5 samples"):
         Fixed([[0, 1], []])(labels, 1)
-    with pytest.raises(ConfigurationError, match="no sample may be dealt twice"):
+    with pytest.raises(ConfigurationError, match="no sample may be assigned twice"):
         Fixed([[0, 1], [1, 2]])(labels, 1)
 
 

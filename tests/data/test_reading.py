@@ -155,7 +155,7 @@ def test_two_decimal_marks_are_read_and_no_measurement_becomes_categories(tmp_pa
     expected = [x for seed in range(3) for x in hospital(seed)["crp"]]
     assert pasted(folder, line)["crp"].values.tolist() == expected
     frames = {name: commas(hospital(seed)).drop(columns=["came", "left"]) for seed, name in enumerate("AB")}
-    with pytest.raises(ConfigurationError, match="in 'crp' is a number as text: write all numbers alike"):
+    with pytest.raises(ConfigurationError, match="in 'crp' is a number stored as text"):
         ready(clients=frames, labels="died")
 
 
@@ -183,14 +183,14 @@ def test_abbreviations_are_named_with_their_tables(tmp_path):
         return frame.assign(sex=frame["sex"].map({"f": "Female", "m": "M"}))
 
     _, said, _ = told(in_files(tmp_path, words), exclude=["came", "left"])
-    alike = [line for line in said.splitlines() if "which look like one name" in line]
+    alike = [line for line in said.splitlines() if "which look like spellings of one name" in line]
     assert "'Female' (" in alike[0]
     assert "Lyon.csv), 'f' (" in alike[0]
     assert len(alike) == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_spelling(["A", "AB", "B", "0", "no", "normal", "never"], "blood", refuse=False)
-    with pytest.warns(UserWarning, match="'negative', 'neg', which look like one"):
+    with pytest.warns(UserWarning, match="'negative', 'neg', which look like spellings of one"):
         check_spelling(["neg", "negative", "positive"], "The classes")
 
 

@@ -81,7 +81,7 @@ def test_classes_have_one_numbering_by_their_names():
     assert data.class_names == ("cat", "dog", "eel", "yak")
     assert data.class_counts.tolist() == [[0, 5, 0, 5], [20, 20, 20, 0]]
     assert few.tensors[1].tolist() == [0, 1] * 5  # the user's own
-    with pytest.raises(ConfigurationError, match="labels of a Items cannot be numbered anew"):
+    with pytest.raises(ConfigurationError, match="labels of a Items cannot be renumbered"):
         ready(clients={"few": few, "rows": rows(classes=("cat", "dog", "eel"))})
     with pytest.raises(ConfigurationError, match=r"'here' has no names for its classes"):
         ready(clients={"few": few, "here": HERE})
@@ -92,18 +92,21 @@ def test_classes_have_one_numbering_by_their_names():
     [
         ({"clients": {"a": HERE}}, "the data of at least 2 clients by name"),
         ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "no source or groups"),
-        ({"clients": {"a": HERE, "b": HERE}, "columns": Columns()}, "columns says .*: say labels, the one to predict"),
+        (
+            {"clients": {"a": HERE, "b": HERE}, "columns": Columns()},
+            "columns needs a table and labels, the column to predict",
+        ),
         ({"clients": {"a": HERE, "b": Frame(a=[1, 2], y=[0, 1])}, "labels": "y"}, "'b' is a table and 'a' is not"),
         ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': there are no samples"),
         ({"clients": {"a": HERE, "b": (X[:, :3], Y)}}, "those of 'a' .*those of 'b' "),
         ({"clients": {"a": HERE, "b": None}}, "client 'b': a NoneType cannot be read as samples"),
-        ({"clients": {"a": HERE, "a ": HERE}}, "Clients are called .* and differ"),
+        ({"clients": {"a": HERE, "a ": HERE}}, "Clients are called .* must differ"),
         (
             {"clients": {"a": HERE, "b": (X[:2], Y[:2])}, "client_val": 0.4, "client_test": 0.5},
             r"Client 1 .* has 2 samples",
         ),
         ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Of a DataLoader give loader.dataset"),
-        ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "A data module reads its own"),
+        ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "a data module reads its own"),
     ],
 )
 def test_refused(options, message):
@@ -118,11 +121,11 @@ def test_a_client_is_not_lost_to_the_servers_validation_set():
             clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
             assert ready(clients=clients, server_val=0.5, seed=seed).num_clients == 2
         except ConfigurationError as error:
-            assert "Nothing is left to 'Lyon': all their samples went to the server" in str(error)  # noqa: PT017
+            assert "No sample is left to 'Lyon': all their samples went to the server" in str(error)  # noqa: PT017
             lost.append(seed)
     assert 0 < len(lost) < 6
     both = ConcatDataset([HERE, HERE])
-    with pytest.warns(UserWarning, match="Nothing is left to 'c'"):
+    with pytest.warns(UserWarning, match="No sample is left to 'c'"):
         data = ready(Subset(both, range(61)), groups=[*"ab"] * 30 + ["c"], server_val=0.5, seed=lost[0])
     assert data.client_names == ("a", "b")
 
@@ -193,7 +196,7 @@ def test_what_a_sampler_holds_out_stays_held_out_and_another_order_is_warned_of(
     loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
     assert module_source(module(loader)).indices.tolist() == [1, 4, 9]
     for sampler in (WeightedRandomSampler(torch.ones(20), 20), RandomSampler(DATA, replacement=True)):
-        with pytest.warns(UserWarning, match=f" {type(sampler).__name__}.*shuffled plainly instead"):
+        with pytest.warns(UserWarning, match=f" {type(sampler).__name__}.*shuffled uniformly instead"):
             module_source(module(DataLoader(DATA, batch_size=2, sampler=sampler)))
 
 
@@ -219,7 +222,7 @@ class Scaled(DataLoader):
     ],
 )
 def test_loaders_whose_samples_cannot_be_dealt(loader, name):
-    with pytest.raises(ConfigurationError, match=f"training loader is a {name} of which samples cannot be dealt"):
+    with pytest.raises(ConfigurationError, match=f"training loader is a {name} whose samples cannot be divided"):
         module_source(module(loader))
     # As they are they validate.
     assert module_source(module(DataLoader(DATA), loader)).val_loaders is loader
@@ -287,7 +290,7 @@ def test_what_has_splits_of_its_own_is_dealt_as_a_whole():
     data = ready("registry://scans", GroupPartitioner(), labels="diagnosis")
     assert data.client_names == ("a", "b", "c")
     assert len(next(iter(data.test_dataloader()))[0]) == 4
-    with pytest.raises(ConfigurationError, match="client 'a': registry://scans has splits of its own"):
+    with pytest.raises(ConfigurationError, match="client 'a': registry://scans has its own splits"):
         ready(clients={"a": "registry://scans", "b": "registry://scans"})
 
 

@@ -135,22 +135,22 @@ def test_classes_that_two_clients_write_otherwise_are_refused(words):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which look like one name"),
-        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which look like one name"),
+        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which look like spellings of one name"),
+        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which look like spellings of one name"),
     ],
 )
 def test_labels_that_differ_in_spelling_only_are_refused(labels, message):
     with pytest.raises(ConfigurationError, match=message):
         ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), labels="ill")
-    with pytest.raises(ConfigurationError, match="which look like one name"):
+    with pytest.raises(ConfigurationError, match="which look like spellings of one name"):
         ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})
 
 
 def test_spellings_of_a_client_and_of_a_category_are_warned_of():
     frame = Frame(ward=["Boston", "boston "] * 20, sex=["f", "m", "F", "M"] * 10, ill=[0, 1] * 20)
     with (
-        pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', which look like one"),
-        pytest.warns(UserWarning, match="'sex' has 'F', 'f', which look like one"),
+        pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', which look like spellings of one"),
+        pytest.warns(UserWarning, match="'sex' has 'F', 'f', which look like spellings of one"),
     ):
         ready(frame, labels="ill", groups="ward")
 
@@ -254,10 +254,10 @@ def test_tables_of_every_library_give_the_same_data(library, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "Frame is a table: say labels, the column to predict. It has age, sex, ward, ill"),
+        ({}, "Frame is a table: set labels, the column to predict. It has age, sex, ward, ill"),
         ({"labels": "il"}, r"no column 'il' \(labels\). Did you mean 'ill'\?"),
         ({"labels": "ill", "groups": "ill"}, "'ill' is the target or the group"),
-        ({"labels": "age"}, "34 different values in 34 rows, which are no classes"),
+        ({"labels": "age"}, "34 different values in 34 rows, which cannot be classes"),
         ({"labels": "sex", "columns": Columns(task="regression")}, "'sex' .target. is not a valid number"),
     ],
 )
@@ -317,5 +317,5 @@ def test_all_columns_that_cannot_be_used_are_in_one_message_whose_line_helps(tmp
 
 def test_an_identifier_alone_is_warned_of():
     frame = clinic(np.random.default_rng(0)).drop(columns=["came", "name", "score", "lab"])
-    with pytest.warns(UserWarning, match=r"(?s)'patient' has another whole.*columns: .\"exclude\": .\"patient\""):
+    with pytest.warns(UserWarning, match=r"(?s)'patient' has a different whole.*columns: .\"exclude\": .\"patient\""):
         ready(frame, labels="ill")

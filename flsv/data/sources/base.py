@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import lightning as L
@@ -20,7 +21,7 @@ from flsv.data.labels import class_names_of, dataset_labels
 from flsv.data.loaders import tensors_of
 from flsv.data.positive_class import positive_last
 from flsv.data.sources.columns import Columns
-from flsv.data.sources.table import Table, data_root, frame_table, is_columnar
+from flsv.data.sources.table import Table, data_root, frame_table, is_columnar, read_table_file
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -138,6 +139,10 @@ class Reading:
     columns: Columns = field(default_factory=Columns)
     pos_label: str | bool | int | None = None
 
+    def table(self, path: Path) -> Table:
+        """Read the table in a file."""
+        return read_table_file(path, self.columns.delimiter, self.columns.encoding)
+
     def table_label(self, table: Table) -> str:
         """Return the name of the column to predict, which ``table`` must have.
 
@@ -146,7 +151,7 @@ class Reading:
         """
         if self.label is None:
             has = f"It has {listed(table.frame.columns, 20)}."
-            raise ConfigurationError(f"{table.path} is a table: say labels, the column to predict. {has}")
+            raise ConfigurationError(f"{table.path} is a table: set labels, the column to predict. {has}")
         table.column(self.label, "labels")
         return self.label
 
@@ -299,16 +304,13 @@ def one_numbering(
         return dict(parts), dict(held_out), ()
     union = next(iter(found)) if len(found) == 1 else tuple(sorted(set().union(*found)))
     check_spelling(union, "The data")
-    if all(by_name(part) for part in parts.values()):
-        counts = dict.fromkeys(union, 0)
-        for name, part in parts.items():
-            for each, count in zip(named[name], torch.bincount(dataset_labels(part)).tolist()):
-                counts[each] += count
-        union = positive_last(union, list(counts.values()), pos_label)
+    union = _with_positive_last(parts, union, pos_label)
     for name, classes in named.items():
         # Without names, numbers are those of the clients, if all clients name the same classes.
         if not classes and len(found) > 1:
-            raise ConfigurationError(f"{name!r} has no names for its classes, and others have: set its `classes`.")
+            raise ConfigurationError(
+                f"{name!r} has no names for its classes, but others have: set its attribute `classes`."
+            )
         strange = [each for each in classes if each not in union]
         if strange:
             raise ConfigurationError(f"The {name} data have classes that no client has: {listed(strange, 8)}.")
@@ -316,6 +318,17 @@ def one_numbering(
         name: _renumbered(part, named[name], union, name) if named[name] else part for name, part in everybody.items()
     }
     return {name: same[name] for name in parts}, {name: same.get(name) for name in held_out}, union
+
+
+def _with_positive_last(parts: Mapping[str, Dataset], names: tuple[str, ...], pos_label: Any) -> tuple[str, ...]:
+    """Return the classes' names with the positive one of two last, if flsv has numbered all classes."""
+    if not all(map(by_name, parts.values())):
+        return names
+    counts = dict.fromkeys(names, 0)
+    for part in parts.values():
+        for name, count in zip(class_names_of(part), torch.bincount(dataset_labels(part)).tolist()):
+            counts[name] += count
+    return positive_last(names, list(counts.values()), pos_label)
 
 
 def by_name(dataset: Dataset) -> bool:
@@ -342,7 +355,9 @@ def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
     kinds = {", ".join(f"{x.dtype} {list(x.shape[1:])}" for x in each): name for each, name in zip(columns, parts)}
     if len(kinds) > 1:
         both = " and ".join(f"those of {name!r} ({kind})" for kind, name in kinds.items())
-        raise ConfigurationError(f"The samples differ: {both}. One model is trained on all: they must be alike.")
+        raise ConfigurationError(
+            f"The samples differ: {both}. All train one model, so all samples need the same shape and type."
+        )
     return TensorDataset(*(torch.cat(column) for column in zip(*columns)))
 
 
@@ -360,7 +375,7 @@ def _renumbered(dataset: Dataset, classes: Sequence[str], union: Sequence[str], 
         kind = type(dataset).__name__
         raise ConfigurationError(
             f"{name!r} has the classes {listed(classes, 8)}, and all together have {listed(union, 8)}. The labels of a "
-            f"{kind} cannot be numbered anew: number them alike at all clients, with an attribute `classes` of all."
+            f"{kind} cannot be renumbered: number the classes the same way at all clients, with an attribute `classes` of all."
         )
     changed.classes = tuple(union)
     return changed

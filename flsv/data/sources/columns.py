@@ -127,7 +127,7 @@ class Columns:
         used = [*(self.features or ()), *(self.categorical or ()), *(self.dates or ())]
         twice = next((name for name in (target, group) if name in used or target == group), None)
         if twice is not None:
-            raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot be anything else.")
+            raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot have another role.")
 
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """Return the options that differ from their defaults, together with the options that solve the problems."""
@@ -254,17 +254,9 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if name in (columns.categorical or ()):
         return WORDS, words_of(values)
     there = values.notna()
-    if table.typed:
-        kind = _KINDS.get(infer_dtype(values, skipna=True))
-        numbers = pd.Series(parsed(values))  # of truth values, too
-    else:
-        numbers = _numbers_of(table, values, columns)
-        kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
-        if kind == TRUTH:
-            numbers = values.map(_TRUTHS)
-    if kind is None or (kind == WORDS and not table.typed and are_dates(values[there])):
-        raise _no_kind(table, name, values, columns)
-    if kind == WORDS or numbers[there].isna().any():
+    kind, numbers = _typed(values) if table.typed else _from_texts(table, values, columns)
+    _check_kind(table, name, values, kind, columns)
+    if kind == WORDS or not numbers[there].notna().all():
         _check_notation(table, name, values, columns)
     if kind == WORDS:
         return kind, words_of(values)
@@ -272,10 +264,24 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     return kind or NUMBERS, numbers
 
 
-def _numbers_of(table: Table, values: pd.Series, columns: Columns) -> pd.Series:
-    """Return a column's texts as numbers, each file's by itself."""
+def _check_kind(table: Table, name: str, values: pd.Series, kind: str | None, columns: Columns) -> None:
+    """Raise ColumnError if a column has values of several kinds, or dates."""
+    if kind is None or (kind == WORDS and not table.typed and are_dates(values.dropna())):
+        raise _no_kind(table, name, values, columns)
+
+
+def _typed(values: pd.Series) -> tuple[str | None, pd.Series]:
+    """Return the kind of a DataFrame's column, and its values as numbers."""
+    return _KINDS.get(infer_dtype(values, skipna=True)), pd.Series(parsed(values))  # truth values, too
+
+
+def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
+    """Return the kind of a text file's column, and its values as numbers, each file's by itself."""
     parts = _by_file(table, values)
-    return pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
+    numbers = pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
+    there = values.notna()
+    kind = _kind_of_texts(values[there].tolist(), numbers[there].to_numpy())
+    return kind, values.map(_TRUTHS) if kind == TRUTH else numbers
 
 
 def _by_file(table: Table, values: pd.Series) -> list[list[Any]]:
@@ -292,7 +298,7 @@ def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> Co
         formats = date_formats(texts, columns.date_format or ())
         about = f"{table.path}: {name!r} has dates, such as {texts.iloc[0]!r}"
         if formats is None:
-            known = "Whether the day or the month comes first is not clear: say date_format, such as '%d/%m/%Y'"
+            known = "Whether the day or the month comes first is not clear: set date_format, such as '%d/%m/%Y'"
             return ColumnError(f"{about}. {known}, with dates: {{{name}: days}}.", {"exclude": [name]})
         remedy: dict[str, Any] = {"dates": {name: DAYS}, **({"date_format": formats} if formats else {})}
         return ColumnError(f"{about}. {_TO_DAYS.format(name)}", remedy)
@@ -305,7 +311,7 @@ def _no_kind(table: Table, name: str, values: pd.Series, columns: Columns) -> Co
     to_days = f" {_TO_DAYS.format(name)}" if "dates" in remedy else ""
     return ColumnError(
         f"{name!r} has {' and '.join(f'{kind} in {path}' for kind, path in kinds.items())}; expected numbers, words or "
-        f"truth values, the same in all tables.{to_days}",
+        f"truth values, of the same kind in all tables.{to_days}",
         remedy,
     )
 
@@ -339,11 +345,15 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
     row = int(np.flatnonzero(values.isin(like))[0])
     where = f"{table.where(row)}: {values[row]!r} in {name!r}"
     if table.typed:
-        raise ColumnError(f"{where} is a number as text: write all numbers alike.", {"exclude": [name]})
+        raise ColumnError(
+            f"{where} is a number stored as text: store all numbers of the column as numbers.", {"exclude": [name]}
+        )
     if len(notations) != 1:
         found = " or ".join(", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations)
         why = f"several notations are possible ({found})" if found else "others are in another notation"
-        raise ColumnError(f"{where} is a number, but {why}. Write all numbers alike.", {"exclude": [name]})
+        raise ColumnError(
+            f"{where} is a number, but {why}. Write all numbers in the same notation.", {"exclude": [name]}
+        )
     marks = {"decimal": "a decimal comma", "thousands": "thousands separators"}
     has = " and ".join(marks[option] for option in notations[0])
     options = ", ".join(f"{option}: {mark!r}" for option, mark in notations[0].items())
@@ -368,7 +378,7 @@ def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
             formats = listed(["YYYY-MM-DD", *(columns.date_format or ())], show=str)
             more = date_formats(texts.dropna(), columns.date_format or ()) if are_dates(texts.dropna()) else None
             raise ColumnError(
-                f"{where} is not a date, or an ambiguous one, in the formats {formats}: say date_format.",
+                f"{where} is not a date, or an ambiguous one, in the formats {formats}: set date_format.",
                 {"date_format": more} if more else {"exclude": [name]},
             )
     return found.dt.tz_localize(None).astype("datetime64[us]")

@@ -65,11 +65,8 @@ class CSVData(L.LightningDataModule):
     pooled_inputs = False
     """True if samples depend on statistics of all training rows, such as means, which a single site cannot compute."""
 
-    delimiter = ","
-    """Character between the values in a file."""
-
-    encoding: str | None = None
-    """Encoding of files that are not in UTF-8."""
+    columns = Columns(gaps=[])
+    """Options by which files are read."""
 
     def __init__(
         self,
@@ -86,7 +83,9 @@ class CSVData(L.LightningDataModule):
     ) -> None:
         super().__init__()
         if test_path is not None and test_fraction:
-            raise ConfigurationError(f"{type(self).__name__}: test samples come from test_path or by test_fraction.")
+            raise ConfigurationError(
+                f"{type(self).__name__}: test samples come from test_path or from test_fraction, not both."
+            )
         self.path, self.test_path, self.root, self.group = path, test_path, root, group
         self.batch_size, self.seed, self.pos_label = batch_size, seed, pos_label
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
@@ -117,8 +116,8 @@ class CSVData(L.LightningDataModule):
     def _read(self, path: str) -> Table:
         place = find_place(path, self.root)
         if place is None:
-            raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}. Say root.")
-        table = read_table_file(place, self.delimiter, self.encoding)
+            raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}. Set root.")
+        table = read_table_file(place, self.columns.delimiter, self.columns.encoding)
         if table.encoding is not None and not self.pooled_inputs:  # else reported with what is wrong with the columns
             raise ConfigurationError(f"{table.encoding} Save it in UTF-8.")
         return table
@@ -152,11 +151,13 @@ class CSVData(L.LightningDataModule):
         val = int(self.val_fraction * samples + 0.5)
         if test + val > len(free):
             raise ConfigurationError(
-                f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one of each of the "
+                f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one sample of each of the "
                 f"{len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
             )
         if any(fraction and not count for fraction, count in ((self.val_fraction, val), (self.test_fraction, test))):
-            raise ConfigurationError(f"val_fraction or test_fraction of {samples} samples is none: raise it, or say 0.")
+            raise ConfigurationError(
+                f"val_fraction or test_fraction of {samples} samples gives no sample: raise it, or set it to 0."
+            )
         held = np.concatenate([stays, free[test + val :]])
         return {"train": np.sort(held), "val": np.sort(free[test : test + val]), "test": np.sort(free[:test])}
 
@@ -194,7 +195,7 @@ class CSVData(L.LightningDataModule):
     def _set(self, split: str) -> TensorDataset:
         samples = getattr(self, f"{split}_set")
         if samples is None:
-            raise ConfigurationError(f"{self.path!r} has no {split} samples: give test_path or test_fraction.")
+            raise ConfigurationError(f"{self.path!r} has no {split} samples: set test_path or test_fraction.")
         return samples
 
 
@@ -235,8 +236,8 @@ class TableData(CSVData):
         self, path: str, target: str, group: str | None = None, columns: GivenColumns = None, **options: Any
     ) -> None:
         super().__init__(path, group, **options)
-        self.encoder = TableEncoder(as_columns(columns), target, group, self.pos_label)
-        self.delimiter, self.encoding = self.encoder.columns.delimiter, self.encoder.columns.encoding
+        self.columns = as_columns(columns)
+        self.encoder = TableEncoder(self.columns, target, group, self.pos_label)
 
     def encode(self, train: Table, test: Table | None) -> None:
         encoder = self.encoder
@@ -316,8 +317,7 @@ class TextData(CSVData):
         self.text, self.label, self.max_words = text, label, max_words
 
     def encode(self, train: Table, test: Table | None) -> None:
-        empty = Columns(gaps=[])
-        files = [with_values(file, self.label, "label", empty) for file in (train, test) if file is not None]
+        files = [with_values(file, self.label, "label", self.columns) for file in (train, test) if file is not None]
         groups = None if self.group is None else group_values(files[0], self.group)
         names = class_names(files[0], self.label, "label", self.pos_label)
         sets = [

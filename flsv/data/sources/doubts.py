@@ -51,7 +51,7 @@ def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[Co
     table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
     held = [values.dropna() for _, values in card.values.groupby(table_of)]
     if all(len(values) > FEW and values.is_unique and not (values % 1).any() for values in held):
-        about = f"{table.path}: {card.name!r} has another whole number in every row"
+        about = f"{table.path}: {card.name!r} has a different whole number in every row"
         yield ColumnError(f"{about}. Identifiers cannot be features: leave it out.", {"exclude": [card.name]})
 
 

@@ -84,7 +84,7 @@ class TableEncoder:
         """
         self.read = tuple(read_columns(table, self.names(table), fit, self.columns))
         kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
-        lines = [f"{table.path}: read as (otherwise: categorical, gaps and exclude of the columns)"]
+        lines = [f"{table.path}: columns are read as (to change this: categorical, gaps and exclude in columns)"]
         rank_zero_info("\n".join([*lines, *(f"  {kind}: {listed(names, 20)}" for kind, names in kinds.items())]))
         frame = pd.DataFrame({each.name: each.values for each in self.read})
         return torch.from_numpy(self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32))
@@ -169,7 +169,7 @@ class TableEncoder:
         taken = {self.target, self.group, *(self.columns.exclude or ())}
         names = [name for name in self.columns.features or table.frame.columns if name not in taken]
         if not names:
-            raise ConfigurationError(f"Columns: no column is left to predict {self.target!r} from.")
+            raise ConfigurationError(f"Columns: no column is left from which to predict {self.target!r}.")
         return names
 
 

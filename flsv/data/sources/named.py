@@ -99,7 +99,7 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
         place = data_root(root).absolute() / files
         raise ConfigurationError(
             f"{name} was not found, or cannot be read: looked in {place} ({type(error).__name__}: {error}). Name the "
-            f"folder that holds it by {ROOT}; or say --data.files.download true."
+            f"folder that holds it by {ROOT}; or set --data.files.download true."
         ) from error
     names = tuple(parts[0].classes)
     return SourceData(sets[0], test=sets[1], class_names=names)
@@ -178,7 +178,9 @@ def npz(path: Path) -> SourceData:
         raise ConfigurationError(f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays))}.")
     kinds = {f"{arrays[f'{split}_images'].dtype} {list(arrays[f'{split}_images'].shape[1:])}" for split in splits}
     if len(kinds) > 1:
-        raise ConfigurationError(f"{path}: images are {' and '.join(sorted(kinds))} each. All must be alike.")
+        raise ConfigurationError(
+            f"{path}: images are {' and '.join(sorted(kinds))} each. All images need the same shape and type."
+        )
     sets: dict[str, Any] = {split: _split_of(path, split, arrays) for split in splits}
     train = sets["train"]
     for name, array in arrays.items():
@@ -307,7 +309,7 @@ def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_fil
     with_images = [name for name, entry in folders.items() if any(map(_is_image, _entries(entry)))]
     if bool(tables) == bool(folders) or with_images:
         raise ConfigurationError(
-            f"{path} has {listed([*tables, *folders]) or 'nothing'}, of which no federation can be made. What can be "
+            f"{path} has {listed([*tables, *folders]) or 'nothing'}, which cannot be read as a federation. What can be "
             "read: images as train/<class>/*.png and test/<class>/*.png, optionally val/<class>/*.png; as "
             "<class>/*.png alone; or by client, <client>/<class>/*.png; tables by client, <client>.csv or one file in "
             "each <client>/. Beside the clients, val and test are the server's."

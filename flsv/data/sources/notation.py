@@ -7,7 +7,7 @@ A cell whose meaning depends on the notation is never guessed: ``1.234`` among d
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ THOUSANDS = (".", ",", " ", "'")
 _SPACES = re.compile("[\u00a0\u202f]")
 #: A whole number with thousands separators.
 _GROUPED = {mark: re.compile(rf"[-+]?[1-9]\d{{0,2}}({re.escape(mark)}\d{{3}})+") for mark in THOUSANDS}
+_NOTATIONS = [(mark, each) for mark in (".", ",") for each in (None, *THOUSANDS) if each != mark]
 _POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
@@ -107,33 +108,48 @@ def other_notations(
         >>> other_notations([["78.5", "1,234"]], ".", None)
         (['1,234'], [{'thousands': ','}, {'decimal': ','}])
     """
-    unread = {
-        text
-        for texts in parts
-        for text, number in zip(texts, column_numbers(texts, decimal, thousands).tolist())
-        if number != number
-    }
-    every = [(mark, each) for mark in (".", ",") for each in (None, *THOUSANDS) if each != mark]
-    like = {text for text in unread if any(parsed([text], *each)[0] == parsed([text], *each)[0] for each in every)}
-    words = unread - like
+    like = sorted(_unread(parts, decimal, thousands))
+    words = {text for text in like if not _is_number(text)}
+    like = [text for text in like if text not in words]
     if not like or 2 * len(words) > len(set().union(*parts)):
         return [], []
     numbers = [[text for text in texts if text not in words] for texts in parts]
+    notations = _readings(numbers, decimal, thousands)
+    if len(notations) == 1 and not _is_shown(numbers, {"decimal": decimal, **notations[0]}):
+        return like, []  # of 12.500 and 0,5 alone, the first may be 12.5
+    return like, notations
+
+
+def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> list[dict[str, str]]:
+    """Return the new options of each notation in which all texts are numbers; of notations in which they are the same
+    numbers, those of the first."""
     found: dict[tuple[float, ...], dict[str, str]] = {}
-    for mark, separator in every:
-        options = {"decimal": mark} if mark != decimal else {}
-        options |= {"thousands": separator} if separator is not None and separator != thousands else {}
-        if decimal in (".", mark) and thousands in (None, separator) and options:
-            read = np.concatenate([column_numbers(texts, mark, separator, possible=True) for texts in numbers])
-            if not np.isnan(read).any():
-                found.setdefault(tuple(read), options)
-    options = next(iter(found.values()), {})
-    separator, mark = options.get("thousands", ""), options.get("decimal", decimal)
-    if len(found) == 1 and separator in (".", ","):
-        # Of 12.500 and 0,5 alone, the first may be 12.5.
-        shown = any(text.count(separator) > 1 or {separator, mark} <= set(text) for texts in numbers for text in texts)
-        return sorted(like), list(found.values()) if shown else []
-    return sorted(like), list(found.values())
+    for mark, separator in _NOTATIONS:
+        options = {} if mark == decimal else {"decimal": mark}
+        options |= {} if separator in (None, thousands) else {"thousands": separator}
+        if options and decimal in (".", mark) and thousands in (None, separator):
+            numbers = np.concatenate([column_numbers(texts, mark, separator, possible=True) for texts in parts])
+            if not np.isnan(numbers).any():
+                found.setdefault(tuple(numbers), options)
+    return list(found.values())
+
+
+def _unread(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> set[str]:
+    """Return the texts that are no numbers in the present notation."""
+    read = [zip(texts, np.isnan(column_numbers(texts, decimal, thousands))) for texts in parts]
+    return {text for pairs in read for text, unread in pairs if unread}
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a number in any notation."""
+    return any(np.isfinite(parsed([text], *notation))[0] for notation in _NOTATIONS)
+
+
+def _is_shown(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
+    """Return whether some text shows that a mark separates thousands: it has two of them, or the decimal mark, too."""
+    separator = options.get("thousands", " ")
+    texts = [text for texts in parts for text in texts if separator in text]
+    return separator not in (".", ",") or any(text.count(separator) > 1 or options["decimal"] in text for text in texts)
 
 
 _ISO = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?")
@@ -167,17 +183,26 @@ def date_formats(texts: Iterable[str], known: Sequence[str] = ()) -> list[str] |
         >>> date_formats(["03/04/2024"]), date_formats(["03/04/2024", "03/31/2024"])
         (None, ['%m/%d/%Y'])
     """
-    found = []
-    rest = {text: match for text in texts if not _ISO.fullmatch(text) and (match := _DAY.fullmatch(text))}
-    for mark in dict.fromkeys(match[1] for match in rest.values()):
-        some = pd.Series([text for text, match in rest.items() if match[1] == mark])
-        orders = [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
-        orders = [order for order in orders if dated(some, [order + time for time in _TIMES]).notna().all()]
-        if len(orders) != 1 or any(order != orders[0] and mark in order for order in (each[:8] for each in known)):
+    found: list[str] = []
+    rest = [text for text in texts if not _ISO.fullmatch(text)]
+    for mark in "./-":
+        some = [text for text in rest if text.lstrip("0123456789").startswith(mark)]
+        order = _order(some, mark, known)
+        if some and order is None:
             return None
-        colons = {rest[text][2].count(":") for text in some}
-        found += [orders[0] + time for count, time in enumerate(_TIMES) if count in colons]
+        times = {text.count(":") for text in some}
+        found += [f"{order}{time}" for count, time in enumerate(_TIMES) if count in times]
     return found
+
+
+def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
+    """Return the only format without time in which texts are dates; None if there are several, none, or another one in
+    ``known``."""
+    orders = [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
+    column = pd.Series(texts, dtype=object)
+    fitting = [each for each in orders if dated(column, [each + time for time in _TIMES]).notna().all()]
+    others = any(each.startswith(order) for each in known for order in orders if order not in fitting)
+    return fitting[0] if len(fitting) == 1 and not others else None
 
 
 def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:

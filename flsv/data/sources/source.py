@@ -15,21 +15,13 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
     TensorDataset,
 )
 
 from flsv.data.groups import plain_names
-from flsv.data.labels import class_names_of
 from flsv.data.positive_class import chosen_by_rarity
 from flsv.data.sources.base import (
     Reading,
@@ -43,8 +35,9 @@ from flsv.data.sources.base import (
     read_frame,
 )
 from flsv.data.sources.encoder import tables_source
+from flsv.data.sources.module import module_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
-from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at, read_table_file
+from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plugins import installed
 
@@ -92,92 +85,6 @@ class Source(Protocol):
         """
 
 
-#: A subclass of ``DataLoader`` that overrides one of these methods makes other batches than ``DataLoader`` would.
-_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
-
-
-def module_source(module: L.LightningDataModule) -> SourceData:
-    """Read the data sets and options of a data module's training and validation loaders, after its ``setup("fit")``.
-
-    Raises:
-        ConfigurationError: the samples of the training loader cannot be listed, or the loader makes its own batches.
-    """
-    name, loader = type(module).__name__, _single(module.train_dataloader())
-    if (
-        not isinstance(loader, DataLoader)
-        or isinstance(loader.dataset, IterableDataset)
-        or type(loader.batch_sampler) is not BatchSampler
-        or makes_own_batches(loader)
-    ):
-        raise ConfigurationError(
-            f"{name}'s training loader is a {type(loader).__name__} of which samples cannot be dealt to clients: give "
-            "a single torch DataLoader of a map-style data set that makes its batches by batch_size and shuffle, or "
-            "the data set as source."
-        )
-    indices, sampler = None, loader.batch_sampler.sampler
-    if isinstance(sampler, SubsetRandomSampler):
-        # This sampler usually holds out validation samples of the same data set, which must stay held out.
-        indices = torch.as_tensor(sampler.indices, dtype=torch.long)
-    elif not isinstance(sampler, SequentialSampler) and not (
-        # For mypy: a map-style data set has a length.
-        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    ):
-        kind = type(sampler).__name__
-        rank_zero_warn(f"{name}'s training loader draws samples by {kind}. Each client's are shuffled plainly instead.")
-    val, eval_options = None, _options(loader)
-    val_loaders = _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
-    if isinstance(val_loaders, DataLoader) and _reads_in_order(val_loaders):
-        val, eval_options, val_loaders = val_loaders.dataset, _options(val_loaders), None
-    return SourceData(
-        loader.dataset,
-        val,
-        val_loaders,
-        indices=indices,
-        class_names=class_names_of(loader.dataset),
-        train_options=_options(loader),
-        eval_options={**eval_options, "drop_last": False},
-        pooled=getattr(module, "pooled_inputs", False),
-        columns=getattr(module, "columns_read", ()),
-        by_rarity=getattr(loader.dataset, "by_rarity", False),
-    )
-
-
-def _single(loaders: Any) -> Any:
-    """Return None for an empty list of loaders, the only loader of a list, and several loaders unchanged."""
-    if isinstance(loaders, list | tuple) and len(loaders) <= 1:
-        return loaders[0] if loaders else None
-    return loaders
-
-
-def _reads_in_order(loader: DataLoader) -> bool:
-    batches = loader.batch_sampler
-    in_order = type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
-    return in_order and not makes_own_batches(loader)
-
-
-def makes_own_batches(loader: DataLoader) -> bool:
-    """Return whether a loader's class overrides how ``DataLoader`` makes batches.
-
-    Example:
-        >>> class Twice(DataLoader):
-        ...     def __iter__(self):
-        ...         return (2 * batch for batch in super().__iter__())
-        >>> makes_own_batches(Twice([1, 2])), makes_own_batches(DataLoader([1, 2]))
-        (True, False)
-    """
-    classes = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
-    return any(name in vars(each) for each in classes for name in _BATCHES)
-
-
-def _options(loader: DataLoader) -> dict[str, Any]:
-    return {
-        # From the batch sampler, which may be given instead of these two options.
-        "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]  # module_source checks it
-        "drop_last": loader.batch_sampler.drop_last,  # type: ignore[union-attr]  # module_source checks it
-        **{name: getattr(loader, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")},
-    }
-
-
 @dataclass(frozen=True)
 class _Kind:
     """Kind of source given by two functions."""
@@ -204,10 +111,7 @@ def _is_data_set(given: Any) -> bool:
 #: Images by name, of an archive or of a folder with splits; also the kind that reports a path that does not exist.
 _IMAGES = _Kind(lambda given: isinstance(given, str | Path), _image_set)
 SOURCES: tuple[Source, ...] = (
-    _Kind(
-        is_table_file,
-        lambda path, reading: read_table_file(path, reading.columns.delimiter, reading.columns.encoding),
-    ),
+    _Kind(is_table_file, lambda path, reading: reading.table(path)),
     _Kind(
         lambda given: isinstance(given, Path) and given.is_dir() and has_class_folders(given),
         lambda path, reading: image_folder(path, reading.files.image_size),
@@ -251,7 +155,9 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
     try:
         part = _open(_place(given, reading, whole) if isinstance(given, str | Path) else given, reading)
         if isinstance(part, SourceData) and not whole:
-            raise ConfigurationError(f"{given} has splits of its own, and is dealt as a whole: source.")
+            raise ConfigurationError(
+                f"{given} has its own splits, and can only be partitioned as a whole: give it as source."
+            )
         # For mypy: a map-style data set has a length.
         if len(part.train if isinstance(part, SourceData) else part) == 0:  # type: ignore[arg-type]
             raise ConfigurationError("there are no samples.")
@@ -315,12 +221,12 @@ def open_source(
         return _own_source(clients, held_out, reading, clients=True)
     if isinstance(source, L.LightningDataModule):
         if any(each is not None for each in held_out.values()):
-            raise ConfigurationError(f"val and test: a {type(source).__name__} has its own. Give them there.")
+            raise ConfigurationError(f"val and test: a {type(source).__name__} has its own loaders. Define them there.")
         return module_source(source)
     place = find_place(source, reading.files.root) if isinstance(source, str) and not known_as(source) else None
     if place is not None and place.is_dir() and not _is_one(place) and (found := folder_by_client(place, _is_one)):
         if reading.group is not None:
-            raise ConfigurationError(f"{place} has data by client, which says whose the samples are: leave groups out.")
+            raise ConfigurationError(f"{place} has data by client, which defines the clients: leave groups out.")
         own = {name: found.pop(name, None) for name in ("val", "test")}
         return _own_source(found, _filled(held_out, own), reading, clients=True)
     parts = _splits(source)
@@ -353,6 +259,19 @@ def source_name(source: Any) -> str:
     return ", ".join(type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source]))
 
 
+def _read_parts(given: Mapping[str, Any], reading: Reading, clients: bool) -> dict[str, Any]:
+    """Read the clients' data, or a single data set; one ConfigurationError reports all data that cannot be read."""
+    parts, problems = {}, []
+    for name, each in given.items():
+        try:
+            parts[name] = read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return parts
+
+
 def _own_source(
     train: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading, clients: bool = False
 ) -> SourceData:
@@ -366,14 +285,7 @@ def _own_source(
     """
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
-    parts, problems = {}, []
-    for name, each in train.items():
-        try:
-            parts[name] = read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
-        except ConfigurationError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigurationError("\n".join(problems))
+    parts = _read_parts(train, reading, clients)
     base = next(iter(parts.values()))
     if isinstance(base, SourceData):
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})
@@ -382,7 +294,7 @@ def _own_source(
     kinds = {isinstance(part, Table): name for name, part in together.items()}
     if len(kinds) > 1:
         raise ConfigurationError(
-            f"{kinds[True]!r} is a table and {kinds[False]!r} is not: give all as tables, or none."
+            f"{kinds[True]!r} is a table and {kinds[False]!r} is not: give all data as tables, or none."
         )
     if True in kinds:
         label = reading.table_label(next(iter(parts.values())))  # type: ignore[arg-type]  # all are tables

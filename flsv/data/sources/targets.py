@@ -67,7 +67,7 @@ def group_values(table: Table, name: str) -> np.ndarray:
     if empty:
         raise ConfigurationError(
             f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
-            "row belongs to a client: fill them in, or leave the rows out."
+            "row needs a client: fill them in, or leave the rows out."
         )
     names = list(dict.fromkeys(values))
     check_spelling(names, f"{table.path}: {name!r} (group)", refuse=False)
@@ -99,14 +99,16 @@ def class_names(table: Table, name: str, argument: str, pos_label: Any = None) -
     numbers = next((path for path, each in numeric.items() if each.all()), None)
     others = next((path for path, each in numeric.items() if not each.any()), None)
     if numbers is not None and others is not None:
-        raise ConfigurationError(f"{about} has numbers in {numbers} and words in {others}: write the classes alike.")
+        raise ConfigurationError(
+            f"{about} has numbers in {numbers} and words in {others}: write the classes the same way everywhere."
+        )
     values = words_of(table.column(name, argument))
     # For mypy: all are numbers or all are words.
     names = tuple(map(str, sorted(natural_order(values.unique().tolist()))))  # type: ignore[type-var]
     if len(names) < 2 or len(names) > max(2, len(values) // 2):
         raise ConfigurationError(
-            f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which are no classes. "
-            "Name another column; for numbers, a table has task: regression."
+            f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which cannot be classes. "
+            "Name another column; to predict a number, set task: regression in columns."
         )
     check_spelling(names, f"{table.path}: {about}")
     return positive_last(names, [int((values == each).sum()) for each in names], pos_label)
