@@ -149,8 +149,8 @@ def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> Non
     """Warn of the groups ``lost``, of which no client has a sample; with ``whole``, raise ConfigurationError
     instead."""
     message = (
-        f"No sample is left to {listed(lost, show=repr)}: all their samples went to the server's validation set, or were "
-        f"left out (max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
+        f"No sample is left to {listed(lost, show=repr)}: all their samples went to the server's validation set, or "
+        f"were left out (max_samples={options.max_samples}). Give the server its own data (val), or set server_val: 0."
     )
     if lost and whole:
         raise ConfigurationError(message)
@@ -175,8 +175,8 @@ def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence
         held = f"client_val={options.client_val} and client_test={options.client_test}"
         enough = next(count for count in itertools.count(len(samples)) if _sizes(count, options)[0] >= 1)
         raise ConfigurationError(
-            f"{called} has {len(samples)} samples, of which {held} leave none for training. Set them to 0, or partition "
-            f"so that every client has {enough} or more (min_samples)."
+            f"{called} has {len(samples)} samples, of which {held} leave none for training. Set them to 0, or "
+            f"partition so that every client has {enough} or more (min_samples)."
         )
     order = shuffled(samples, generator_for(options.seed, "client_split", client))
     pieces = order.split([train, val, test])

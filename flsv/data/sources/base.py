@@ -375,7 +375,7 @@ def _renumbered(dataset: Dataset, classes: Sequence[str], union: Sequence[str], 
         kind = type(dataset).__name__
         raise ConfigurationError(
             f"{name!r} has the classes {listed(classes, 8)}, and all together have {listed(union, 8)}. The labels of a "
-            f"{kind} cannot be renumbered: number the classes the same way at all clients, with an attribute `classes` of all."
+            f"{kind} cannot be renumbered: use the same numbers at all clients, and an attribute `classes` of all."
         )
     changed.classes = tuple(union)
     return changed
