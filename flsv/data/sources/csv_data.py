@@ -151,8 +151,8 @@ class CSVData(L.LightningDataModule):
         val = int(self.val_fraction * samples + 0.5)
         if test + val > len(free):
             raise ConfigurationError(
-                f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one sample of each of "
-                f"the {len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
+                f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one of each of the "
+                f"{len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
             )
         if any(fraction and not count for fraction, count in ((self.val_fraction, val), (self.test_fraction, test))):
             raise ConfigurationError(

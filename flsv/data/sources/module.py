@@ -40,8 +40,8 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     ):
         raise ConfigurationError(
             f"{name}'s training loader is a {type(loader).__name__} whose samples cannot be divided among clients: "
-            "give a single torch DataLoader of a map-style data set that makes its batches by batch_size and shuffle, or "
-            "the data set as source."
+            "give a single torch DataLoader of a map-style data set that makes its batches by batch_size and shuffle, "
+            "or the data set as source."
         )
     indices, sampler = None, loader.batch_sampler.sampler
     if isinstance(sampler, SubsetRandomSampler):
