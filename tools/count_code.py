@@ -37,8 +37,8 @@ BUDGETS = {
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
     "_lightning": (720, None), "benchmark": (960, 1_000), "cli": (1_960, 1_500), "core": (1_180, None),
-    "data": (3_165, 2_600), "engines": (2_245, 2_100), "federation": (1_060, None), "functional": (3_010, 2_800),
-    "games": (1_830, 1_500), "metrics": (2_050, 1_900), "models": (790, None), "personalization": (680, None),
+    "data": (3_470, 2_600), "engines": (2_245, 2_100), "federation": (1_060, None), "functional": (3_010, 2_800),
+    "games": (1_850, 1_500), "metrics": (2_050, 1_900), "models": (790, None), "personalization": (680, None),
     "report": (1_040, None), "results": (1_120, None), "retraining": (1_070, None), "server": (1_010, None),
     "testing": (650, 700), "training": (2_760, None), "utilities": (1_045, None), "valuation": (680, None),
 }  # fmt: skip

@@ -65,8 +65,7 @@ class CSVData(L.LightningDataModule):
     pooled_inputs = False
     """True if samples depend on statistics of all training rows, such as means, which a single site cannot compute."""
 
-    columns = Columns(gaps=[])
-    """Options by which files are read."""
+    columns = Columns(gaps=[])  # by which files are read
 
     def __init__(
         self,
@@ -118,9 +117,9 @@ class CSVData(L.LightningDataModule):
         if place is None:
             raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}. Set root.")
         table = read_table_file(place, self.columns.delimiter, self.columns.encoding)
-        if table.encoding is not None and not self.pooled_inputs:  # else reported with what is wrong with the columns
-            raise ConfigurationError(f"{table.encoding} Save it in UTF-8.")
-        return table
+        if table.encoding is None or self.pooled_inputs:  # reported with what is wrong with the columns
+            return table
+        raise ConfigurationError(f"{table.encoding} Save it in UTF-8.")
 
     def train_dataloader(self) -> DataLoader:
         """Return shuffled batches of the training samples."""
@@ -264,9 +263,8 @@ _WORD = re.compile(r"\w+")
 def hashed_words(text: str, max_words: int) -> list[int]:
     """Hash the first ``max_words`` words of a text to numbers in 1 .. 2^32 - 1, which are the same on every machine.
 
-    A hash is the CRC-32 of the word in UTF-8.
-
-    A word is a run of letters, digits and underscores of any script; case and Unicode's compatible forms do not matter.
+    A hash is the CRC-32 of the word in UTF-8. A word is a run of letters, digits and underscores
+    of any script; case and Unicode's compatible forms do not matter.
 
     Example:
         >>> hashed_words("Profit rose", 9), hashed_words("PROFIT, rose!", 1)
@@ -320,10 +318,8 @@ class TextData(CSVData):
         files = [with_values(file, self.label, "label", self.columns) for file in (train, test) if file is not None]
         groups = None if self.group is None else group_values(files[0], self.group)
         names = class_names(files[0], self.label, "label", self.pos_label)
-        sets = [
-            (self._words(file.column(self.text, "text")), class_labels(file, self.label, "label", names))
-            for file in files
-        ]
+        words = [self._words(file.column(self.text, "text")) for file in files]
+        sets = [(x, class_labels(file, self.label, "label", names)) for x, file in zip(words, files)]
         self.keep(sets[0], self.split(len(files[0]), groups), groups, None if test is None else sets[1], names)
         self.input_shape = (self.max_words,)
 
