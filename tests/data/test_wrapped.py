@@ -232,3 +232,12 @@ def test_data_modules_data_sets_and_clients_in_yaml(tmp_path, monkeypatch):
     data = parse(clients={name: f"{tmp_path}/{name}.csv" for name in ("Boston", "Köln Süd")}, labels="ill")
     data.setup("fit")
     assert (data.client_names, data.input_shape) == (("Boston", "Köln Süd"), (3,))
+
+
+def test_a_validation_set_that_leaves_too_few_samples_is_named_as_the_cause():
+    for share, left in ((0.999, 1), (0.9999, 0)):
+        message = (
+            f"{left} samples cannot be divided among 5 clients.*validation set takes .* .server_val={share}.: lower"
+        )
+        with pytest.raises(ConfigurationError, match=message):
+            FederatedDataModule("digits", splits=Splits(server_val=share)).setup("fit")
