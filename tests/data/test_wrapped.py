@@ -19,6 +19,7 @@ from flsv.data import (
     GroupPartitioner,
     IIDPartitioner,
     SizePartitioner,
+    Splits,
     TensorBatches,
 )
 from flsv.utilities.errors import ConfigurationError
