@@ -21,17 +21,13 @@ from typing import Any
 import lightning as L
 import timm
 import torch
-from common import be_quiet, grid
+from common import be_quiet
 from fresh_federations import Fresh, classifier, dealt, images, made, own, spoilt
-from fresh_payments import coalitions_of, fit, play, truth_of
+from fresh_payments import coalitions_of, play
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv.benchmark.scores import nanmean, share_error, spearman
 from flsv.data import load_image_data
-from flsv.functional import few_coalitions_shapley
-from flsv.functional.confidence import t_quantile
-from flsv.metrics import BlendedContribution
 
 RUN, TRUTHS, LEVEL = 0, (100, 101, 102), 0.9
 BEFORE, AFTER = range(5), range(5, 10)
@@ -225,7 +221,9 @@ def catalogue() -> dict[str, Fresh]:
                 "colors_4",
                 "CIFAR-10, a convolution, noise",
                 10,
-                images("cifar10", 4, 150, dealt("Dirichlet", 4, 98, alpha=0.5), [spoilt("GaussianNoise", [2], std=1.5)]),
+                images(
+                    "cifar10", 4, 150, dealt("Dirichlet", 4, 98, alpha=0.5), [spoilt("GaussianNoise", [2], std=1.5)]
+                ),
                 classifier(own("proxy.SmallCNN"), "SGD", 0.03, momentum=0.9),
                 needs=["cifar-10-batches-py"],
             )

@@ -14,7 +14,7 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Client, ClientMatrix
+from flsv.core import Client, ClientMatrix, LocalData
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
@@ -173,6 +173,17 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     def check_rounds(self, rounds: int) -> None:
         """Warn if a run of ``rounds`` rounds will not have some of the values; called before training if the number is
         known.
+        """
+
+    def check_server(self, server_data: LocalData | None, model: Tensor) -> None:
+        """Check what the server has; called before training.
+
+        Args:
+            server_data: the server's validation data; None: it has none.
+            model: ``[P]``, the model from which training goes on.
+
+        Raises:
+            ConfigurationError: the metric cannot work with these data and this model.
         """
 
     @abstractmethod

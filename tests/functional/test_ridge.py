@@ -48,4 +48,5 @@ def test_dead_features_have_no_axis_and_broken_samples_do_not_count() -> None:
     for mine, wanted in zip(ridge_statistics(broken, y), ridge_statistics(broken[[0, 2]], y[:2])):
         assert torch.equal(mine, wanted)
     gram, moments = ridge_statistics(torch.empty(0, 2), torch.empty(0, 1))
-    assert not gram.any() and not moments.any()
+    assert not gram.any()
+    assert not moments.any()
