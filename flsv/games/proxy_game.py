@@ -95,6 +95,7 @@ class ProxyOptions:
         head: name of the layer whose inputs are features; None: the last linear layer.
         components: the largest number of features of a kind.
         penalty: the ridge penalty, in units of the features' total variance.
+        num_classes: M, the number of classes; None: as many as the server's data have.
     """
 
     measure: str | ModelScore
@@ -102,6 +103,7 @@ class ProxyOptions:
     head: str | None
     components: int
     penalty: float
+    num_classes: int | None = None
 
 
 class ProxyServer:
@@ -126,7 +128,7 @@ class ProxyServer:
                 f'ProxyShapley(features="{options.kinds}"): linear models of inputs of type {x.dtype} say nothing. '
                 'Choose features="model".'
             )
-        self.classes = 0 if self._y.is_floating_point() else server.num_classes
+        self.classes = 0 if self._y.is_floating_point() else options.num_classes or server.num_classes
         logged = is_logged(options.measure)
         if logged and getattr(options.measure, "mode", "") != "min":
             raise ConfigurationError(
@@ -139,7 +141,12 @@ class ProxyServer:
                 'module logs, performance="val_loss" with mode="min", or a torchmetrics metric.'
             )
         self.vector = None if options.kinds == "inputs" else vector
-        features = _features(server, x, self.vector, options.head, options.kinds)
+        try:
+            features = _features(server, x, self.vector, options.head, options.kinds)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f'ProxyShapley: {error} Its arguments are head=... and features="inputs", which needs no layer.'
+            ) from error
         step = -(-len(x) // MOST_FOR_AXES)
         self.axes = [principal_axes(_finite(each[::step]), options.components) for each in features]
         self._phi = [with_constant((each - mean) @ axes.T) for each, (mean, axes) in zip(features, self.axes)]
@@ -154,7 +161,7 @@ class ProxyServer:
         """Ask clients for their statistics. A client that does not answer is left out, with a warning.
 
         Args:
-            clients: the clients.
+            clients: the clients; if none of them answers, the game has no players.
             most: int64 ``[n]``, the numbers of samples that the clients have announced: statistics of more samples are
                 scaled down; None: the numbers are not known.
         """
@@ -177,7 +184,8 @@ class ProxyServer:
                 factor = 1.0 if most is None or told <= most[client.id] else float(most[client.id]) / told
                 sums[kind][0].append(factor * gram)
                 sums[kind][1].append(factor * moments)
-        return ProxyGame(self, players, [(torch.stack(gram), torch.stack(moments)) for gram, moments in sums])
+        stacked = [(torch.stack(gram), torch.stack(moments)) for gram, moments in sums if gram]
+        return ProxyGame(self, players, stacked)
 
     def _checked(self, client: Client, answer: Any) -> Statistics:
         """Return a client's answer, zeros for a client without samples; raise ``NoAnswer`` if it cannot be one."""

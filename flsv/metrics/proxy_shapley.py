@@ -146,9 +146,8 @@ class ProxyShapley(MeasuredMetric):
 
     def _server(self, validation: LocalData, model: Tensor) -> ProxyServer:
         measure: str | ModelScore = self.measured_by
-        return ProxyServer(
-            validation, model, ProxyOptions(measure, self.features, self.head, self.components, self.penalty)
-        )
+        how = self.features, self.head, self.components, self.penalty, self.num_classes
+        return ProxyServer(validation, model, ProxyOptions(measure, *how))
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
