@@ -96,7 +96,9 @@ class ClientManager:
         self.clients = [Client(client, local, self.channel, owners) for client, local in enumerate(self.locals)]
         nothing = torch.zeros_like(population)
         self.server = (
-            LocalData("the server", self._validation, nothing, population, self.evaluator, self._server_module, guarded=False)
+            LocalData(
+                "the server", self._validation, nothing, population, self.evaluator, self._server_module, guarded=False
+            )
             if data.val_dataloader()
             else None
         )
