@@ -95,13 +95,8 @@ class ClientManager:
         ]
         self.clients = [Client(client, local, self.channel, owners) for client, local in enumerate(self.locals)]
         nothing = torch.zeros_like(population)
-        self.server = (
-            LocalData(
-                "the server", self._validation, nothing, population, self.evaluator, self._server_module, guarded=False
-            )
-            if data.val_dataloader()
-            else None
-        )
+        server = self._validation, nothing, population, self.evaluator, self._server_module
+        self.server = LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
 
     def trained(self, client: int) -> Tensor | None:
         """Return the model ``[P]`` that a client has trained in this round; None if it has not trained, or after

@@ -157,8 +157,8 @@ def few_coalitions_shapley(
         noise: the standard deviation of a utility between two trainings of the same coalition, in the utility's unit;
             the fit assumes at least this much noise. None: the noise is fitted by marginal likelihood.
         prior: a cheaper game's utilities of the same coalitions, ``[K]`` or ``[K, M]``, and its Shapley values, ``[n]``
-            or ``[n, M]``, such as those of :class:`flsv.metrics.ProxyShapley`. A multiple of this game, by least squares
-            and not below 0, is the mean of the Gaussian process, which is then fitted to the rest.
+            or ``[n, M]``, such as those of :class:`flsv.metrics.ProxyShapley`. A multiple of this game, by least
+            squares and not below 0, is the mean of the Gaussian process, which is then fitted to the rest.
 
     Returns:
         The estimate: ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``, and ``evaluations`` K. ``stderr``

@@ -9,6 +9,7 @@ from scipy.stats import studentized_range
 from torch import Tensor
 
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley, interval_over_seeds, kernel_shap
+from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
 from flsv.functional.shapley.kernels import Kernel, averaged_membership, gaussian, gram, membership
 from flsv.functional.shapley.size_effects import size_effects_shapley
