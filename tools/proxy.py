@@ -1,13 +1,14 @@
-"""What a proxy game's values are worth beside those of retrained coalitions, on twelve federations made after its rules.
+"""A proxy game's values beside those of retrained coalitions, on twelve federations made after its rules were chosen.
 
     python tools/proxy.py train [NAME...] [--folder runs/proxy]
     python tools/proxy.py table [NAME...] [--folder runs/proxy]
+    python tools/proxy.py lies [NAME...]
 
 `train` fits every federation by a FederatedLoop with all coalitions (`fresh_payments.play`): seed 0 is the run, seeds
-100 to 102 are the truth; it also fits seed 0 with each cheap metric alone, in turn with fits without metrics, and keeps
-values and processor times. It goes on where it was stopped. `table` is arithmetic on that. Of four federations a
-backbone is most of the work: a small ResNet or ViT of timm, trained before on the five classes that the federation does
-not have.
+100 to 102 are the truth; it goes on where it was stopped. `table` fits seed 0 with each cheap metric alone, in turns
+with fits without, keeps values and processor times, and compares all with the truth. `lies` says what a client
+gains by false statistics. Of four federations a backbone is
+most of the work: a small ResNet or ViT of timm, trained before on the five classes that the federation does not have.
 """
 
 from __future__ import annotations
@@ -15,19 +16,27 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import timm
 import torch
-from common import be_quiet
+from common import be_quiet, grid
 from fresh_federations import Fresh, classifier, dealt, images, made, own, spoilt
-from fresh_payments import coalitions_of, play
+from fresh_payments import coalitions_of, fit, play, truth_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from flsv.benchmark.scores import share_error, shares, spearman
+from flsv.core import LocalData, opened
 from flsv.data import load_image_data
+from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.confidence import t_quantile
+from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
+from flsv.games.proxy_game import ProxyGame, linear_statistics
+from flsv.metrics import BlendedContribution, ProxyShapley
 
 RUN, TRUTHS, LEVEL = 0, (100, 101, 102), 0.9
 BEFORE, AFTER = range(5), range(5, 10)
@@ -264,9 +273,161 @@ def train(wanted: Sequence[Fresh], folder: Path) -> None:
             each.federation.release()
 
 
+class Kept(ProxyShapley):
+    """ProxyShapley that keeps its game."""
+
+    def _value(self, game: Any, generator: Any) -> None:
+        super()._value(game, generator)
+        self.game = game(all_coalitions(len(game.players))).cpu()
+
+
+def cheap(each: Fresh, path: Path, repeats: int = 2) -> dict[str, Any]:
+    """The run's values by metrics that train no coalition, and what they cost in fits, the least of some turns."""
+    if path.exists():
+        return torch.load(path)
+    of = each.federation
+    measure: dict[str, Any] = {"performance": of.performance, "mode": of.mode}
+    ways = {
+        "plain": lambda: {},
+        "proxy": lambda: {"value": Kept(**measure)},
+        "proxy, model": lambda: {"value": Kept(**measure, features="model")},
+        "proxy, inputs": lambda: {"value": Kept(**measure, features="inputs")},
+        "blended": lambda: {"value": BlendedContribution(**measure)},
+    }
+    found: dict[str, Any] = {"values": {}, "games": {}, "seconds": {}}
+    for _ in range(repeats + 1):  # the first turn warms up
+        for name, make in ways.items():
+            metrics, began = make(), time.process_time()
+            fit(each, RUN, metrics)
+            spent = time.process_time() - began
+            found["seconds"].setdefault(name, []).append(spent)
+            for metric in metrics.values():
+                found["values"][name] = metric.compute().as_subclass(Tensor).double()
+                if isinstance(metric, Kept):
+                    found["games"][name] = metric.game
+    found["seconds"] = {name: min(spent[1:]) for name, spent in found["seconds"].items()}
+    of.release()
+    torch.save(found, path)
+    return found
+
+
+def estimates(run: dict[str, Tensor], found: dict[str, Any]) -> dict[str, Tensor]:
+    """Values by all ways: cheap ones, retrained coalitions of one seed, and few of them without and with the prior."""
+    values = dict(found["values"]) | {"shadow": few_coalitions_shapley(run["masks"], run["utilities"]).values}
+    cheaper, n = found["games"]["proxy"], run["masks"].shape[1]
+    exact = shapley_of_table(cheaper[:, None])[:, 0]
+    places = {tuple(mask): place for place, mask in enumerate(run["masks"].tolist())}
+    rows = {tuple(mask): place for place, mask in enumerate(all_coalitions(n).tolist())}
+    for which in ("singles", "both"):
+        some = few_coalitions(n, which)
+        own = run["utilities"][[places[tuple(mask)] for mask in some.tolist()]]
+        prior = cheaper[[rows[tuple(mask)] for mask in some.tolist()]], exact
+        values[which] = few_coalitions_shapley(some, own).values
+        values[f"{which}, proxy as prior"] = few_coalitions_shapley(some, own, prior=prior).values
+    return values
+
+
+def table(wanted: Sequence[Fresh], folder: Path) -> str:
+    """Misallocation and rank correlation by federation, their means and paired differences, and the costs."""
+    scores: dict[str, dict[str, tuple[float, float]]] = {}
+    lines = [["federation", "way", "misallocated, %", "rank", "costs, % of a fit"]]
+    costs: dict[str, list[float]] = {}
+    for each in wanted:
+        name, of = each.federation.name, folder / each.federation.name
+        truths = truth_of(each.federation, [torch.load(of / f"run_{seed}.pt") for seed in TRUTHS])
+        found = cheap(each, of / "cheap.pt")
+        by_way = estimates(torch.load(of / "run_0.pt"), found)
+        plain = found["seconds"].pop("plain")
+        for way, values in by_way.items():
+            score = 100 * share_error(values, truths.mean(0)), spearman(values, truths.mean(0))
+            scores.setdefault(way, {})[name] = score
+            cost = 100 * (found["seconds"][way] / plain - 1) if way in found["seconds"] else float("nan")
+            costs.setdefault(way, []).append(cost)
+            lines.append([name, way, f"{score[0]:.1f}", f"{score[1]:.2f}", f"{cost:.0f}" if cost == cost else ""])
+    head = ["way", "misallocated, %", "worst", "less than blended", "rank", "worst", "costs, % of a fit", "of"]
+    means = [head]
+    for way, of_way in scores.items():
+        errors, ranks = (torch.tensor(part) for part in zip(*of_way.values()))
+        gain = torch.tensor([scores["blended"][name][0] for name in of_way]) - errors
+        half = t_quantile(LEVEL, len(gain) - 1) * gain.std() / len(gain) ** 0.5
+        spent = sorted(cost for cost in costs[way] if cost == cost)
+        cells = f"{errors.mean():.1f}", f"{errors.max():.1f}", f"{gain.mean():+.1f} ± {half:.1f}", f"{ranks.mean():.2f}"
+        cost = f"{spent[0]:.0f} to {spent[-1]:.0f}" if spent else ""
+        means.append([way, *cells, f"{ranks.min():.2f}", cost, str(len(errors))])
+    return grid(means) + "\n\n" + grid(lines)
+
+
+class Liars(ProxyShapley):
+    """Each client's share of the payment if it is honest, and if it alone lies, ``{lie: [n]}``."""
+
+    def update(
+        self,
+        client_ids: Tensor,
+        all_clients: Any,
+        validation: Any,
+        server_vector: Tensor,
+        round_index: int = 0,
+        generator: Any = None,
+    ) -> None:
+        super().update(client_ids, all_clients, validation, server_vector, round_index, generator)
+        if round_index != self._last:
+            return
+        game = self._server(validation, server_vector).ask(all_clients, self._samples)
+        honest = self._shares(game)
+        self.lies: dict[str, Tensor] = {"honest": honest}
+        for client in all_clients:
+            x, y = client.ask(LocalData.samples)
+            classes, draw = game.server.classes, torch.Generator().manual_seed(client.id)
+            with torch.no_grad():
+                known = validation.module(server_vector)(x).argmax(1)
+            told = {"its statistics times five, but for the count": y, "the labels of the global model": known}
+            told |= {"random labels": torch.randint(classes, y.shape, generator=draw)}
+            for lie, labels in told.items():
+                counts = labels.bincount()
+                liar = LocalData("liar", partial(of_one_batch, (x, labels)), counts, counts, module=validation.module)
+                with opened(liar):
+                    sums = linear_statistics(liar, game.server.axes, server_vector, self.head, classes, "both")
+                if labels is y:
+                    sums = [(5 * gram, 5 * moments) for gram, moments in sums]
+                    for gram, _ in sums:
+                        gram[-1, -1] /= 5
+                after = [tuple(part.clone() for part in of_kind) for of_kind in game.sums]
+                for of_kind, of_liar in zip(after, sums):
+                    for part, lied in zip(of_kind, of_liar):
+                        part[client.id] = lied
+                share = self._shares(ProxyGame(game.server, game.players, after))[client.id]  # type: ignore[arg-type]
+                self.lies.setdefault(lie, torch.zeros_like(honest))[client.id] = share
+
+    @staticmethod
+    def _shares(game: ProxyGame) -> Tensor:
+        return shares(shapley_of_table(game(all_coalitions(len(game.players)))[:, None])[:, 0])
+
+
+def of_one_batch(batch: tuple[Tensor, Tensor], split: str) -> list[tuple[Tensor, Tensor]]:
+    return [batch]
+
+
+def lies(wanted: Sequence[Fresh]) -> str:
+    """What a client gains that alone lies about its statistics, in points of the payment."""
+    found: dict[str, list[Tensor]] = {}
+    for each in wanted:
+        if each.federation.performance != "val_loss":
+            liars = Liars(performance=each.federation.performance)
+            fit(each, RUN, {"value": liars})
+            for lie, of_lie in liars.lies.items():
+                found.setdefault(lie, []).append(100 * of_lie)
+    honest = torch.cat(found["honest"])
+    lines = [["lie", "honest share, %", "gain, points", "largest gain", "clients"]]
+    for lie, parts in found.items():
+        gain = torch.cat(parts) - honest
+        cells = f"{honest.mean():.1f}", f"{gain.mean():+.1f}", f"{gain.max():+.1f}", str(len(gain))
+        lines.append([lie, *cells])
+    return grid(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "table"))
+    parser.add_argument("what", choices=("train", "table", "lies"))
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--folder", type=Path, default=Path("runs/proxy"))
     options = parser.parse_args()
@@ -275,6 +436,10 @@ def main() -> None:
     wanted = [known[name] for name in options.names or known]
     if options.what == "train":
         train(wanted, options.folder)
+    elif options.what == "lies":
+        print(lies(wanted))
+    else:
+        print(table(wanted, options.folder))
 
 
 if __name__ == "__main__":
