@@ -78,9 +78,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """
 
     uses_ground_truth = False
-    """Whether the metric's values are compared with facts that no real server knows: the metric then gets every
-    client's ``class_counts``.
-    """
+    """Whether values are compared with facts that no real server knows: every client's ``class_counts``."""
 
     evaluates = False
     """Whether clients evaluate models for the metric on their own validation samples: then every client must have
@@ -176,15 +174,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         """
 
     def check_server(self, server_data: LocalData | None, model: Tensor) -> None:
-        """Check what the server has; called before training.
-
-        Args:
-            server_data: the server's validation data; None: it has none.
-            model: ``[P]``, the model from which training goes on.
-
-        Raises:
-            ConfigurationError: the metric cannot work with these data and this model.
-        """
+        """Raise ConfigurationError if the metric cannot work with the server's validation data (None: there are none)
+        or with the model ``[P]`` from which training goes on; called before training."""
 
     @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
