@@ -109,154 +109,87 @@ class SmallCNN(nn.Sequential):
         super().__init__(*layers, nn.ReLU(), nn.Linear(24, 10))
 
 
+def new(*parts: Any, **more: Any) -> Fresh:
+    return Fresh(made(*parts, **more))
+
+
 def backbone(name: str, title: str, net: str, of: str, clients: int, partitioner: Any, *corruptions: Any) -> Fresh:
     source = {"class_path": "proxy.OtherClasses", "init_args": {"name": of, "samples": 100 * clients}}
     data = {"source": source, "partitioner": partitioner, "corruptions": [*corruptions], "batch_size": 16}
-    model = classifier(own("proxy.Backbone", name=net, of=of), "SGD", 0.02, momentum=0.9)
-    return Fresh(made(name, title, 8, data, model))
+    return new(name, title, 8, data, classifier(own("proxy.Backbone", name=net, of=of), "SGD", 0.02, momentum=0.9))
+
+
+def few(
+    source: Any, partitioner: Any, batch_size: int, corruptions: Sequence[Any] = (), **splits: int
+) -> dict[str, Any]:
+    data = {"source": source, "partitioner": partitioner, "batch_size": batch_size, "splits": {"seed": 9, **splits}}
+    return {**data, "corruptions": [*corruptions]}
 
 
 def catalogue() -> dict[str, Fresh]:
     """Made after the rules of the proxy game were chosen."""
-    noise = "ClosedSetLabelNoise"
-    builtin: dict[str, Any] = {"class_path": "flsv.benchmark.built_in.BuiltInData"}
-    digits = {**builtin, "init_args": {"name": "digits", "merge": 7, "keep": [1.0, 0.7, 0.5, 0.4], "val_fraction": 0.4}}
-    patients = {**builtin, "init_args": {"name": "diabetes", "val_fraction": 0.4}}
-    regressor = {
-        "class_path": "flsv.models.RegressorClient",
-        "init_args": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}}},
-    }
-    copies = {"class_path": "flsv.benchmark.Duplicates", "init_args": {"unique": 0.2, "clients": [1, 4], "seed": 93}}
-    table = {
-        "source": {
-            "class_path": "flsv.data.TableData",
-            "init_args": {
-                "path": "tables/contraception.csv",
-                "target": "use",
-                "val_fraction": 0.4,
-                "columns": {"exclude": ["woman", "district"], "categorical": ["livch"]},
-            },
-        },
-        "splits": {"max_samples": 900, "seed": 9},
-        "partitioner": dealt("Size", 5, 95, proportions=[1, 2, 2, 4, 6]),
-        "corruptions": [spoilt(noise, [3], rate=0.5)],
-        "batch_size": 16,
-    }
-    normed = {
-        "source": digits,
-        "partitioner": dealt("Dirichlet", 5, 94, alpha=0.5),
-        "batch_size": 10,
-        "splits": {"seed": 9},
-    }
-    numbers = {
-        "source": patients,
-        "splits": {"seed": 9},
-        "partitioner": dealt("Size", 5, 96, proportions=[3, 1, 2, 2, 4]),
-        "corruptions": [spoilt("GaussianNoise", [4], std=1.0)],
-        "batch_size": 10,
-    }
-    clinics = {
-        "source": "pneumoniamnist.npz",
-        "splits": {"max_samples": 1200, "seed": 9},
-        "partitioner": dealt("Dirichlet", 4, 97, alpha=0.5),
-        "batch_size": 16,
-    }
-    pooled, sizes = own("fresh_federations.Pooled"), [1, 2, 2, 3, 4]
+    noise, dirichlet, sizes = "ClosedSetLabelNoise", partial(dealt, "Dirichlet"), partial(dealt, "Size")
+    built_in, mlp = "flsv.benchmark.built_in.BuiltInData", classifier("mlp", "SGD", 0.05, momentum=0.9)
+    pooled, cnn = own("fresh_federations.Pooled"), own("proxy.SmallCNN")
+    digits = own(built_in, name="digits", merge=7, keep=[1.0, 0.7, 0.5, 0.4], val_fraction=0.4)
+    patients = own(built_in, name="diabetes", val_fraction=0.4)
+    columns = {"exclude": ["woman", "district"], "categorical": ["livch"]}
+    women = {"path": "tables/contraception.csv", "target": "use", "val_fraction": 0.4, "columns": columns}
+    regressor = own("flsv.models.RegressorClient", optimizer=own("torch.optim.SGD", lr=0.01))
+    copies = own("flsv.benchmark.Duplicates", unique=0.2, clients=[1, 4], seed=93)
+    balanced, loss = {"performance": "balanced_accuracy"}, {"performance": "val_loss", "mode": "min"}
+
+    table = few(
+        own("flsv.data.TableData", **women),
+        sizes(5, 95, proportions=[1, 2, 2, 4, 6]),
+        16,
+        [spoilt(noise, [3], rate=0.5)],
+        max_samples=900,
+    )
+    numbers = few(patients, sizes(5, 96, proportions=[3, 1, 2, 2, 4]), 10, [spoilt("GaussianNoise", [4], std=1.0)])
+    lungs = few("pneumoniamnist.npz", dirichlet(4, 97, alpha=0.5), 16, max_samples=1200)
+    first = images("digits", 5, 120, sizes(5, 91, proportions=[1, 2, 2, 3, 4]), [spoilt(noise, [4], rate=0.5)])
+    labels = images("fashion_mnist", 6, 100, dirichlet(6, 92, alpha=0.3))
+    copied = images("mnist", 5, 100, dirichlet(5, 93, alpha=1.0), [copies])
+    colors = images("cifar10", 4, 150, dirichlet(4, 98, alpha=0.5), [spoilt("GaussianNoise", [2], std=1.5)])
+    wrong, noisy = spoilt(noise, [3], rate=0.6), spoilt("GaussianNoise", [1], std=1.5)
+    resnet, vit, fashion, cifar = "test_resnet", "test_vit", "fashion_mnist", "cifar10"
+    slow = classifier("mlp", "SGD", 0.02, momentum=0.9)
     found = [
-        Fresh(
-            made(
-                "momentum_5",
-                "digits, 1 to 4 parts, wrong labels",
-                10,
-                images("digits", 5, 120, dealt("Size", 5, 91, proportions=sizes), [spoilt(noise, [4], rate=0.5)]),
-                classifier("mlp", "SGD", 0.05, momentum=0.9),
-            )
+        new("momentum_5", "digits, 1 to 4 parts, wrong labels", 10, first, mlp),
+        new("labels_6", "Fashion-MNIST, few classes a client", 10, labels, classifier(pooled, "SGD", 0.1)),
+        new("copies_5", "MNIST, most samples of two are copies", 10, copied, classifier(pooled, "Adam", 0.005)),
+        new(
+            "rare_5",
+            "digits, one common class",
+            10,
+            few(digits, dirichlet(5, 94, alpha=0.5), 10),
+            classifier("mlp", "SGD", 0.1),
+            **balanced,
         ),
-        Fresh(
-            made(
-                "labels_6",
-                "Fashion-MNIST, few classes a client",
-                10,
-                images("fashion_mnist", 6, 100, dealt("Dirichlet", 6, 92, alpha=0.3)),
-                classifier(pooled, "SGD", 0.1),
-            )
+        new("women_5", "contraception in Bangladesh, wrong labels", 12, table, mlp, needs=[women["path"]], **balanced),
+        new("patients_5", "diabetes, noise", 12, numbers, regressor, **loss),
+        new("lungs_4", "pneumonia, four clinics", 10, lungs, slow, needs=["pneumoniamnist.npz"], **balanced),
+        new(
+            "colors_4",
+            "CIFAR-10, convolution, noise",
+            10,
+            colors,
+            classifier(cnn, "SGD", 0.03, momentum=0.9),
+            needs=["cifar-10-batches-py"],
         ),
-        Fresh(
-            made(
-                "copies_5",
-                "MNIST, four fifths of two clients' samples are copies",
-                10,
-                images("mnist", 5, 100, dealt("Dirichlet", 5, 93, alpha=1.0), [copies]),
-                classifier(pooled, "Adam", 0.005),
-            )
-        ),
-        Fresh(
-            made(
-                "rare_5",
-                "digits, one common class",
-                10,
-                normed,
-                classifier("mlp", "SGD", 0.1),
-                performance="balanced_accuracy",
-            )
-        ),
-        Fresh(
-            made(
-                "women_5",
-                "contraception in Bangladesh, wrong labels",
-                12,
-                table,
-                classifier("mlp", "SGD", 0.05, momentum=0.9),
-                performance="balanced_accuracy",
-                needs=["tables/contraception.csv"],
-            )
-        ),
-        Fresh(
-            made("patients_5", "diabetes, noise", 12, numbers, regressor, performance="val_loss", mode="min"),
-        ),
-        Fresh(
-            made(
-                "lungs_4",
-                "pneumonia, four clinics",
-                10,
-                clinics,
-                classifier("mlp", "SGD", 0.02, momentum=0.9),
-                performance="balanced_accuracy",
-                needs=["pneumoniamnist.npz"],
-            )
-        ),
-        Fresh(
-            made(
-                "colors_4",
-                "CIFAR-10, a convolution, noise",
-                10,
-                images(
-                    "cifar10", 4, 150, dealt("Dirichlet", 4, 98, alpha=0.5), [spoilt("GaussianNoise", [2], std=1.5)]
-                ),
-                classifier(own("proxy.SmallCNN"), "SGD", 0.03, momentum=0.9),
-                needs=["cifar-10-batches-py"],
-            )
-        ),
-        backbone("resnet_mnist_4", "MNIST", "test_resnet", "mnist", 4, dealt("Dirichlet", 4, 101, alpha=0.5)),
+        backbone("resnet_mnist_4", "MNIST", resnet, "mnist", 4, dirichlet(4, 101, alpha=0.5)),
         backbone(
             "vit_fashion_4",
             "Fashion-MNIST, wrong labels",
-            "test_vit",
-            "fashion_mnist",
+            vit,
+            fashion,
             4,
-            dealt("Size", 4, 102, proportions=[1, 2, 2, 3]),
-            spoilt(noise, [3], rate=0.6),
+            sizes(4, 102, proportions=[1, 2, 2, 3]),
+            wrong,
         ),
-        backbone("resnet_cifar_4", "CIFAR-10", "test_resnet", "cifar10", 4, dealt("Dirichlet", 4, 103, alpha=0.3)),
-        backbone(
-            "vit_cifar_5",
-            "CIFAR-10, noise",
-            "test_vit",
-            "cifar10",
-            5,
-            dealt("Dirichlet", 5, 104, alpha=0.7),
-            spoilt("GaussianNoise", [1], std=1.5),
-        ),
+        backbone("resnet_cifar_4", "CIFAR-10", resnet, cifar, 4, dirichlet(4, 103, alpha=0.3)),
+        backbone("vit_cifar_5", "CIFAR-10, noise", vit, cifar, 5, dirichlet(5, 104, alpha=0.7), noisy),
     ]
     return {each.federation.name: each for each in found}
 
