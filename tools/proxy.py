@@ -279,11 +279,22 @@ def table(wanted: Sequence[Fresh], folder: Path) -> str:
             cost = 100 * (found["seconds"][way] / plain - 1) if way in found["seconds"] else float("nan")
             costs.setdefault(way, []).append(cost)
             lines.append([name, way, f"{score[0]:.1f}", f"{score[1]:.2f}", f"{cost:.0f}" if cost == cost else ""])
-    head = ["way", "misallocated, %", "worst", "less than blended", "rank", "worst", "costs, % of a fit", "of"]
+    head = [
+        "way",
+        "misallocated, %",
+        "worst",
+        "less than blended, or without the prior",
+        "rank",
+        "worst",
+        "costs, % of a fit",
+        "of",
+    ]
     means = [head]
     for way, of_way in scores.items():
         errors, ranks = (torch.tensor(part) for part in zip(*of_way.values()))
-        gain = torch.tensor([scores["blended"][name][0] for name in of_way]) - errors
+        without = way.removesuffix(", proxy as prior")
+        other = scores["blended" if without == way else without]
+        gain = torch.tensor([other[name][0] for name in of_way]) - errors
         half = t_quantile(LEVEL, len(gain) - 1) * gain.std() / len(gain) ** 0.5
         spent = sorted(cost for cost in costs[way] if cost == cost)
         cells = f"{errors.mean():.1f}", f"{errors.max():.1f}", f"{gain.mean():+.1f} ± {half:.1f}", f"{ranks.mean():.2f}"

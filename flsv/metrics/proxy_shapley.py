@@ -42,8 +42,10 @@ class ProxyShapley(MeasuredMetric):
     performance's unit, or ``[num_clients, num_classes]``; NaN for a client that never took part.
 
     When not to use it:
-        To pay by it: on federations made after its choice it misallocates more than retrained coalitions do
-        (``docs/results/proxy.md``). If coalitions can be trained, :class:`ShadowShapley` says more. Where clients hide
+        To pay by it, or to rank clients of a federation that can be measured otherwise: on twelve federations made
+        after its rules were chosen it was no better than :class:`BlendedContribution`, and worse with wrong labels and
+        rare classes (``docs/results/proxy.md``). If coalitions can be trained, take :class:`ShadowShapley`; its values
+        help as the ``prior`` of :func:`flsv.functional.few_coalitions_shapley`. Where clients hide
         their samples' second moments, which are what they send; beside ``GaussianPrivacy`` it is refused. Where the
         federation is far from trained: the linear models are always fully fitted.
 
