@@ -30,16 +30,16 @@ BUDGETS = {
     "words of all pages": (44_600, 38_000),
     "of these of guides": (12_810, 12_000),
     "lines of tests": (35_035, 31_000),
-    "lines of tools": (5_680, 4_500),
-    "scripts in tools": (28, 25),
+    "lines of tools": (6_060, 4_500),
+    "scripts in tools": (29, 25),
     "lines of flsv": (31_345, 28_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
     "_lightning": (720, None), "benchmark": (960, 1_000), "cli": (1_960, 1_500), "core": (1_180, None),
-    "data": (3_470, 2_600), "engines": (2_245, 2_100), "federation": (1_060, None), "functional": (3_010, 2_800),
-    "games": (1_850, 1_500), "metrics": (2_050, 1_900), "models": (790, None), "personalization": (680, None),
-    "report": (1_040, None), "results": (1_120, None), "retraining": (1_070, None), "server": (1_010, None),
+    "data": (3_470, 2_600), "engines": (2_245, 2_100), "federation": (1_060, None), "functional": (3_050, 2_800),
+    "games": (2_010, 1_500), "metrics": (2_160, 1_900), "models": (790, None), "personalization": (680, None),
+    "report": (1_040, None), "results": (1_120, None), "retraining": (1_070, None), "server": (1_020, None),
     "testing": (650, 700), "training": (2_760, None), "utilities": (1_045, None), "valuation": (680, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.

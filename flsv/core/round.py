@@ -52,6 +52,7 @@ class Round:
         num_steps: ``[k]`` integers, optimizer steps of each client.
         reports: the clients' reports that strategies declare, ``{name: tensor [k, ...]}``.
         clients: the cohort, to ask questions about their data; None outside of a fit.
+        all_clients: all n clients of the federation, in the order of their numbers; None outside of a fit.
         server_data: the server's validation set; None where there is none.
         seed: seed of the round's random choices; see :meth:`generator`.
         chances: returns each client's probability ``[n]`` to be drawn into this cohort; None: all are drawn.
@@ -78,6 +79,7 @@ class Round:
     num_steps: Tensor | None = None
     reports: Mapping[str, Tensor] = field(default_factory=dict)
     clients: Sequence[Client] | None = None
+    all_clients: Sequence[Client] | None = None
     server_data: LocalData | None = None
     seed: int = 0
     chances: Callable[[], Tensor] | None = None

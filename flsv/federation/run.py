@@ -18,7 +18,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.engines.one_process import OneProcess
-from flsv.metrics import PrivacyLoss
+from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -120,6 +120,9 @@ class FederationRun:
         """
         if (games := self.engine.games(self.metrics.performances, self.metrics.evaluating)) is not None:
             self.server.bind_games(games)
+        for metric in self.metrics.metrics.values():
+            if isinstance(metric, ContributionMetric):
+                metric.check_server(self.engine.manager.server, self.state.model())
         self.engine.begin_training(buffers)
 
     def draw_cohort(self) -> None:

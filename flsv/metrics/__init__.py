@@ -4,7 +4,8 @@
 - How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,
   CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut; mixed
   with agreement, BlendedContribution.
-- How much does each client add, by training every coalition alongside the federation? ShadowShapley.
+- How much does each client add, by training every coalition alongside the federation? ShadowShapley. By linear models
+  that stand for it, where training is too expensive? ProxyShapley.
 - Whose updates lower the validation loss? GradientShapley, InRunShapley, GradientAgreement.
 - Whose data resemble the validation data? WassersteinContribution, CalibratedOTGradient.
 - Who is useful to the other clients? ContributionEstimation, DomainRelevance.
@@ -31,6 +32,7 @@ from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradient_shapley import GradientShapley
 from flsv.metrics.in_run_shapley import InRunShapley
 from flsv.metrics.privacy_loss import PrivacyLoss
+from flsv.metrics.proxy_shapley import ProxyShapley
 from flsv.metrics.shadow import ShadowShapley
 from flsv.metrics.wasserstein_contribution import WassersteinContribution
 
@@ -54,6 +56,7 @@ __all__ = [
     "OneRoundShapley",
     "PartialFederatedShapley",
     "PrivacyLoss",
+    "ProxyShapley",
     "ShadowShapley",
     "SurrogateFederatedShapley",
     "WassersteinContribution",

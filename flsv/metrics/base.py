@@ -14,7 +14,7 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Client, ClientMatrix
+from flsv.core import Client, ClientMatrix, LocalData
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
@@ -78,9 +78,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """
 
     uses_ground_truth = False
-    """Whether the metric's values are compared with facts that no real server knows: the metric then gets every
-    client's ``class_counts``.
-    """
+    """Whether values are compared with facts that no real server knows: every client's ``class_counts``."""
 
     evaluates = False
     """Whether clients evaluate models for the metric on their own validation samples: then every client must have
@@ -174,6 +172,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         """Warn if a run of ``rounds`` rounds will not have some of the values; called before training if the number is
         known.
         """
+
+    def check_server(self, server_data: LocalData | None, model: Tensor) -> None:
+        """Raise ConfigurationError if the metric cannot work with the server's validation data (None: there are none)
+        or with the model ``[P]`` from which training goes on; called before training."""
 
     @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:

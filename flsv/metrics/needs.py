@@ -32,8 +32,10 @@ OF_A_NAME = {
     **dict.fromkeys(("utility", "play", "games", "gradient_products", "hessian_products", "slopes"), _GAMES),
     "coalitions": ("validation",),
     "server_data": ("validation",),
+    "validation": ("validation",),
     "losses": ("losses",),
     "clients": ("answers",),
+    "all_clients": ("answers",),
     "peer_values": ("client validation",),
 }
 #: Attributes of a :class:`flsv.Round` with a row for each of its clients, and the shapes of rows that are tensors.

@@ -140,6 +140,12 @@ def _check_splits(data: FederatedDataModule, metrics: ContributionMetrics, confi
             f'metrics {judged} have judges="clients", who tell how many of their samples models get right, without '
             "noise, and the updates are private. Leave GaussianPrivacy out, or let the server judge."
         )
+    asking = [name for name, fields in metrics.fields.items() if "all_clients" in fields.values()]
+    if asking and config.privacy is not None:
+        raise ConfigurationError(
+            f"metrics {asking} ask clients for sums over their samples, without noise, and the updates are private. "
+            "Leave GaussianPrivacy out, or those metrics."
+        )
     games = [name for name in metrics.game_metrics if name not in metrics.evaluating]
     if games and not data.val_dataloader():
         raise ConfigurationError(

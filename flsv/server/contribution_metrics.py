@@ -24,11 +24,11 @@ RESERVED = (
     *("weight", *OWN_SCORES, "update_norm", "train_loss", *map(tag_of, OWN_SCORES)),
     *("data", "how to read"),
 )
-GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
+GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products", "validation"}
 #: Fields of a round that exist before any client has uploaded its update, or do not depend on the uploads.
 APART_FROM_UPDATES = {
     "round_index", "client_ids", "senders", "reached", "num_samples", "global_vector", "losses", "num_steps", "clients",
-    "server_data", "generator", "inclusion_probabilities", "uploaded", "downloaded", "uploaded_bytes",
+    "all_clients", "server_data", "generator", "inclusion_probabilities", "uploaded", "downloaded", "uploaded_bytes",
     "downloaded_bytes",
 }  # fmt: skip
 Field = str | Callable[[Round], Any]

@@ -152,6 +152,7 @@ class RoundServer:
             starts=self._starts(updates, instructions, clients),
             reports=self._reports(updates, model.device),
             clients=tuple(clients[update.client_id] for update in updates),
+            all_clients=clients,
             server_data=server_data,
             space=self.space,
             seed=state.seed,

@@ -41,7 +41,7 @@ Model = Tensor | Mapping[str, Any] | Sequence[Any]
 :class:`flsv.ParameterSpace`."""
 
 #: Fields of a round that only a FederatedLoop can fill; and the stages of a round that only a FederatedLoop has.
-_OF_A_LOOP = {"clients", "server_data", "losses", "num_steps"}
+_OF_A_LOOP = {"clients", "all_clients", "server_data", "losses", "num_steps"}
 _LATE = ("personalization", "exchange")
 
 

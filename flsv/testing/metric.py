@@ -47,7 +47,7 @@ class MetricCase(fits.FitCase):
     @property
     def sees_clients(self) -> bool:  # type: ignore[override]  # depends on the metric
         """True if the metric asks clients for evaluations, or reads their reports."""
-        return self.in_a_loop and bool({"clients", *self.given} & self.fields.keys())
+        return self.in_a_loop and bool({"clients", "all_clients", *self.given} & self.fields.keys())
 
     @property
     def in_a_loop(self) -> bool:  # type: ignore[override]  # likewise

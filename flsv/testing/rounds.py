@@ -102,6 +102,7 @@ class Rounds:
             losses=torch.tensor([1.0 + client for client in who]),
             num_steps=torch.tensor([2 + client for client in who]),
             clients=[self.clients[number] for number in numbers],
+            all_clients=self.clients,
             server_data=self.server,
             seed=0,
             chances=partial(torch.full, (NUM_CLIENTS,), 0.5),

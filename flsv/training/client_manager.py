@@ -95,11 +95,8 @@ class ClientManager:
         ]
         self.clients = [Client(client, local, self.channel, owners) for client, local in enumerate(self.locals)]
         nothing = torch.zeros_like(population)
-        self.server = (
-            LocalData("the server", self._validation, nothing, population, self.evaluator, self.module, guarded=False)
-            if data.val_dataloader()
-            else None
-        )
+        server = self._validation, nothing, population, self.evaluator, self._server_module
+        self.server = LocalData("the server", *server, guarded=False) if data.val_dataloader() else None
 
     def trained(self, client: int) -> Tensor | None:
         """Return the model ``[P]`` that a client has trained in this round; None if it has not trained, or after
@@ -172,15 +169,24 @@ class ClientManager:
         self._replica.load(build, 0)
         return self._replica.module
 
-    def tried(self) -> Replica:
+    def _server_module(self, vector: Tensor) -> nn.Module:
+        """Return :meth:`module` for the server, which may have no client's samples to try the copy on."""
+        if self._replica is None:
+            self._replica = self.tried(self._validation("val"))
+        return self.module(vector)
+
+    def tried(self, batches: Iterable[Any] | None = None) -> Replica:
         """Copy the trainer's module and check on a batch that the copy computes the same outputs.
+
+        Args:
+            batches: pairs ``(x, y)``; None: those of the first client.
 
         Raises:
             ConfigurationError: the outputs differ, see :func:`flsv.games.check_copies.check_copies`.
         """
         replica = Replica(self._trainer.lightning_module, self._space)
         with isolated_rngs(0, "trial"):
-            for x, _ in self._batches(0, "train"):
+            for x, *_ in self._batches(0, "train") if batches is None else batches:
                 replica.check(self._trainer.lightning_module, x)
                 break
         return replica

@@ -39,6 +39,7 @@ QUESTIONS = (
     "flsv.sampling.power_of_choice:local_loss",
     "flsv.metrics.leave_self_out:leave_self_out",
     "flsv.games.judges:judge",
+    "flsv.games.proxy_game:linear_statistics",
 )
 #: File in the site's folder with the privacy loss of its updates so far, if a policy limits it.
 LEDGER = "privacy.json"

@@ -41,6 +41,9 @@ smaller: 1 to 15 % of the variance between coalitions in the federations of ``fl
 from this Gaussian process. :func:`flsv.functional.kernel_shap` on the same coalitions makes no such assumption: if its
 values are outside the intervals of this fit, the assumption determines the result.
 
+**A prior mean** (``prior``) of a cheaper game, such as that of linear models, says what the coalitions that were not
+evaluated might come to (``docs/results/proxy.md``).
+
 The method is this package's own.
 """
 
@@ -140,6 +143,7 @@ def few_coalitions_shapley(
     masks: Tensor,
     utilities: Tensor,
     noise: NonNegative | None = None,
+    prior: tuple[Tensor, Tensor] | None = None,
 ) -> ShapleyEstimate:
     """Compute Shapley values from the utilities of some coalitions, by a Gaussian process fitted to them.
 
@@ -152,6 +156,9 @@ def few_coalitions_shapley(
         utilities: the coalitions' utilities, ``[K]``, or ``[K, M]`` for M games at once.
         noise: the standard deviation of a utility between two trainings of the same coalition, in the utility's unit;
             the fit assumes at least this much noise. None: the noise is fitted by marginal likelihood.
+        prior: a cheaper game's utilities of the same coalitions, ``[K]`` or ``[K, M]``, and its Shapley values, ``[n]``
+            or ``[n, M]``, such as those of :class:`flsv.metrics.ProxyShapley`. A multiple of this game, by least
+            squares and not below 0, is the mean of the Gaussian process, which is then fitted to the rest.
 
     Returns:
         The estimate: ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``, and ``evaluations`` K. ``stderr``
@@ -176,6 +183,8 @@ def few_coalitions_shapley(
     flat = columns.ndim == 1
     columns = columns[:, None] if flat else columns
     _check(masks, columns)
+    if prior is not None:
+        return _beyond(prior, masks, utilities, noise)
     n = masks.shape[1]
     if len(masks) == 2**n:
         table = dict(zip(map(tuple, masks.tolist()), columns))
@@ -190,6 +199,20 @@ def few_coalitions_shapley(
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
+
+
+def _beyond(prior: tuple[Tensor, Tensor], masks: Tensor, utilities: Tensor, noise: float | None) -> ShapleyEstimate:
+    """Add a multiple of a cheaper game's values to the values of the game that is left without it."""
+    game, (cheap, values) = torch.as_tensor(utilities).detach().cpu().double(), (p.cpu().double() for p in prior)
+    if cheap.shape != game.shape or values.shape != (masks.shape[1], *game.shape[1:]):
+        raise ValueError(
+            f"expected a prior {list(game.shape)} and {[masks.shape[1], *game.shape[1:]]}, got {list(cheap.shape)} and "
+            f"{list(values.shape)}."
+        )
+    centered = cheap - cheap.mean(0)
+    slope = ((centered * game).sum(0) / centered.square().sum(0).clamp_min(1e-300)).clamp_min(0)
+    rest = few_coalitions_shapley(masks, game - slope * cheap, noise)
+    return ShapleyEstimate(rest.values + slope * values, rest.stderr, len(masks))
 
 
 def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
