@@ -53,7 +53,7 @@ ON_EMULATED = tests/testing/test_parts.py tests/retraining/test_side_by_side.py 
 emulated: ## federations on an emulated accelerator beside the CPU's, and a part of the tests with each Trainer on it
 	@if command -v g++ > /dev/null; then \
 	  export FLSV_EMULATED=1 PYTHONPATH=tests; \
-	  $(PYTHON) -m pytest tests/device && $(PYTHON) -m pytest -p helpers.on_emulated $(ON_EMULATED); \
+	  $(PYTHON) -m pytest tests/device && $(PYTHON) -m pytest -p device.on_emulated $(ON_EMULATED); \
 	else echo "skipped: g++ compiles the emulated accelerator, and is not here"; fi
 
 slow: ## the slow tests

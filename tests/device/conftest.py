@@ -1,3 +1,3 @@
 """The emulated accelerator registers itself with torch when it is imported: never only to look for doctests."""
 
-collect_ignore = ["emulated.py"]
+collect_ignore = ["emulated.py", "on_emulated.py"]

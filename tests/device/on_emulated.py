@@ -1,6 +1,6 @@
 """A pytest plugin: each Trainer of a test that would train on the CPU trains on the emulated accelerator.
 
-FLSV_EMULATED=1 pytest -p helpers.on_emulated tests/federation
+FLSV_EMULATED=1 pytest -p device.on_emulated tests/federation
 """
 
 from typing import Any
