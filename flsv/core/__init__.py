@@ -1,5 +1,6 @@
 """Types that all parts of flsv share: rounds and their messages, clients and their data, strategies, the parameter
-space."""
+space; no method of the literature.
+"""
 
 from flsv.core.client import Channel, Client, Message, NoAnswer, Traffic, map_clients
 from flsv.core.fields import STAGES, Stage, TrainedCoalitions, after, stage_of
