@@ -1,1 +1,1 @@
-"""All code that uses Lightning's insides, which a release of it may change; nothing that knows rounds or contributions."""
+"""Code on Lightning's insides, which a release of it may change; nothing that knows rounds or contributions."""
