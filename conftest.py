@@ -5,7 +5,7 @@ from lightning_utilities.core.imports import RequirementCache
 
 collect_ignore_glob = ["flsv/cli/templates/flower/*", "tests/engines/flower_app/*"]
 if not RequirementCache("flwr"):
-    collect_ignore_glob.append("flsv/engines/flower*.py")
+    collect_ignore_glob += ["flsv/engines/flower*.py", "flsv/outside/flower.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.federation import FederatedLoop
     from flsv.functional.allocation import allocate
     from flsv.models.classifier import ClassifierClient
+    from flsv.outside.value_round import value_round
     from flsv.report import read_run
     from flsv.results.folder import Reporting
     from flsv.retraining.retrain import retrain
-    from flsv.server.value_round import value_round
     from flsv.utilities.errors import ConfigurationError
 
 __all__ = [
@@ -52,7 +52,7 @@ _HOMES = {
     "allocate": "flsv.functional.allocation",
     "read_run": "flsv.report",
     "retrain": "flsv.retraining.retrain",
-    "value_round": "flsv.server.value_round",
+    "value_round": "flsv.outside.value_round",
 }
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RoundTimer, be_quiet, grid, plain_rounds, quiet_trainer
+from studies.common import RoundTimer, be_quiet, grid, plain_rounds, quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from common import be_quiet, grid, quiet_trainer
+from studies.common import be_quiet, grid, quiet_trainer
 from torch import Tensor, nn
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting

@@ -22,8 +22,8 @@ from typing import Any
 
 import lightning as L
 import torch
-from common import RoundTimer, be_quiet, in_turns, plain_rounds, quiet_trainer, ratios
 from lightning.pytorch.loggers import TensorBoardLogger
+from studies.common import RoundTimer, be_quiet, in_turns, plain_rounds, quiet_trainer, ratios
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

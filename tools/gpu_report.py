@@ -30,7 +30,7 @@ from typing import Any
 import bench_round
 import lightning as L
 import torch
-from common import RoundTimer, be_quiet, quiet_trainer
+from studies.common import RoundTimer, be_quiet, quiet_trainer
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import TensorDataset

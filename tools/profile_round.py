@@ -18,7 +18,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from common import quiet_trainer
+from studies.common import quiet_trainer
 from torch.utils.data import TensorDataset
 
 import flsv

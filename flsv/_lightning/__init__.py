@@ -1,1 +1,1 @@
-"""The code that uses Lightning's internals: checkpoints, batch hooks, validation, patched attributes."""
+"""Code on Lightning's insides, which a release of it may change; nothing that knows rounds or contributions."""

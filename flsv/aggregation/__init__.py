@@ -1,4 +1,6 @@
-"""Aggregators: rules that combine the clients' models into the next global model."""
+"""Aggregators: rules that combine the clients' models into the next global model; no rule that changes one client's
+update (filters) or gives clients models of their own (personalization).
+"""
 
 from flsv.aggregation.base import Aggregator
 from flsv.aggregation.bucketing import Bucketing

@@ -1,4 +1,6 @@
-"""Attacks: changes that malicious clients make to their updates. One file each."""
+"""Attacks: changes that malicious clients make to their updates, one file each; no defence (filters), and no fault of
+data (data).
+"""
 
 from flsv.attacks.a_little_is_enough import ALittleIsEnough
 from flsv.attacks.alignment import Alignment

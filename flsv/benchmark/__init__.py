@@ -1,4 +1,6 @@
-"""``flsv bench``: every contribution metric compared with Shapley values from retraining every coalition."""
+"""``flsv bench``: every contribution metric compared with Shapley values from retraining every coalition; no metric and
+no estimator of its own.
+"""
 
 from flsv.benchmark.built_in import Duplicates
 from flsv.benchmark.federation import Federation, federation, names

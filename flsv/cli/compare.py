@@ -39,10 +39,10 @@ from flsv.data.contents import loader_hash
 from flsv.federation import FederatedLoop
 from flsv.functional import collaborative_fairness
 from flsv.games import ModelEvaluator
-from flsv.models.imbalance import OWN_SCORES, ClassScores
 from flsv.personalization import Standalone
 from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table, shown_clients
+from flsv.scores.class_scores import OWN_SCORES, ClassScores
 from flsv.training.client_manager import try_forward
 from flsv.utilities.charts import client_labels
 from flsv.utilities.choices import Tests
@@ -77,7 +77,7 @@ class OwnModels(L.Callback):
     Attributes:
         scores: set after the fit, ``{models: {measure: scores}}`` with ``[n]`` scores for the ``"received"`` and
             ``"trained"`` models and one, ``[1]``, for the ``"global"`` model (with own tests the mean over the
-            clients); the measures are :data:`flsv.models.imbalance.OWN_SCORES`.
+            clients); the measures are :data:`flsv.scores.class_scores.OWN_SCORES`.
         seconds: the duration of the evaluation.
 
     Raises:

@@ -1,1 +1,3 @@
-"""The configuration of a federation, fixed before it starts, and the identity of a fit."""
+"""The configuration of a federation, fixed before it starts, and the identity of a fit; nothing that changes during
+one.
+"""

@@ -1,9 +1,11 @@
 """Types that all parts of flsv share: rounds and their messages, clients and their data, strategies, the parameter
-space."""
+space; no method of the literature.
+"""
 
 from flsv.core.client import Channel, Client, Message, NoAnswer, Traffic, map_clients
 from flsv.core.fields import STAGES, Stage, TrainedCoalitions, after, stage_of
 from flsv.core.local_data import LocalData, Split, State, no_model, opened
+from flsv.core.loop import Loop, find_loop, is_loop
 from flsv.core.matrix import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ALONE, ClientPlacement, Ranks
@@ -24,6 +26,7 @@ __all__ = [
     "FederationState",
     "Instruction",
     "LocalData",
+    "Loop",
     "Message",
     "NoAnswer",
     "ParameterSpace",
@@ -38,6 +41,8 @@ __all__ = [
     "TrainedCoalitions",
     "after",
     "asked_starts",
+    "find_loop",
+    "is_loop",
     "map_clients",
     "no_model",
     "opened",

@@ -1,4 +1,6 @@
-"""Data for a federation: sources, partitioners, corruptions, and the data module that combines them."""
+"""Data for a federation: sources, partitioners, corruptions, and the data module that combines them; nothing that reads
+a model.
+"""
 
 from flsv.data.corruption import ClientChoice, ClosedSetLabelNoise, Corruption, GaussianNoise, OpenSetLabelNoise
 from flsv.data.datamodule import FederatedDataModule

@@ -1,1 +1,3 @@
-"""Engines, which run the clients of a federation: in one process, in batches, on several ranks or at remote sites."""
+"""Engines, which run the clients of a federation: in one process, in batches, on several ranks or at remote sites;
+nothing that values or aggregates what they send.
+"""

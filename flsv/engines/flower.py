@@ -23,12 +23,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from flsv.engines.flower_contributions import Contributions
 from flsv.engines.flower_resident import FOLDER
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import Reply, failure_packet
 from flsv.engines.remote.transport import MOST_SAMPLES
+from flsv.outside.flower import Contributions
 
 __all__ = ["Contributions", "client_app", "server_app"]
 

@@ -279,7 +279,7 @@ def score_beats_chance(score: str, value: float, labels: Tensor, num_classes: in
     correlated, so that it is not too small.
 
     Args:
-        score: the score's name, in :data:`flsv.games.class_scores.CLASS_SCORES`. Predictions independent of the labels
+        score: the score's name, in :data:`flsv.scores.ranking.CLASS_SCORES`. Predictions independent of the labels
             have an ``"auroc"`` of 1/2, with Mann and Whitney's variance; an ``"average_precision"`` of about a class's
             share, with the mean and (to the second order) the variance over all orders of the samples, and a margin of
             two errors, since the distribution is skewed; an ``"f1"`` of at most 2p / (1 + p) with two classes, where p

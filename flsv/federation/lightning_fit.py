@@ -33,6 +33,7 @@ from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.federation.reports import RunReports
+from flsv.federation.resume import check_sharing
 from flsv.federation.run import FederationRun, RunState
 from flsv.games.performance import warn_of_rarity
 from flsv.privacy import warn_of_noise
@@ -40,7 +41,6 @@ from flsv.results.folder import FolderLock, leaves_files, run_folder
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.server.resume import check_sharing
 from flsv.training.cohort import CohortTraining, where
 from flsv.training.local_steps import LocalSteps
 

@@ -28,6 +28,7 @@ from flsv.core import FederationState
 from flsv.core.strategy import Strategy
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import Contribution, contribution, current_table, events_of
+from flsv.federation.resume import check_checkpoint, check_state, complete
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -39,7 +40,6 @@ from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
 from flsv.server.checks import check_names, check_setup
-from flsv.server.resume import check_checkpoint, check_state, complete
 from flsv.server.trainer_checks import check_callbacks
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload

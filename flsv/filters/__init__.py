@@ -1,5 +1,5 @@
 """Filters: changes that the server makes to a round's updates after it receives them and before it measures and
-aggregates them.
+aggregates them; no rule that combines them.
 """
 
 from flsv.filters.base import UpdateFilter

@@ -1,4 +1,6 @@
-"""The mathematics: pure functions on tensors, without state and without Lightning."""
+"""The mathematics: pure functions on tensors, without state and without Lightning; nothing that knows clients, rounds
+or files.
+"""
 
 from flsv.functional.allocation import allocate
 from flsv.functional.confidence import lower_bound

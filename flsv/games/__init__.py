@@ -1,4 +1,5 @@
-"""Coalition games: how good the federation's model would be with only some of its clients.
+"""Coalition games: how good the federation's model would be with only some of its clients; no value of a client, which
+metrics compute.
 
 The performance measures are listed in :mod:`flsv.games.performance`. The values of an autoencoder's clients, by its own
 validation loss:

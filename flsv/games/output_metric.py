@@ -15,9 +15,9 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExactMatch, MulticlassStatScores
 
-from flsv.games.class_scores import ClassScore, class_1_probabilities
 from flsv.games.scores import loss_dtype
 from flsv.games.validation_batches import kind_of
+from flsv.scores.ranking import ClassScore, class_1_probabilities
 from flsv.utilities.errors import ConfigurationError
 
 _CLASSES = "torchmetrics.classification"

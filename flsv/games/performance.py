@@ -43,8 +43,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.games.class_scores import CLASS_SCORES, ClassScore
 from flsv.games.output_metric import scores_class_1
+from flsv.scores.ranking import CLASS_SCORES, ClassScore
 from flsv.utilities.choices import Judges as Judges
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError

@@ -1,4 +1,5 @@
-"""Contribution metrics: stateful torchmetrics on the functions of ``flsv.functional``, by the question they answer.
+"""Contribution metrics: stateful torchmetrics on the functions of ``flsv.functional``, by the question they answer; no
+formula and no evaluation of a model is written here.
 
 - Whose updates agree with the majority? ClassSpecificShapley, CosineGradientShapley.
 - How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,

@@ -1,4 +1,4 @@
-"""Small networks from papers, and all timm and torchvision networks by name.
+"""Small networks from papers, and all timm and torchvision networks by name; no data, no round.
 
 Every classifier takes ``num_classes`` and ``input_shape`` (one sample's shape, without the batch), returns logits ``[B,
 num_classes]``, and has its head as its last ``nn.Linear``. :class:`RegressorClient` and :class:`CharacterModel` are

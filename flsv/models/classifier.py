@@ -16,9 +16,10 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from flsv.models.class_weights import balanced_weights
 from flsv.models.factory import build_network
-from flsv.models.imbalance import EpochScores, balanced_weights
 from flsv.models.linear import Classes, check_output
+from flsv.scores.class_scores import EpochScores
 from flsv.utilities.declared import Positive, Share, check_argument, check_arguments
 from flsv.utilities.errors import ConfigurationError, need_classes
 

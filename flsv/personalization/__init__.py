@@ -1,4 +1,6 @@
-"""Personalizers: rules that choose the model from which each client starts the next round."""
+"""Personalizers: rules that choose the model from which each client starts the next round; no rule for the global model
+(aggregation).
+"""
 
 from flsv.personalization.base import Personalized, Personalizer
 from flsv.personalization.cgsv import SparsifiedReward

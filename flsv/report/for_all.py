@@ -10,7 +10,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flsv.models.imbalance import OWN_SCORES
 from flsv.report import drawing, facts
 from flsv.report.facts import SAY
 from flsv.report.html import command, section, table, warning
@@ -31,6 +30,7 @@ from flsv.results.text import (
     ranking,
     titled,
 )
+from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.errors import listed
 
 #: Largest number of clients that are all shown; of more, the ten highest and the ten lowest are shown.

@@ -17,9 +17,9 @@ import lightning as L
 import torch
 from torchmetrics import Metric
 
-from flsv.models.imbalance import OWN_SCORES
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.results.rows import column_names
+from flsv.scores.class_scores import OWN_SCORES
 
 #: Largest number of curves of one metric per class and client; with more, only pictures and the CSV have the values.
 MOST_PER_CLASS = 500

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from flsv.models.imbalance import OWN_SCORES
 from flsv.results.round_result import RoundResult, Row, Sink
+from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.atomic_files import append, check_there, replacing
 from flsv.utilities.csv_files import NAN, Cell, csv_text, number_or_nan, parse_float, parse_int, read_rows
 

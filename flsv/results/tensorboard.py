@@ -30,10 +30,10 @@ from torchmetrics import Metric
 
 from flsv.core.artifacts import client_folders
 from flsv.metrics import ContributionMetric
-from flsv.models.imbalance import OWN_SCORES
 from flsv.results.curves import MOST_PER_CLASS, Point, class_part, in_one_place, points_of, tag_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.results.terminal import client_columns
+from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.charts import client_labels, drawing
 
 #: Prefix of the tags of charts that are to come first.

@@ -22,11 +22,11 @@ from pandas import DataFrame
 from rich.progress import BarColumn
 from rich.table import Column
 
-from flsv.models.imbalance import OWN_SCORES
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part
 from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, own_title, ranking, value_columns
+from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities import progress
 from flsv.utilities.charts import client_labels, shortened_name
 

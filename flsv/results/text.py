@@ -261,7 +261,7 @@ def own_title(name: str) -> str:
     """Return the header of a column with a score of the clients' own models.
 
     Example:
-        >>> from flsv.models.imbalance import OWN_SCORES
+        >>> from flsv.scores.class_scores import OWN_SCORES
         >>> [own_title(name) for name in OWN_SCORES]
         ['own accuracy', 'own balanced accuracy', 'own AUROC']
     """

@@ -1,1 +1,3 @@
-"""Training of coalitions' models: during the federation's fit, or after it, side by side or one after the other."""
+"""Training of coalitions' models: during the federation's fit, or after it, side by side or one after the other; no
+estimator of values from them.
+"""

@@ -1,4 +1,6 @@
-"""The server's side of a round: contribution metrics, aggregation and personalization."""
+"""The server's side of a round: filters, contribution metrics, aggregation and personalization in their order; nothing
+that reads clients' data.
+"""
 
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import RoundServer

@@ -14,8 +14,8 @@ from torchmetrics import Metric
 
 from flsv.core import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
 from flsv.metrics import ContributionMetric
-from flsv.models.imbalance import OWN_SCORES
 from flsv.results.curves import tag_of
+from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities import progress
 from flsv.utilities.arguments import attribute_of, plain_name
 from flsv.utilities.errors import ConfigurationError

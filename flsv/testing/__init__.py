@@ -1,5 +1,5 @@
 """Checks of your own metrics, aggregators, client algorithms and sources of data, like scikit-learn's
-``check_estimator``.
+``check_estimator``; nothing that only flsv's own tests use.
 
 >>> from flsv.aggregation import FedAvg
 >>> check_aggregator(FedAvg(server_lr=0.5))

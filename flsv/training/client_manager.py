@@ -24,7 +24,7 @@ from flsv.games.make_evaluators import evaluator_on, make_evaluators
 from flsv.games.model_evaluator import no_forward
 from flsv.games.replica import Replica
 from flsv.games.validation_batches import checked_logits, checked_pair
-from flsv.models.imbalance import OWN_SCORES, ClassScores, plain_scores
+from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
@@ -228,8 +228,8 @@ class ClientManager:
             global_vector: ``[P]``, the global model.
 
         Returns:
-            ``{name: scores}`` for the names in :data:`flsv.models.imbalance.OWN_SCORES`, scores of shape ``[k]``, NaN
-            for clients without test samples.
+            ``{name: scores}`` for the names in :data:`flsv.scores.class_scores.OWN_SCORES`, scores of shape ``[k]``,
+            NaN for clients without test samples.
         """
         module, all_counts = self._trainer.lightning_module, []
         private = self._space.read_private(module)

@@ -1,4 +1,6 @@
-"""Uploads: changes to a client's update before it is sent; the base class of attacks, privacy and compression."""
+"""Uploads: changes to a client's update before it is sent, with the base class of attacks and privacy; nothing that a
+server does.
+"""
 
 from flsv.uploads.base import Upload, UploadContext, check_order, sanitize_report, upload
 from flsv.uploads.compression import Compression

@@ -1,1 +1,1 @@
-"""Helpers that all parts of flsv may use: errors, checks of arguments, files, progress, plots, seeds."""
+"""Helpers that know nothing of federations: errors, checks of arguments, files, progress, plots, seeds."""

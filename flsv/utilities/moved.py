@@ -1,4 +1,4 @@
-"""Imports of modules by their names in 1.0, which work until 2.0."""
+"""Imports of modules by their names in 1.0 and 1.1, which work until 2.0."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ MOVED = {
     "flsv.config": "flsv.configuration.federation_config",
     "flsv.errors": "flsv.utilities.errors",
     "flsv.features": "flsv.valuation.features",
+    "flsv.games.class_scores": "flsv.scores.ranking",
     "flsv.loop": "flsv.federation",
+    "flsv.models.imbalance": "flsv.scores.class_scores",
     "flsv.parameters": "flsv.core.parameter_space",
     "flsv.participants": "flsv.core",
     "flsv.plots": "flsv.utilities.plots",
     "flsv.round": "flsv.core",
     "flsv.seeding": "flsv.utilities.seeding",
+    "flsv.server.value_round": "flsv.outside.value_round",
     "flsv.strategy": "flsv.core.strategy",
 }
 
@@ -29,18 +32,23 @@ class MovedModules(MetaPathFinder, Loader):
     """Import finder that maps old module names to today's: it returns the same module object, not a copy."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        old = ".".join(fullname.split(".")[:2])
-        return ModuleSpec(fullname, self) if old in MOVED else None
+        return ModuleSpec(fullname, self) if _today(fullname) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        parts = spec.name.split(".")
-        module = import_module(".".join([MOVED[".".join(parts[:2])], *parts[2:]]))
+        module = import_module(_today(spec.name))
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         # Python has set the module's spec to that of the old name; restore the module's own.
         module.__spec__ = module.__spec__.loader_state  # type: ignore[union-attr]  # an imported module has one
+
+
+def _today(name: str) -> str:
+    """Return a module's name of today; an empty text if it, and the packages that it is in, have not moved."""
+    parts = name.split(".")
+    found = (MOVED.get(".".join(parts[:i])) for i in range(2, len(parts) + 1))
+    return next((".".join([new, *parts[i:]]) for i, new in enumerate(found, start=2) if new), "")
 
 
 def find_moved_modules() -> None:

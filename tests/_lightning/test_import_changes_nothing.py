@@ -33,7 +33,7 @@ before, filters, loggers = there(), list(warnings.filters), logs()
 import flsv
 
 for each in pkgutil.walk_packages(flsv.__path__, "flsv."):
-    if not each.name.startswith(("flsv.engines.flower", "flsv.__main__")):
+    if not each.name.startswith(("flsv.engines.flower", "flsv.outside.flower", "flsv.__main__")):
         importlib.import_module(each.name)
 after = there()
 assert len(before) > 5000 and sum(name.startswith("flsv.") for name in sys.modules) > 150

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from flsv.federation import FederatedLoop
 from flsv.federation.learned import LEVEL, beats_constant, score_beats_chance
-from flsv.games.class_scores import ClassScore
 from flsv.games.scores import Scores, score_batch
 from flsv.metrics import ContributionMetric, CosineGradientShapley, PartialFederatedShapley
 from flsv.report import write_report
 from flsv.results.text import change
+from flsv.scores.ranking import ClassScore
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.models import MLP
 from flsv.models.classifier import ClassifierClient
-from flsv.models.imbalance import ClassScores, EpochScores
+from flsv.scores.class_scores import ClassScores, EpochScores
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 

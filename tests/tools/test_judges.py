@@ -1,4 +1,4 @@
-"""tools/judges.py: what liars say, and what honest clients' answers come to."""
+"""tools/studies/judges.py: what liars say, and what honest clients' answers come to."""
 
 import judges
 import torch

@@ -8,7 +8,7 @@ from paper_pfedsv import communication, judged, one_by_one
 from paper_shapfed import gap
 from paper_shapleyfl import utilities
 from personalization.judged import Judged
-from studies import invert, likeness, rank_likeness
+from privacy import invert, likeness, rank_likeness
 from torch import Tensor, nn
 
 from flsv.core.local_data import opened

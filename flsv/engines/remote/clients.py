@@ -27,7 +27,7 @@ from flsv.engines.remote.messages import (
     unpack,
 )
 from flsv.engines.remote.transport import Directory
-from flsv.models.imbalance import OWN_SCORES
+from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities.errors import ConfigurationError
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from flsv.core.matrix import empty_rows
 from flsv.engines.one_process import IdleProcess, Instruct
 from flsv.engines.remote.clients import RemoteClient, RemoteSites
 from flsv.engines.remote.transport import Directory
-from flsv.models.imbalance import OWN_SCORES
 from flsv.results.folder import FolderLock
+from flsv.scores.class_scores import OWN_SCORES
 from flsv.training.client_manager import ClientManager
 from flsv.training.cohort import CohortTraining
 from flsv.training.turn import Turn

@@ -23,7 +23,7 @@ from flsv.engines.remote.messages import Packet, failure_packet, pack, read_inst
 from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.engines.remote.visit import SiteMemory, SiteState, SiteVisit, own_secret, visit_secret
-from flsv.models.imbalance import ClassScores, plain_scores
+from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_manager import ClientManager
 from flsv.training.store import TENSORS, ClientStore

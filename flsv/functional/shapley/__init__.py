@@ -1,4 +1,5 @@
-"""Shapley values and other semivalues of a batched coalition game: exact, sampled, and in closed form.
+"""Shapley values and other semivalues of a batched coalition game, exact, sampled, and in closed form; a game is any
+function of masks, and none is defined here.
 
 Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None, target_stderr=None)``,
 and returns a :class:`ShapleyEstimate`; ``ESTIMATORS`` lists them by name. To choose one:

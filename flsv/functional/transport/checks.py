@@ -1,7 +1,8 @@
 """Checks of samples and labels, and of the number of points that a client may answer without revealing a sample.
 
 Each of the S points that a client returns is a mean of m/S of its m samples. For S below m/2 the attack of
-``tools/paper_fedbary_samples.py`` hardly finds a near copy of a sample: ``docs/results/fedbary_reconstruction.md``.
+``tools/studies/paper_fedbary_samples.py`` hardly finds a near copy of a sample:
+``docs/results/fedbary_reconstruction.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Features by which samples are compared: pixels, principal components, features of a backbone or of the model."""
+"""Features by which samples are compared: pixels, principal components, features of a backbone or of the model; no
+distance between them.
+"""
 
 from flsv.valuation.features.backbone import Backbone
 from flsv.valuation.features.base import FEATURES, PCA, Features, Moments, Penultimate, Pixels, make_features

@@ -1,8 +1,8 @@
 """How much of a payment goes to the wrong clients, on twelve federations that were made after every choice.
 
-    python tools/fresh_payments.py train [NAME...] [--truths 6] [--folder runs/fresh_payments]
-    python tools/fresh_payments.py cost [NAME...]
-    python tools/fresh_payments.py table [NAME...] [--folder runs/fresh_payments]
+    python tools/studies/fresh_payments.py train [NAME...] [--truths 6] [--folder runs/fresh_payments]
+    python tools/studies/fresh_payments.py cost [NAME...]
+    python tools/studies/fresh_payments.py table [NAME...] [--folder runs/fresh_payments]
 
 `train` fits each federation as a user does, by a FederatedLoop with ShadowShapley, keeps what its coalitions came to,
 and goes on where it was stopped; `table` is arithmetic on that. Three seeds are runs, and together `flsv retrain`; the

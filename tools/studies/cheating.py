@@ -1,7 +1,7 @@
 """What a client gains that cheats: its share of the payment with and without it, in the same run of the same seed.
 
-    python tools/cheating.py                                        the page's table and its CSV
-    python tools/cheating.py --federations digits_sizes --seeds 1 --rounds 2 --cheats sybils scaling
+    python tools/studies/cheating.py                                        the page's table and its CSV
+    python tools/studies/cheating.py --federations digits_sizes --seeds 1 --rounds 2 --cheats sybils scaling
 
 One client cheats at a time. Every run is done without safeguards and with them: ``OutlierFilter``, ``NormCap(1.25)``,
 ``SampleCap(1.25)`` and ``CopyFilter``, whose copies and echoes are paid nothing. Runs are kept in ``--kept``: what was

@@ -36,7 +36,7 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.sites import BIN, NAMES, deployment, free_ports
 
 pytestmark = pytest.mark.flower
-APP = Path(__file__).parents[1] / "flower_app"
+APP = Path(__file__).parents[1] / "engines" / "flower_app"
 GONE = "gone"  # instead of samples: the client fails
 
 

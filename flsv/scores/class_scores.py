@@ -1,4 +1,4 @@
-"""Scores and class weights for imbalanced classes: balanced accuracy, AUROC, and weights of classes in the loss."""
+"""Scores of a classifier, which also suit imbalanced classes: accuracy, balanced accuracy and AUROC."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.utilities import dim_zero_cat
 
-from flsv.utilities.errors import ConfigurationError
+from flsv.scores.ranking import auroc, one_against_rest
 
 NAN = float("nan")
 
@@ -104,12 +103,9 @@ def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
         1.0
     """
     labels, odds = labels.cpu(), log_odds(logits).cpu()
-    occur = labels.unique().tolist()
-    if len(occur) < 2 or odds.isnan().any():
+    if len(labels.unique()) < 2 or odds.isnan().any():
         return torch.tensor(NAN)
-    # Places in [0, 1]: torchmetrics passes other numbers through a sigmoid, which makes ties of large ones.
-    places = [odds[:, c].unique(return_inverse=True)[1] / len(odds) for c in occur]
-    return torch.stack([binary_auroc(place, (labels == c).int()) for place, c in zip(places, occur)]).mean()
+    return one_against_rest(auroc, odds, labels)
 
 
 def log_odds(logits: Tensor) -> Tensor:
@@ -185,32 +181,3 @@ class EpochScores(ClassScores):
         if not self.logits or int((self.support > 0).sum()) < 2:
             del scores["auroc"]
         return scores
-
-
-def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
-    """Compute weights of the classes in the loss, float32 ``[M]``, inversely proportional to the classes' frequencies.
-
-    The weight of class c is N / (M N_c), where N_c of all clients' N training samples are of class c and M is the
-    number of classes; it is 1 if N_c is 0.
-
-    Args:
-        datamodule: data module with the attribute ``known_class_counts``, int64 ``[num_clients, M]``.
-        num_classes: number of classes M.
-
-    Raises:
-        ConfigurationError: the data module does not know the clients' class counts, for example because the data are at
-            other sites.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> balanced_weights(SimpleNamespace(known_class_counts=torch.tensor([[6, 1], [3, 0]])), 2)
-        tensor([0.5556, 5.0000])
-    """
-    counts = getattr(datamodule, "known_class_counts", None)
-    if counts is None or counts.shape[1] != num_classes:
-        raise ConfigurationError(
-            f"ClassifierClient(class_weights='balanced'): {type(datamodule).__name__} does not say how many samples of "
-            f"each class all clients have together. Give {num_classes} numbers that all have agreed upon."
-        )
-    counts = counts.sum(0).double()
-    return torch.where(counts > 0, counts.sum() / (num_classes * counts), 1.0).float()

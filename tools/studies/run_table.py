@@ -1,8 +1,8 @@
-"""Runs a table: its cells, what they measure and the tables that come of it stand in a YAML file of ``tools/tables``.
+"""Runs a table: its cells, what they measure and the tables that come of it stand in a YAML file of ``tables``.
 
-    python tools/run_table.py shapfed [--csv docs/results/shapfed.csv]     Markdown to the terminal
-    python tools/run_table.py shapfed --list           every cell as a command of flsv fit
-    python tools/run_table.py shapfed --full --short   the paper's setting, one round of each cell on the CPU
+    python tools/studies/run_table.py shapfed [--csv docs/results/shapfed.csv]     Markdown to the terminal
+    python tools/studies/run_table.py shapfed --list           every cell as a command of flsv fit
+    python tools/studies/run_table.py shapfed --full --short   the paper's setting, one round of each cell on the CPU
 
 The file holds:
 
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     path = Path(options.table) if options.table.endswith(".yaml") else TABLES / f"{options.table}.yaml"
     if not path.is_file():
-        parser.error(f"there is no {path}: expected a name of tools/tables, or a file")
+        parser.error(f"there is no {path}: expected a name of tools/studies/tables, or a file")
     table = read_table(path)
     cells = chosen(table, options)
     if not cells:

@@ -20,9 +20,25 @@ from torchmetrics.functional.classification import (
 )
 from torchmetrics.utilities import dim_zero_cat
 
+
+def auroc(values: Tensor, labels: Tensor) -> Tensor:
+    """Compute the area under the ROC curve of any finite values ``[N]``, of which larger ones speak for label 1.
+
+    Args:
+        values: one finite number per sample, ``[N]``.
+        labels: 0 or 1 for each sample, integers ``[N]``.
+
+    Example:
+        >>> auroc(torch.tensor([30.0, 40.0, 50.0]), torch.tensor([0, 1, 0])).item()
+        0.5
+    """
+    # Places in [0, 1]: torchmetrics passes other numbers through a sigmoid, which makes ties of large ones.
+    return binary_auroc(values.unique(return_inverse=True)[1] / len(values), labels)
+
+
 #: ``{name: function}``: the function scores one class's probabilities ``[N]`` against labels 0 and 1.
 CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "auroc": binary_auroc,
+    "auroc": auroc,
     "average_precision": binary_average_precision,
     "f1": binary_f1_score,
 }
@@ -78,15 +94,25 @@ class ClassScore(Metric):
     def compute(self) -> Tensor:
         """Compute the score of all batches, a scalar."""
         probabilities, labels = dim_zero_cat(self.probabilities), dim_zero_cat(self.labels)
-        occur = labels.unique().tolist()
-        if len(occur) < 2:
-            raise ValueError(f"the samples are all of class {occur[0]}, and a score needs two classes.")
+        if len(occur := labels.unique()) < 2:
+            raise ValueError(f"the samples are all of class {int(occur)}, and a score needs two classes.")
         probabilities, score = class_1_probabilities(probabilities, labels), CLASS_SCORES[self.name]
         if probabilities.ndim == 1:
             return score(probabilities, labels)
         if self.name == "f1":
             return multiclass_f1_score(probabilities, labels, num_classes=probabilities.shape[1], average="macro")
-        return torch.stack([score(probabilities[:, c], (labels == c).long()) for c in occur]).mean()
+        return one_against_rest(score, probabilities, labels)
+
+
+def one_against_rest(score: Callable[[Tensor, Tensor], Tensor], columns: Tensor, labels: Tensor) -> Tensor:
+    """Compute the mean of a score of each class against the rest, over the classes that occur.
+
+    Args:
+        score: scores one column ``[N]`` against labels 0 and 1.
+        columns: for each class a column of numbers, ``[N, M]``.
+        labels: classes of the samples, integers ``[N]``.
+    """
+    return torch.stack([score(columns[:, c], (labels == c).long()) for c in labels.unique().tolist()]).mean()
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:

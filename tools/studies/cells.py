@@ -31,7 +31,7 @@ import flsv
 from flsv import FederatedLoop
 from flsv.cli.parser import FederatedCLI, make_cli
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 QUIET = {
     "trainer.logger": False,
     "trainer.enable_checkpointing": False,

@@ -1,8 +1,8 @@
 """A proxy game's values beside those of retrained coalitions, on twelve federations made after its rules were chosen.
 
-    python tools/proxy.py train [NAME...] [--folder runs/proxy]
-    python tools/proxy.py table [NAME...] [--folder runs/proxy]
-    python tools/proxy.py lies [NAME...]
+    python tools/studies/proxy.py train [NAME...] [--folder runs/proxy]
+    python tools/studies/proxy.py table [NAME...] [--folder runs/proxy]
+    python tools/studies/proxy.py lies [NAME...]
 
 `train` fits every federation by a FederatedLoop with all coalitions (`fresh_payments.play`): seed 0 is the run, seeds
 100 to 102 are the truth; it goes on where it was stopped. `table` fits seed 0 with each cheap metric alone, in turns

@@ -1,7 +1,7 @@
 """Coalitions judged by the clients: how near their values are to the truth, and what lies about it bring.
 
-    python tools/judges.py tuning           the benchmark's tuning federations
-    python tools/judges.py drawn_0_16       16 federations drawn here
+    python tools/studies/judges.py tuning           the benchmark's tuning federations
+    python tools/studies/judges.py drawn_0_16       16 federations drawn here
 
 In one run, the same models of coalitions are scored on the server's validation samples and on those that all clients
 hold out, a fifth each, beside CSSV and CGSV. The truth of the benchmark's federations is the package's. Of those drawn

@@ -1,8 +1,8 @@
 """How much of a payment goes to the wrong clients, by what a run or `flsv retrain` can know: seeds, initial weights,
 rounds, the untrained models, coalitions.
 
-    python tools/payments.py train NAME... [--runs 3] [--weights 3] [--folder runs/payments]
-    python tools/payments.py table NAME...
+    python tools/studies/payments.py train NAME... [--runs 3] [--weights 3] [--folder runs/payments]
+    python tools/studies/payments.py table NAME...
 
 NAME is one of `flsv bench`'s federations or of its sets, or of those that are drawn here: `drawn_12_0` is the first one
 of twelve clients. `train` keeps the scores of every coalition's model after each of the last three rounds, by the seed

@@ -1,0 +1,1 @@
+"""Scores of a model's predictions, as torchmetrics; nothing that knows clients, coalitions or contributions."""
