@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from typing import Annotated, Any
 
@@ -16,8 +16,9 @@ from torchmetrics import Metric
 
 from flsv.core import Client, ClientMatrix, LocalData
 from flsv.metrics.intervals import WithIntervals
-from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
+from flsv.metrics.needs import Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
+from flsv.metrics.round_checks import check_clients, check_rows
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import html_table
@@ -309,7 +310,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
-        """Convert floating-point states only with ``set_dtype``: counts stay integers."""
+        """Apply a function to the states, as ``torch.nn.Module`` does for ``to``, ``cuda`` and ``set_dtype``; the last
+        leaves integer states alone, since they are counts."""
         if not self._dtype_convert:
             return super()._apply(fn, exclude_state)
         return super()._apply(lambda tensor: fn(tensor) if tensor.is_floating_point() else tensor, exclude_state)
@@ -343,26 +345,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
                     "num_classes, or use it in a FederatedLoop."
                 )
             if "client_ids" in bound:
-                self._check_clients(bound["client_ids"])
-                self._check_rows(bound["client_ids"], bound)
+                assert self.num_clients is not None
+                check_clients(bound["client_ids"], self.num_clients)
+                check_rows(bound["client_ids"], bound)
             with torch.inference_mode(False):  # tensors made in inference mode cannot be changed outside of it
                 update(*args, **kwargs)
                 self.rounds += 1
 
         return super()._wrap_update(counted)
-
-    def _check_clients(self, client_ids: Tensor) -> None:
-        assert self.num_clients is not None
-        if client_ids.numel() == 0:
-            raise ValueError("client_ids is empty: a round needs at least one client.")
-        ids = client_ids.flatten().tolist()  # one wait for the device
-        low, high = int(min(ids)), int(max(ids))
-        if low < 0 or high >= self.num_clients:
-            raise ValueError(
-                f"client_ids must lie in [0, {self.num_clients}), num_clients={self.num_clients}; got {low} to {high}."
-            )
-        if len(set(ids)) != len(ids):
-            raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
 
     def _check_asked(self, client_ids: Tensor, clients: Sequence[Client]) -> None:
         """Raise unless the objects ``clients`` are the round's clients, in the order of ``client_ids``."""
@@ -379,17 +369,6 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         if client_updates.ndim != 2 or len(client_updates) != len(client_ids):
             raise ValueError(f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}.")
         return ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates))
-
-    @staticmethod
-    def _check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
-        """Raise unless the tensors in ``arguments`` have one row per client: a single row would be broadcast to all
-        clients.
-        """
-        for name in BY_CLIENT & arguments.keys():
-            value = arguments[name]
-            if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:
-                shape = f"k={len(client_ids)}{SHAPES.get(name, '')}"
-                raise ValueError(f"expected {name} [{shape}], got {list(value.shape)}.")
 
 
 #: Names of the constructor's arguments whose values a metric takes from the federation.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import lightning as L
@@ -78,17 +79,20 @@ class Pace(Slot):
         """
         result: Options = []
         for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
-            may = set() if self._schedules.is_federations(optimizer) else SCHEDULED
+            scheduled = not self._schedules.is_federations(optimizer)
             result.append([])
             for j, group in enumerate(groups):
-                begun = self._begun[i][j] if j < len(self._begun[i]) else {}
-                kept = self._kept[i][j] if i < len(self._kept) and j < len(self._kept[i]) else {}
-                result[-1].append(
-                    {
-                        name: value
-                        for name, value in group.items()
-                        if (name in may if name in SCHEDULED else self._policy == "persist")
-                        and (name in kept or name not in begun or not equal_states(begun[name], value))
-                    }
-                )
+                begun, kept = _group(self._begun, i, j), _group(self._kept, i, j)
+                own = {}
+                for name, value in group.items():
+                    changed = name in kept or name not in begun or not equal_states(begun[name], value)
+                    if changed and (scheduled if name in SCHEDULED else self._policy == "persist"):
+                        own[name] = value
+                result[-1].append(own)
         return result
+
+
+def _group(options: Options, optimizer: int, group: int) -> Mapping[str, Any]:
+    """Return the options of one parameter group; none if there was no such group when they were read."""
+    groups = options[optimizer] if optimizer < len(options) else []
+    return groups[group] if group < len(groups) else {}

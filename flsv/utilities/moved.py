@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -32,7 +33,11 @@ class MovedModules(MetaPathFinder, Loader):
     """Import finder that maps old module names to today's: it returns the same module object, not a copy."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if _today(fullname) else None
+        if not (today := _today(fullname)):
+            return None
+        # Python leaves out the frames of its import system: the warning is of the line that imports.
+        warnings.warn(f"{fullname} is called {today}; its old name ends in 2.0.", DeprecationWarning, stacklevel=2)
+        return ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = import_module(_today(spec.name))

@@ -1,4 +1,4 @@
-"""Plots of clients' contributions in the style of shap: waterfall, beeswarm, heatmap.
+"""Plots of clients' contributions in the style of shap: waterfall, heatmap.
 
 Each is one call on plain numbers and returns ``(figure, axis)``, which a notebook shows. The report uses the same
 plots.
@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from flsv.utilities.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, label_axes, label_text, set_xticks
+from flsv.utilities.charts import BOTTOM, TOP, client_labels, draw_heatmap, label_axes, label_text, set_xticks
 
-__all__ = ["beeswarm", "heatmap", "waterfall"]
+__all__ = ["heatmap", "waterfall"]
 
 #: Color of the first and the last bar of a waterfall.
 _WHOLE = "#94a4a2"
@@ -146,67 +146,6 @@ def draw_steps(
     labels = ["start", *names, "end"]
     set_xticks(ax, range(len(labels)), [*map(label_text, labels)], max(map(len, labels)) > 8 or len(labels) > 8)
     label_axes(ax, "", unit)
-
-
-@shows
-def beeswarm(
-    values: Any,
-    names: Sequence[str] | None = None,
-    *,
-    unit: str = "",
-    title: str = "",
-    ax: Any = None,
-) -> tuple[Any, Any]:
-    """Draw each client's values over several runs or rounds as points, and their mean as a line; points that would hide
-    one another are drawn side by side.
-
-    Args:
-        values: ``[r, n]``, the values of n clients in r runs or rounds; NaN is not drawn.
-        names: the clients' names.
-        unit: unit of the values.
-        title: the picture's title.
-        ax: a matplotlib axis; default: a new figure outside of pyplot.
-
-    Returns:
-        ``(figure, axis)``; the clients are sorted by their mean, the highest at the top.
-
-    Raises:
-        ValueError: ``values`` has another shape.
-
-    Example:
-        >>> figure, axis = beeswarm([[0.5, 0.1], [0.6, 0.2]], ["Boston", "Lyon"])
-        >>> [label.get_text() for label in axis.get_yticklabels()]
-        ['Boston', 'Lyon']
-    """
-    rows = _array(values, 2, "[r, n]")
-    known = np.isfinite(rows)
-    means = np.where(known.any(0), np.where(known, rows, 0).sum(0) / np.maximum(known.sum(0), 1), -np.inf)
-    order = np.argsort(-means, kind="stable")
-    ax = ax or _axis(max(2.4, 1.0 + 0.34 * len(order)))
-    for place, client in enumerate(order):
-        points = np.sort(rows[known[:, client], client])
-        ax.scatter(points, place + _apart(points, rows[known]), s=14, color=PALETTE[0], alpha=0.8, linewidths=0)
-        if len(points):
-            ax.plot([points.mean()] * 2, [place - 0.35, place + 0.35], color=TOP, linewidth=1.6)
-    ax.axvline(0, color="0.4", linewidth=0.8)
-    labels = client_labels(rows.shape[1], names)
-    ax.set_yticks(range(len(order)), [label_text(labels[client]) for client in order])
-    ax.set_ylim(len(order) - 0.5, -0.5)
-    ax.set_title(label_text(title) if title else "")
-    label_axes(ax, unit, "")
-    return ax.figure, ax
-
-
-def _apart(points: np.ndarray, everything: np.ndarray) -> np.ndarray:
-    """Return how far each point is moved aside, from -0.3 to 0.3, so that points of nearly equal value lie side by
-    side."""
-    width = (np.ptp(everything) or 1.0) / 60
-    moved = np.zeros(len(points))
-    for bin_ in np.unique(np.floor(points / width)):
-        members = np.flatnonzero(np.floor(points / width) == bin_)
-        steps = (np.arange(len(members)) + 1) // 2 * np.where(np.arange(len(members)) % 2, 1, -1)
-        moved[members] = steps * min(0.12, 0.6 / max(len(members), 1))
-    return moved
 
 
 @shows

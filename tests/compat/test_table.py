@@ -23,7 +23,7 @@ def rows() -> list[tuple[str, str]]:
     return [(row[0], row[-1].strip("`")) for row in cells if row[-1] not in ("test", "---")]
 
 
-def test_every_row_has_a_test() -> None:
+def test_every_row_of_the_compatibility_table_names_an_existing_test() -> None:
     assert len(rows()) > 60
     for about, named in rows():
         path, _, function = named.partition("::")

@@ -86,7 +86,7 @@ def test_pfedsv_pathological(deal):
 
 
 @pytest.mark.slow
-def test_fedbarys_cases(deal):
+def test_fedbary_scenarios_have_the_papers_sizes_and_classes(deal):
     assert equally(deal("fedbary_same"))
     assert equally(deal("fedbary_sizes"), (10, 15, 20, 25, 30))
     counts = dealt_counts(deal("fedbary_classes")).double()
@@ -98,7 +98,7 @@ def test_fedbarys_cases(deal):
 
 
 @pytest.mark.slow
-def test_fedbarys_noise(deal):
+def test_fedbary_scenarios_have_noise_on_the_papers_share_of_samples(deal):
     for scenario in ("fedbary_label_noise", "fedbary_feature_noise"):
         data = deal(scenario)
         assert equally(data)

@@ -203,7 +203,7 @@ def test_longest_first_is_never_worse_than_its_bound() -> None:
         assert set(owners) <= set(range(size))
 
 
-def test_clients_that_keep_something_stay() -> None:
+def test_client_that_keeps_state_stays_on_its_rank_when_a_cohort_is_dealt() -> None:
     owners = ClientPlacement(Threads(0, 2, [], threading.Barrier(1)), [4.0, 3.0, 2.0, 1.0])
     assert [owners[client] for client in range(4)] == [0, 1, 1, 0]
     owners.deal([1, 2])  # nobody keeps anything: one each
@@ -257,7 +257,7 @@ def of(*layers: int) -> set[str]:
         (lambda name, tensor: tensor.ndim == 2, of(1, 2) | {"0.bias", "3.bias", "4.bias"}),
     ],
 )
-def test_what_stays(share: Any, kept: set[str]) -> None:
+def test_share_patterns_and_functions_choose_the_entries_that_stay_at_clients(share: Any, kept: set[str]) -> None:
     assert sharing(["!head"], network(), head="3").kept == of(3)
     assert sharing(share, network()) == Sharing(frozenset(kept), frozenset())
 
@@ -307,6 +307,6 @@ def test_tied_weights_are_one() -> None:
         (["*num_batches*"], "leaves nothing of the module to share"),
     ],
 )
-def test_what_names_nothing(share: Any, said: str) -> None:
+def test_share_that_matches_no_entry_or_leaves_none_to_share_is_refused(share: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         sharing(share, network())

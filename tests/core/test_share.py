@@ -232,7 +232,9 @@ def test_games_on_a_model_that_is_nowhere_whole_are_refused(tmp_path: Path) -> N
         fit(three_of_five(share=["!head"], metrics={"sv": PartialFederatedShapley()}), tmp_path)
 
 
-def test_what_stays_of_a_client_that_uploads_another_model_is_what_it_trained(tmp_path: Path) -> None:
+def test_unshared_head_that_stays_is_of_the_model_that_the_client_trained_not_of_the_one_it_uploads(
+    tmp_path: Path,
+) -> None:
     """pFedMe's clients train theta and upload w: the head that stays is theta's."""
     options: dict[str, Any] = {"lr": 0.001, "outer_lr": 1e-9, "lamda": 15.0, "inner_steps": 1}
     module = Plain(network(batch_norm=False), lambda ps: MoreauSGD(ps, **options))

@@ -38,7 +38,7 @@ def write_texts(folder: Path) -> None:
             csv.writer(file).writerows(rows)
 
 
-def test_all_are_run_here() -> None:
+def test_every_example_script_is_run_by_a_test() -> None:
     assert sorted(ONE_ROUND) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 

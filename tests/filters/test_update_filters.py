@@ -135,7 +135,7 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
 
 
 @pytest.mark.parametrize("size", [1e4, 3e38])
-def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> None:
+def test_round_goes_on_without_an_excluded_outlier(tmp_path: Path, size: float) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
     options: Any = {"uploads": [Huge(size, [0])], "evaluation": ClientEvaluation(keep_trained=True)}
     loop = FederatedLoop(metrics=metrics, filters=[OutlierFilter(exclude=True)], seed=1, **options)
@@ -164,7 +164,7 @@ def cohort(norms: Tensor, index: int = 0, broken: Sequence[int] = ()) -> Cohort:
     return Cohort(index, updates, norms[:, None], starts, samples, num_parameters=1, broken=broken)
 
 
-def test_who_suffers_from_it_is_not_named() -> None:
+def test_clients_that_return_nan_after_a_large_update_are_not_named_but_its_sender_is() -> None:
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
     watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9], dtype=torch.float64)))

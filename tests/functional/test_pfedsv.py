@@ -105,7 +105,7 @@ def test_by_score_while_somebody_is_unvisited_then_as_many_as_are_positive():
     assert choose([9.0, -0.1, 0.3, -0.2, -0.2], k=4) == [2]
 
 
-def test_who_is_not_available_is_not_downloaded():
+def test_models_of_unavailable_clients_are_not_downloaded():
     # The only unvisited one cannot be had, so k is that of the positive scores.
     assert choose([9.0, 0.1, nan, 0.5, -1.0], k=1, available=[True, True, False, True, True]) == [3, 1]
     assert choose([nan] * 3, available=[True, False, False]) == []

@@ -17,7 +17,7 @@ def cssv_by_hand(clients: np.ndarray, server: np.ndarray) -> np.ndarray:
     return result
 
 
-def test_against_numpy() -> None:
+def test_class_specific_shapley_equals_numpys_cosines() -> None:
     rng = np.random.default_rng(0)
     clients, server = rng.normal(size=(6, 4, 9)), rng.normal(size=(4, 9))
     clients[1, 0] = server[1] = 0  # a class that nobody has trained

@@ -123,7 +123,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", [*RIGHT, "as Lightning unwraps it"])
-def test_a_copy_has_weights_of_its_own(kind: str) -> None:
+def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
     module = RIGHT[kind]() if kind in RIGHT else from_compiled(eager(Kept()))
     x = torch.randn(4, FEATURES)
     module(x)

@@ -175,7 +175,9 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
 
 
 @pytest.mark.parametrize(("options", "splits", "message"), REFUSED)
-def test_what_is_refused_before_training(tmp_path: Path, options: Any, splits: Any, message: str) -> None:
+def test_judging_by_clients_is_refused_before_training_where_they_cannot_judge(
+    tmp_path: Path, options: Any, splits: Any, message: str
+) -> None:
     metric = PartialFederatedShapley(judges="clients")
     with pytest.raises(ConfigurationError, match=message):
         fit(loop({"m": metric}, **options), tmp_path, module(), data(**splits))

@@ -67,7 +67,7 @@ class WithLambda(Plain):
         self.scale = lambda x: 2 * x
 
 
-def test_a_modules_lambda_is_nothing_to_the_loop(tmp_path: Path) -> None:
+def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, WithLambda(), rounds=1)
     assert pickle.loads(pickle.dumps(loop)).round_index == 1

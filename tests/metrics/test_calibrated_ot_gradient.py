@@ -41,7 +41,7 @@ def test_only_counts_are_in_its_state() -> None:
     assert clients[0].ask(lambda local: "artifacts" not in local.memory)
 
 
-def test_the_papers_rule() -> None:
+def test_rule_positive_flags_samples_with_a_positive_gradient() -> None:
     metric, clients = made(rule="positive", options={"calibration": "client"})
     values = clients[1].ask(sample_values)
     assert torch.equal(values.flagged, values.gradients > 0)

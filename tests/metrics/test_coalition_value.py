@@ -282,7 +282,7 @@ def test_without_validation_data_or_forward_it_is_said_before_training(tmp_path:
         fit(loop, tmp_path, data=toy_data(server_val=0))
 
 
-def test_s_fedavg_is_the_reference() -> None:
+def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:
     """ShapleyFL's ``s-fedavg.py``: relevance from 1/n, and the chances it gives."""
     n, rounds = 5, [([0, 2, 3], [0.3, -0.1, 0.05]), ([2, 3], [0.2, 0.4]), ([0, 3], [0.6, -0.2])]
     metric, relevance = PartialFederatedShapley(n, estimator="exact", momentum=0.75, init="uniform"), [1 / n] * n

@@ -27,7 +27,7 @@ def rounds(count=6, seed=0):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.9])
-def test_equation_5(alpha):
+def test_domain_relevance_equals_equation_5s_moving_average(alpha):
     metric = DomainRelevance(N, alpha=alpha)
     phi, looked = torch.zeros(N, N), torch.zeros(N, N, dtype=torch.bool)
     assert metric.compute().isnan().all()

@@ -109,7 +109,7 @@ def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_refused() -> None:
+def test_gradient_agreement_refuses_balance_without_classes_and_wrong_shapes() -> None:
     with pytest.raises(ConfigurationError, match="no classes to balance"):
         GradientAgreement(loss="val_loss", balanced=True)
     metric = GradientAgreement(num_clients=3)

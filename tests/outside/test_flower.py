@@ -129,7 +129,7 @@ def test_who_fails_or_is_not_there_is_nan_in_that_round_and_goes_on_with_its_sum
     assert "not seen (3)" in page
 
 
-def test_who_comes_later_than_was_said_costs_the_values_of_the_round_and_nothing_else() -> None:
+def test_client_beyond_num_clients_costs_its_rounds_values_only() -> None:
     sizes = {1: 10, 2: 20}
     with pytest.warns(UserWarning, match=r"round 2 could not be valued.*\['3'\] were not there .*num_clients"):
         records = valued(Grid(sizes, {**sizes, 3: 30}, sizes), rounds=3)
@@ -165,7 +165,7 @@ def test_what_cannot_be_valued_is_refused_before_anybody_trains(metric: Any, mod
     assert grid.now  # nobody was sent anything
 
 
-def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+def test_contributions_refuse_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     valued(Grid({1: 10, 2: 20}), folder=tmp_path)
     with pytest.raises(ConfigurationError, match="holds a run"):
         valued(Grid({1: 10, 2: 20}), folder=tmp_path)

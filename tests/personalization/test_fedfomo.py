@@ -99,7 +99,7 @@ def chosen(personalizer: FedFomo, rounds: range) -> np.ndarray:
     return counts / len(rounds)
 
 
-def test_exploration_and_its_decay() -> None:
+def test_fedfomo_downloads_at_random_by_epsilon_until_it_has_decayed() -> None:
     explored = chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0), range(400))
     assert explored[1] == pytest.approx(0.6 + 0.4 / 4, abs=0.08)
     assert (explored[2:] > 0.04).all()

@@ -55,13 +55,13 @@ def test_epsilon_holds_for_the_privacy_losses_of_real_draws() -> None:
 
 
 @pytest.mark.parametrize(("noise_multiplier", "rounds"), [(2.0, 1), (2.0, 10), (5.0, 20)])
-def test_the_accountants_agree(noise_multiplier: float, rounds: int) -> None:
+def test_gaussian_epsilon_of_the_exact_and_the_library_accountants_agree(noise_multiplier: float, rounds: int) -> None:
     exact = gaussian_epsilon(noise_multiplier, rounds)
     assert gaussian_epsilon(noise_multiplier, rounds, accountant="pld") == pytest.approx(exact, rel=1e-4)
     assert exact < gaussian_epsilon(noise_multiplier, rounds, accountant="rdp") < 1.15 * exact
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accountant_without_dp_accounting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'dp-accounting>=0.6'"):
         gaussian_epsilon(1.234, 1)
@@ -119,7 +119,7 @@ def test_buffers_do_not_bear_noise() -> None:
 
 
 @pytest.mark.parametrize(("noise", "epsilon"), [(1.0, r"4\.377"), (0.0, "inf")])
-def test_a_budget_that_does_not_last_for_a_round(noise: float, epsilon: str) -> None:
+def test_privacy_budget_smaller_than_one_rounds_epsilon_is_refused(noise: float, epsilon: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"one round has epsilon = {epsilon} already. Raise noise_mul"):
         GaussianPrivacy(clip=1.0, noise_multiplier=noise, max_epsilon=4.0)
 

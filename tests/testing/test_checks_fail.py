@@ -29,20 +29,20 @@ FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast
 @pytest.mark.parametrize(
     ("kind", "name", "part", "options"), FAULTS, ids=[f"{kind.__name__}-{name}" for kind, name, _, _ in FAULTS]
 )
-def test_a_fault_is_found(kind: Any, name: str, part: Any, options: dict[str, Any]) -> None:
+def test_each_check_fails_for_the_part_with_its_fault(kind: Any, name: str, part: Any, options: dict[str, Any]) -> None:
     case = kind(part, range(12), **options) if kind is SourceCase else kind(part, **options)
     check = next(check for check in case.checks if check.__name__ == name)
     with pytest.raises(AssertionError, match=rf"(?s)fails {name}: got .*\. "):
         PartCheck(case, check)()
 
 
-def test_every_check_is_here() -> None:
+def test_every_check_has_a_part_with_its_fault() -> None:
     every = {check.__name__ for kind in TABLES for check in kind.checks}
     assert every == {name for _, name, _, _ in FAULTS}
 
 
 @parametrize_with_checks([faulty_parts.Norm()])
-def test_without_the_fault_they_pass(check: PartCheck) -> None:
+def test_checks_pass_for_the_metric_without_a_fault(check: PartCheck) -> None:
     check()
 
 

@@ -32,5 +32,5 @@ def test_only_what_depends_on_all_rounds_in_their_order_cannot_be_put_together()
     }
 
 
-def test_all_metrics_are_here() -> None:
+def test_every_exported_metric_is_checked() -> None:
     assert {*METRIC_CASES, "ContributionMetric"} == set(metrics.__all__)

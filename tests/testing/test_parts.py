@@ -129,7 +129,7 @@ def test_part_passes_its_checks(check: PartCheck) -> None:
     check()
 
 
-def test_all_parts_are_here() -> None:
+def test_every_exported_part_is_checked() -> None:
     known = {checks[0].case.name for table in PARTS for checks in table}
     for room in (aggregation, attacks, algorithms, filters, personalization, sampling, uploads):
         assert set(room.__all__) <= known | BASES

@@ -11,7 +11,7 @@ INNER = SizePartitioner(proportions=[1, 2, 3], seed=4)
 
 
 @pytest.mark.parametrize("cheat", [name for name, each in CHEATS.items() if each.attack is None])
-def test_everybody_else_keeps_number_and_samples(cheat: str) -> None:
+def test_a_cheating_clients_partition_leaves_the_others_samples(cheat: str) -> None:
     honest, dealt = INNER(LABELS, 3), Cheating(INNER, 1, cheat)
     parts = dealt(LABELS, 3)
     assert len(parts) == dealt.num_clients

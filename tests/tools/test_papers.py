@@ -85,7 +85,7 @@ def test_communication_sums_downloads_in_millions_of_parameters() -> None:
     assert [found[name]["lenet5"] for name in names] == pytest.approx([each / 1e6 for each in expected])
 
 
-def test_the_gap_of_figure_3() -> None:
+def test_gap_of_figure_3_is_between_blocks_on_and_off_the_diagonal() -> None:
     own = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2))
     own[2:, 2:] = 0.5
     own[:2, 2:] = 0.1

@@ -94,7 +94,7 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
     assert pictures(tmp_path / "run") == ["Contributions/good"]
 
 
-def test_a_clients_picture_that_fails(tmp_path: Path) -> None:
+def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path: Path) -> None:
     def draw() -> Figure:
         raise ValueError("no room")
 

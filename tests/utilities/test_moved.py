@@ -1,5 +1,6 @@
 """Modules that were documented under another name in 1.0."""
 
+import sys
 from importlib import import_module
 
 import pytest
@@ -27,3 +28,12 @@ def test_module_below_an_old_package_is_not_loaded_twice() -> None:
 def test_unknown_module_below_an_old_name_is_not_found() -> None:
     with pytest.raises(ModuleNotFoundError):
         import_module("flsv.loop.never_was")
+
+
+def test_import_by_an_old_name_warns_at_the_line_that_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "flsv.seeding", raising=False)
+    with pytest.warns(
+        DeprecationWarning, match=r"flsv\.seeding is called flsv\.utilities\.seeding.*ends in 2\.0"
+    ) as said:
+        import flsv.seeding  # noqa: F401
+    assert said[0].filename == __file__

@@ -1,12 +1,11 @@
-"""The four pictures: what their doctests do not say."""
+"""The pictures: what their doctests do not say."""
 
-import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from flsv.utilities.charts import BOTTOM, TOP
-from flsv.utilities.plots import beeswarm, draw_steps, waterfall
+from flsv.utilities.plots import draw_steps, waterfall
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.3, 0.9), (0.3, 0.3), (0.0, 0.0)])
@@ -21,13 +20,6 @@ def test_gains_and_losses_have_colors_of_their_own(less: bool) -> None:
     draw_steps(axis, [0.5, -0.1, 0.2], ["a", "b", "c"], 0.0, 0.6, less_is_better=less)
     of = [to_hex(bar.get_facecolor()) for bar in axis.patches[2:]]  # the first two are start and end
     assert of == ([BOTTOM, TOP, BOTTOM] if less else [TOP, BOTTOM, TOP])
-
-
-def test_points_of_one_value_lie_side_by_side_about_their_line() -> None:
-    _, axis = beeswarm([[0.5, 0.1]] * 5)
-    for place, dots in enumerate(axis.collections[:2]):
-        aside = np.asarray(dots.get_offsets())[:, 1] - place
-        np.testing.assert_allclose(np.sort(aside), [-0.24, -0.12, 0.0, 0.12, 0.24], atol=1e-12)
 
 
 def test_no_bar_runs_below_an_axis_that_does_not_begin_at_0() -> None:

@@ -37,33 +37,45 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
     """
     known: dict[Any, _Read] = {}
     cards, problems, doubted = _tried(table, names, fit, columns, known)
-    usable = not problems
-    said, now = list(map(str, [*problems, *doubted])), columns
-    # Columns that the suggested options make readable may have another fault.
-    while (following := Columns(**now.remedied([*problems, *doubted]))) != now:
-        now = following
-        _, problems, doubted = _tried(table, names, fit, now, known)
-        said += [each for each in map(str, [*problems, *doubted]) if each not in said]
-    helps = now != columns and not problems and any(name not in (now.exclude or ()) for name in names)
-    options = json.dumps(now.remedied(()), ensure_ascii=False)
-    line = ["", f"  columns: {options}"] if helps else []
+    said, options = _remedied(table, names, fit, columns, known, [*problems, *doubted])
     more = [f"and {len(said) - _LISTED} more"] if len(said) > _LISTED + 1 else []
     shown = [*said[: _LISTED if more else None], *more]
-    if not usable:
-        shown = said if len(said) == 1 else [f"{len(said)} problems with the columns:", *_points(shown)]
-        if line:
-            line[0] = "These options solve them (in Python columns={...}):"
-        raise ConfigurationError("\n".join([*shown, *line]))
+    if problems:
+        if len(said) > 1:
+            shown = [f"{len(said)} problems with the columns:", *(f"  - {each}" for each in shown)]
+        way_out = ["These options solve them (in Python columns={...}):", options] if options else []
+        raise ConfigurationError("\n".join([*shown, *way_out]))
     if said:
-        if line:
-            line[0] = "If so, these options say it (in Python columns={...}):"
-        rank_zero_warn("\n".join([*shown, *line]))
+        way_out = ["If so, these options say it (in Python columns={...}):", options] if options else []
+        rank_zero_warn("\n".join([*shown, *way_out]))
     _warn(table, cards, fit, columns)
     return cards
 
 
-def _points(lines: Sequence[str]) -> list[str]:
-    return [f"  - {each}" for each in lines]
+def _remedied(
+    table: Table,
+    names: Sequence[str],
+    fit: np.ndarray,
+    columns: Columns,
+    known: dict[Any, _Read],
+    faults: list[ColumnError],
+) -> tuple[list[str], str]:
+    """Follow the errors' and doubts' own suggestions until they suggest nothing more.
+
+    Columns that the suggested options make readable may have another fault, so each suggestion is tried.
+
+    Returns:
+        All errors and doubts on the way, and a line with the options after which no error is left; an empty text if
+        nothing was suggested, an error is left, or all columns would be excluded.
+    """
+    said, now, errors = list(map(str, faults)), columns, False
+    while (following := Columns(**now.remedied(faults))) != now:
+        now = following
+        _, problems, doubted = _tried(table, names, fit, now, known)
+        faults, errors = [*problems, *doubted], bool(problems)
+        said += [each for each in map(str, faults) if each not in said]
+    helps = now != columns and not errors and any(name not in (now.exclude or ()) for name in names)
+    return said, f"  columns: {json.dumps(now.remedied(()), ensure_ascii=False)}" if helps else ""
 
 
 def _tried(

@@ -57,6 +57,8 @@ def test_float32_values_that_cancel_have_bounded_shares() -> None:
         ({"values": torch.zeros(3)}, ValueError, r"values \[T, n\]"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_decayed_shapley_refuses_wrong_arguments(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         decayed_shapley(**{"values": torch.ones(2, 2), **arguments})

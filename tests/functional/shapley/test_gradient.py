@@ -27,7 +27,7 @@ def taylor_value(mask: Tensor, first: Tensor, second: Tensor | None, weights: Te
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
-def test_against_enumeration(n: int, fixed: bool, order: int, lr: float) -> None:
+def test_gradient_shapley_equals_enumeration_of_the_taylor_game(n: int, fixed: bool, order: int, lr: float) -> None:
     first, second = products(n)
     hessian = second if order == 2 else None
     weights = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) if fixed else None

@@ -50,7 +50,7 @@ def test_importance_of_ties_and_zeros(weights: list[float], m: float, expected: 
     assert importance_probabilities(torch.tensor(weights), m).tolist() == pytest.approx(expected)
 
 
-def test_errors_of_importance() -> None:
+def test_importance_probabilities_refuses_wrong_cohorts_and_weights() -> None:
     with pytest.raises(ConfigurationError, match="expected_cohort"):
         importance_probabilities(torch.ones(4), 4.5)
     with pytest.raises(ValueError, match=r"weights of clients \[1, 2\]"):

@@ -13,7 +13,7 @@ from flsv.functional import (
 
 @pytest.mark.parametrize("m", [1, 2, 7])
 @pytest.mark.parametrize("k", [1, 5, 9])
-def test_values_are_shapleys(m: int, k: int) -> None:
+def test_knn_shapley_equals_enumeration(m: int, k: int) -> None:
     rng = np.random.default_rng(m)
     x, x2, y, y2 = rng.normal(size=(m, 2)), rng.normal(size=(3, 2)), rng.integers(0, 2, m), rng.integers(0, 2, 3)
 

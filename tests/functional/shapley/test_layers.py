@@ -11,7 +11,7 @@ from flsv.functional.shapley.layers import LayeredSample
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("cover", [True, False])
-def test_what_is_drawn(n: int, paired: bool, cover: bool) -> None:
+def test_layered_sample_grows_to_the_total_without_a_coalition_twice(n: int, paired: bool, cover: bool) -> None:
     sample = LayeredSample(n, paired=paired, cover=cover, generator=rng())
     assert sample.capacity == (2 ** (n - 1) - 1 if paired else 2**n - 2)
     for total in {sample.minimum, min(sample.minimum + 7, sample.capacity), min(300, sample.capacity)}:

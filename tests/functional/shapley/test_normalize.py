@@ -36,7 +36,7 @@ def test_infinite_values_are_not_normalized() -> None:
         normalize_shapley(torch.tensor([1.0, float("inf")]))
 
 
-def test_eq_12() -> None:
+def test_normalized_values_equal_equation_12_for_differences_and_for_values() -> None:
     values = torch.randn(7, generator=rng(), dtype=torch.float64)
     for k in range(7):
         differences = values[k] - values

@@ -9,7 +9,7 @@ from flsv.functional.shapley.few_coalitions import few_coalitions, retrained_sha
 from flsv.functional.shapley.one_seed import one_seed_stderr
 
 
-def test_deviations_by_hand() -> None:
+def test_one_seed_stderr_adds_the_fits_the_seeds_and_untrained_models_errors() -> None:
     """0.02 of 2.0 paid, 0.3 of the fit, and untrained models that deviate by 0.1 (of the sample) over two clients."""
     found = one_seed_stderr(torch.tensor([2.0, -1.0]), torch.tensor([0.3, 0.0]), torch.tensor([0.0, 0.1, 0.2]))
     np.testing.assert_allclose(found.numpy(), [(0.09 + 0.0025 + 0.0016) ** 0.5, (0.0025 + 0.0016) ** 0.5], atol=1e-7)

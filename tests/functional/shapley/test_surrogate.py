@@ -24,7 +24,7 @@ from flsv.functional.shapley.surrogate import CONSTANT, SURROGATES, AdjustedEsti
 
 
 @pytest.mark.parametrize("parts", SURROGATES[-3:])
-def test_fit_and_its_exact_value(parts: list[Kernel]) -> None:
+def test_surrogates_value_is_the_exact_one_of_its_fit(parts: list[Kernel]) -> None:
     n, table = 6, accuracy_table(6)
     observed = torch.randperm(64, generator=rng())[:40]
     utilities = torch.stack([table, table**2], dim=1)
@@ -93,7 +93,7 @@ def test_games_the_surrogate_can_express(unbiased: bool) -> None:
     assert (regression.values - exact).abs().max() > 5 * (sampled.values - exact).abs().max()
 
 
-def test_columns_of_one_game_and_constant_columns() -> None:
+def test_surrogate_of_scaled_columns_scales_and_of_constant_ones_is_zero() -> None:
     table = accuracy_table(8)
     both = torch.stack([table, torch.full_like(table, 0.7), -2 * table], dim=1)
     estimate = surrogate_shapley(table_game(both), 8, budget=90, generator=rng())

@@ -33,7 +33,7 @@ def seeded() -> torch.Generator:
 
 @pytest.mark.parametrize("dim", [1, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_s_of_m_is_exact_after_20_iterations(dim: int, dtype: torch.dtype) -> None:
+def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(dim: int, dtype: torch.dtype) -> None:
     x, x2 = (each.to(dtype) + 7 for each in gaussians(dim))
     result = federated_wasserstein(x, x2, support=150, iterations=20, generator=seeded(), allow_reconstruction=True)
     exact = wasserstein_distance(x, x2)
@@ -42,7 +42,7 @@ def test_s_of_m_is_exact_after_20_iterations(dim: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize(("support", "p"), [(1, 2), (10, 1), (40, 2)])
-def test_fewer_points_stay_above(support: int, p: int) -> None:
+def test_distance_with_fewer_points_than_samples_is_never_too_small(support: int, p: int) -> None:
     x, x2 = gaussians(5, m=100, m2=80)
     result = federated_wasserstein(x, x2, support=support, iterations=8, p=p, generator=seeded())
     assert result.gamma.shape == (support, 5)

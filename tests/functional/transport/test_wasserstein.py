@@ -14,7 +14,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("p", [1, 2])
-def test_distance_is_pots(p: int) -> None:
+def test_wasserstein_distance_equals_pots_emd2(p: int) -> None:
     (x, y), (x2, y2) = labeled(0), labeled(1, m=25)
     squared = label_augmented_cost(x, y, x2, y2, label_weight=2.0).numpy()
     expected = ot.emd2([], [], squared ** (p / 2)) ** (1 / p)
