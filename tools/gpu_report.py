@@ -37,7 +37,7 @@ from torch.utils.data import TensorDataset
 
 import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
-from flsv._lightning.evaluation import tf32_of
+from flsv._lightning.rounding import tf32_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import IIDPartitioner, Loader, Splits
 from flsv.engines.ranks import FederatedStrategy

@@ -1,4 +1,4 @@
-"""Evaluation of models within a fit, and tolerances for comparing two computations of the same number."""
+"""Evaluation of models within a fit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flsv.utilities.errors import ConfigurationError
-
-#: Tolerance by the trainer's precision: relative for numbers above 1, absolute for smaller ones.
-TOLERANCES = {"32-true": 1e-5, "64-true": 1e-5, "bf16-mixed": 1e-2, "bf16-true": 5e-2}
-#: Tolerance with TensorFloat32, which keeps 10 bits of a product's factors (bfloat16 keeps 7).
-TF32 = 5e-3
 
 
 def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -112,49 +107,3 @@ def free_cached(device: torch.device) -> None:
     backend: Any = getattr(torch, device.type, None)
     if hasattr(backend, "empty_cache"):
         backend.empty_cache()
-
-
-def tolerance(trainer: L.Trainer) -> float:
-    """Return the tolerance for two computations of the same number in this trainer's precision; the widest if
-    unknown."""
-    precision: Any = trainer.precision
-    rounding = TOLERANCES.get(precision, max(TOLERANCES.values()))
-    return max(rounding, TF32) if precision == "32-true" and uses_tf32(trainer.strategy.root_device) else rounding
-
-
-def share_of_way(trainer: L.Trainer) -> float:
-    """Return the fraction of a model's distance from its start that rounding may cause; 0 if steps are not rounded."""
-    precision: Any = trainer.precision
-    if precision == "bf16-mixed":
-        return 0.1
-    return 0.02 if precision == "32-true" and uses_tf32(trainer.strategy.root_device) else 0.0
-
-
-def uses_tf32(device: torch.device) -> bool:
-    """Return whether float32 products or convolutions on the device may be rounded to TensorFloat32. On CUDA,
-    convolutions are unless ``torch.backends.cudnn.allow_tf32 = False``, and products are if
-    ``torch.set_float32_matmul_precision("high")`` or ``"medium"`` allows it.
-
-    Example:
-        >>> uses_tf32(torch.device("cpu"))
-        False
-    """
-    return device.type == "cuda" and bool(tf32_of())
-
-
-def tf32_of() -> list[str]:
-    """Return which operations torch's settings round to TensorFloat32: ``"convolutions"``, ``"products"``, both or
-    none."""
-    # torch 2.9 has new names for these settings, and raises if the earlier ones are read after the new ones were set.
-    backends: dict[str, Any] = {"convolutions": torch.backends.cudnn, "products": torch.backends.cuda.matmul}
-    found = []
-    for what, backend in backends.items():
-        layer = getattr(backend, "conv", backend)
-        said = getattr(layer, "fp32_precision", None)
-        if said is None:
-            said = "tf32" if backend.allow_tf32 else "ieee"
-        if said == "none":
-            said = getattr(torch.backends, "fp32_precision", "ieee")
-        if said in ("tf32", "bf16"):
-            found.append(what)
-    return found

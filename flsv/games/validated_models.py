@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from flsv._lightning.evaluation import tolerance
+from flsv._lightning.rounding import rounding_of
 from flsv._lightning.validation import KeptBatches, ValidationRun, logged_number
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.check_copies import check_copies
@@ -227,7 +227,7 @@ class ValidatedModels(VectorEvaluator):
         ``name`` for the model ``start``.
         """
         derived = float(self._derive(start, name)[0])
-        if not abs(derived - logged) <= tolerance(self._trainer) * max(1.0, abs(logged)):
+        if not abs(derived - logged) <= rounding_of(self._trainer).number * max(1.0, abs(logged)):
             raise ConfigurationError(
                 f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}. What validation_step "
                 f"logs averages to {derived:.6g}, and the trainer logs {logged:.6g}: hooks around the step have a part "

@@ -19,8 +19,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from flsv._lightning.evaluation import as_given, tolerance
+from flsv._lightning.evaluation import as_given
 from flsv._lightning.patches import callbacks_of
+from flsv._lightning.rounding import ROUNDINGS, Rounding, rounding_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ALONE, Ranks, State
 from flsv.core.parameter_space import ParameterSpace
@@ -45,11 +46,11 @@ from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
-#: Largest distance between two models that must be equal: relative to the distance that they have moved; as a multiple
-#: of the precision's tolerance for one model; and as a multiple of the distance that rounding causes.
-TOLERANCE, TOLERANCES, FACTOR = 0.01, 10.0, 3.0
+#: Largest distance between two models that must be equal, relative to the distance that they have moved, and as a
+#: multiple of the precision's tolerance for a number.
+TOLERANCE, TOLERANCES = 0.01, 10.0
 #: Coalitions that are trained for a check: the full coalition, the empty one, and the full one from an initial model
-#: that is changed by the relative amount NUDGE, to measure how rounding grows.
+#: that is changed by the relative amount NUDGE, or by as much as a factor is rounded, to measure how rounding grows.
 CHECKED, NUDGE = (True, False, True), 1e-6
 #: Largest size in bytes of the models that are trained at once, with all copies; and the smallest number of models.
 BYTES, LEAST = 2**30, 8
@@ -103,7 +104,7 @@ class SideBySideUtility:
         trained = self._train(masks)
         real = self._alone.model
         if self._compare and real is not None:  # this rank has trained the coalition of all
-            check_same(trained.checked, real[0], trained.tolerance)
+            check_same(trained.checked, real[0], trained.rounding)
         return utility_of(trained.scores, self._alone.metric)
 
     def _train(self, masks: Tensor) -> CoalitionTraining:
@@ -129,25 +130,25 @@ class SideBySideUtility:
         return make_evaluator(trainer, space, self._alone.data, self._alone.metric)(models)
 
 
-def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None:
+def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["float32"]) -> None:
     """Check that the full coalition's model, trained side by side, equals the model of its run alone.
 
     Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance that
     the model moves. The allowed difference is therefore measured: the full coalition is trained once more from an
-    initial model that is changed by a millionth.
+    initial model that is changed by a millionth, or by as much as the precision rounds a factor of a product.
 
     Args:
         models: ``[3, P]``, the models of :attr:`CoalitionTraining.checked`.
         real: ``[P]``, the model of the full coalition's run alone.
-        allowed: the difference that is always allowed, relative to the distance that the model has moved.
+        rounding: the tolerances of the arithmetic in which the models were trained.
 
     Raises:
         ConfigurationError: the two models differ by more than rounding.
     """
     mine, start, nudged = models.to(real)
     way = (real - start).norm().clamp(min=1e-12)
-    apart, rounding = float((mine - real).norm() / way), float((mine - nudged).norm() / way)
-    if not apart <= max(allowed, FACTOR * rounding):
+    apart, caused = ((mine - real).norm() / way).item(), (rounding.caused(start, mine, nudged, NUDGE) / way).item()
+    if not apart <= max(min(TOLERANCE, TOLERANCES * rounding.number), caused):
         raise ConfigurationError(
             "the coalition of all clients, trained side by side with others, comes to "
             f"another model than the run itself ({100 * apart:.1f} % of the way that it went lie between them): the "
@@ -176,9 +177,9 @@ class CoalitionTraining(L.Callback):
     Attributes:
         models: ``[K, P]``, the models after the last round.
         checked: ``[3, P]``, the models that :func:`check_same` compares: the full coalition's model, its initial model,
-            and the full coalition's model from an initial model that is changed by a millionth.
+            and the full coalition's model from the nudged initial model.
         scores: the scores of ``models``, from ``evaluate``.
-        tolerance: the allowed difference in the trainer's precision, for :func:`check_same`.
+        rounding: the tolerances of the trainer's arithmetic, for :func:`check_same`.
 
     Raises:
         ConfigurationError: in a fit: the module, the optimizer or the federation cannot be trained side by side.
@@ -199,7 +200,7 @@ class CoalitionTraining(L.Callback):
         self._evaluate, self._ranks = evaluate, ranks
         self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
         self._trainer: Any = None
-        self.tolerance = TOLERANCE
+        self.rounding = ROUNDINGS["float32"]
         self._left = False  # whether batches reach the module unchanged
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -216,7 +217,7 @@ class CoalitionTraining(L.Callback):
         self._trainer, (self._space, _) = trainer, shared_space(pl_module, config)
         if why := why_not_rows(trainer, self._space, self._seed, GENERATORS):
             raise ConfigurationError(f"{why}.")
-        self.tolerance = min(TOLERANCE, TOLERANCES * tolerance(trainer))
+        self.rounding = rounding_of(trainer)
         models = self._train()
         self.checked, self.models = models[: len(CHECKED)], models[len(CHECKED) :]
         self.scores = self._evaluate(trainer, self._space, self.models)
@@ -239,8 +240,7 @@ class CoalitionTraining(L.Callback):
         change, clip = None if algorithm is None else algorithm.change, clipping(trainer)
         self._kernel = RowTraining(module, trainer.optimizers[0], clip, shared=True, change=change)
         models = space.read(module).expand(len(self._masks), -1).clone()
-        noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=models.dtype)
-        models[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(models.device)
+        models[len(CHECKED) - 1] = self.rounding.nudged(models[0], NUDGE)
         masks = self._masks.to(module.device)
         metrics.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
         info = config.federation_info(models[0], space, data, self._seed, trainer.optimizers, metrics.metrics)

@@ -43,6 +43,7 @@ from flsv.retraining.shadow import ShadowTraining
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.testing.fits import Turns
 from flsv.training.algorithms import SCAFFOLD, FedProx
+from flsv.training.rows.row_step import RowStep
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
@@ -350,6 +351,37 @@ def test_rows_that_turn_out_to_be_others_are_given_up(
         trained = fit(federation, tmp_path, module, data(), ROUNDS)
     torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
     assert torch.equal(vector(trained), vector(without))
+
+
+def test_rows_that_need_too_much_memory_step_in_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the random numbers and the buffers of all at once, and a line, once."""
+    sizes, derive = [], RowStep._derive
+
+    def with_little_memory(self: RowStep, states: Any, batch: Any) -> Any:
+        sizes.append(len(next(iter(states.values()))))
+        if sizes[-1] > 2:
+            torch.rand(3)  # whatever has been drawn until memory ran out
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return derive(self, states, batch)
+
+    def values() -> torch.Tensor:
+        federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+        fit(federation, tmp_path, Plain(network(dropout=0.3)), data(), rounds=2)
+        return federation.contributions["shadow"]
+
+    expected = values()
+    monkeypatch.setattr(RowStep, "_derive", with_little_memory)
+    with pytest.warns(
+        UserWarning, match="a step of 3 coalitions' models at once ran out of memory: from here on 2"
+    ) as told:
+        found = values()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert sum("ran out of memory" in str(each.message) for each in told) == 1
+    assert sizes.count(3) == 1
+    assert {1, 2} <= set(sizes)
+    monkeypatch.setattr(RowStep, "_derive", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA out of memory.")))
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        values()
 
 
 class Calls(Plain):

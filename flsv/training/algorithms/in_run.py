@@ -27,6 +27,7 @@ import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
+from flsv._lightning.rounding import rounding_of
 from flsv.core import FederationState, LocalData
 from flsv.core.artifacts import keep_artifact
 from flsv.core.strategy import FederationInfo
@@ -286,9 +287,9 @@ class InRunValues(ClientAlgorithm):
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)
         size = sum(float(p.norm()) * float(g.norm()) for p, g in pairs)
-        products = self._products[0]
+        products, rounded = self._products[0], rounding_of(context.module.trainer).number
         gap = float(products.sum()) - whole
-        if not abs(gap) <= _TOLERANCE * float(products.abs().sum()) + 1e-5 * size:
+        if not abs(gap) <= _TOLERANCE * float(products.abs().sum()) + rounded * size:
             raise ConfigurationError(
                 f"{self!r}: in the first step of client {context.instruction.client_id} the samples' products sum to "
                 f"{float(products.sum()):.6g}, and that of the gradient is {whole:.6g}. Parts of the gradient "

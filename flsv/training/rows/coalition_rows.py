@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv._lightning.rounding import rounding_of
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.training.rows.kernel import RowTraining, clipping, models_of, states_of
 from flsv.training.rows.row_step import NotBatched, State, batched_steps, purely
 from flsv.utilities.seeding import derive_seed, restore_torch_rngs, torch_rngs
 
-#: Largest distance between a coalition's model and the client's own model if both start and train alike, relative to
-#: the distance that the client's model has moved; the second number applies in bf16-mixed.
-TOLERANCE, ROUNDED = 0.01, 0.1
 #: In one of this many trainings of a client, one more row starts from the client's own model, for comparison.
 COMPARED = 4
 
@@ -26,7 +24,8 @@ class CoalitionRows:
     Trainer trains the client's own model.
 
     The result is compared with the client's own model if all coalitions start from that model, as in the first round;
-    in one of four other rounds, drawn at random, one more row starts from that model and is compared.
+    in one of four other rounds, drawn at random, one more row starts from that model and is compared. In a coarse
+    arithmetic another row starts from a model that rounding has changed, and measures how far that leads.
 
     Args:
         context: the client's training.
@@ -88,6 +87,10 @@ class CoalitionRows:
             rows = rows[:1]
         elif self._compared:
             rows = torch.cat([context.start[None], rows])
+        self._rounding = rounding_of(trainer)
+        self._nudged = self._compared and self._rounding.is_coarse
+        if self._nudged:
+            rows = torch.cat([rows, self._rounding.nudged(context.start)[None]])
         self._states = states_of(context.space, module, rows)
         own = dict(module.named_parameters())
         frozen = {name for name, parameter in own.items() if parameter.grad is None or name not in self._states}
@@ -106,16 +109,24 @@ class CoalitionRows:
             return self._rows
         rows = models_of(self._context.space, self._states, self._rows)
         if self._compared:
-            self._compare(rows[0])
+            self._compare(rows[0], rows[-1])
+        rows = rows[:-1] if self._nudged else rows
         if self._alike:
             return rows.expand(len(self._rows), -1)
         return rows[1:] if self._compared else rows
 
-    def _compare(self, row: Tensor) -> None:
-        """Raise NotBatched if a trained row ``[P]`` differs from the client's own model by more than rounding."""
+    def _compare(self, row: Tensor, nudged: Tensor) -> None:
+        """Raise NotBatched if a trained row ``[P]`` differs from the client's own model by more than rounding.
+
+        Args:
+            row: the row that began at the client's own model.
+            nudged: if the arithmetic is coarse: the row that began at the nudged model.
+        """
         context: Any = self._context
-        allowed = ROUNDED if context.module.trainer.precision == "bf16-mixed" else TOLERANCE
         apart, way = (row - context.trained).norm(), (context.trained - context.start).norm()
+        allowed = self._rounding.visit
+        if self._nudged:
+            allowed = max(allowed, float(self._rounding.caused(context.start, row, nudged) / way.clamp_min(1e-12)))
         if context.trained.isfinite().all() and not apart <= allowed * way + 1e-6 * context.start.norm():
             raise not_the_same(
                 f"at client {context.instruction.client_id} the model of a coalition differs by "

@@ -20,10 +20,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.memory import is_oom_error
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -33,8 +35,13 @@ from torchmetrics import Metric, MetricCollection
 from flsv._lightning.patches import PatchedAttributes, unlogged
 from flsv.training.rows.step_watch import Watch
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import restore_torch_rngs, torch_rngs
 
 State = dict[str, Tensor]
+
+
+#: How many models that share a batch step at once, by module, since memory has run out.
+_AT_ONCE: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 class BatchIndex:
@@ -119,11 +126,49 @@ class RowStep:
         Args:
             states: parameters and buffers by name, ``[m, ...]``; for a parameter or buffer without an entry all models
                 use the module's own. Buffers are updated in place.
-            batch: a nested structure of tensors ``[m, B, ...]``; ``[B, ...]`` if all models share the batch.
+            batch: a nested structure of tensors ``[m, B, ...]``; ``[B, ...]`` if all models share the batch. Then, if
+                memory runs out, half of the models step after the other half.
 
         Returns:
             Gradients ``[m, ...]`` by parameter name, and losses ``[m]``.
         """
+        if not self._shared:
+            return self._step(states, batch)
+        rows, device = len(next(iter(states.values()))), next(self._module.parameters()).device
+        drawn, found, done = torch_rngs(device), [], 0
+        while done < rows:
+            size = min(_AT_ONCE.get(self._module, rows), rows - done)
+            part = states if size == rows else {name: each[done : done + size] for name, each in states.items()}
+            result = self._tried(part, batch)
+            if result is not None:
+                found.append(result)
+                done += size
+            if done < rows:
+                restore_torch_rngs(drawn, device)  # all rows draw the same numbers
+        if len(found) == 1:
+            return found[0]
+        return {name: torch.cat([slopes[name] for slopes, _ in found]) for name in self._trained}, torch.cat(
+            [losses for _, losses in found]
+        )
+
+    def _tried(self, states: State, batch: Any) -> tuple[State, Tensor] | None:
+        """Compute gradients and losses; None if memory runs out: from then on half as many models step at once."""
+        rows = len(next(iter(states.values())))
+        try:
+            return self._step(states, batch)
+        except RuntimeError as error:
+            if not is_oom_error(error) or rows == 1:
+                raise
+        _AT_ONCE[self._module] = half = (rows + 1) // 2  # out of the except block: its traceback holds the tensors
+        garbage_collection_cuda()
+        rank_zero_warn(
+            f"flsv: a step of {rows} coalitions' models at once ran out of memory: from here on {half} step at once, "
+            "which rounds differently, and takes longer."
+        )
+        return None
+
+    def _step(self, states: State, batch: Any) -> tuple[State, Tensor]:
+        """Compute gradients and losses of all models at once, and update their buffers in place."""
         gradients, losses, after = self._derive(states, batch)
         for name, tensor in after.items():
             states[name].copy_(tensor)

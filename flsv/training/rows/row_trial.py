@@ -20,7 +20,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from flsv._lightning.evaluation import TOLERANCES, as_given, each_loader, share_of_way, tolerance
+from flsv._lightning.evaluation import as_given, each_loader
+from flsv._lightning.rounding import rounding_of
 from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.validated_models import fresh_copy
@@ -130,19 +131,29 @@ def try_rows(
         with torch.no_grad():
             for name, tensor in _named(copied):
                 tensor.copy_(start[name])
-        both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in unstacked}
+        rounding, nudged = rounding_of(trainer), start
+        if rounding.is_coarse:
+            nudged = {
+                name: rounding.nudged(tensor.flatten()).view_as(tensor) if tensor.is_floating_point() else tensor
+                for name, tensor in start.items()
+            }
+        both = {name: torch.stack([tensor, nudged[name]]) for name, tensor in start.items() if name not in unstacked}
         training = RowTraining(copied, optimizer, clipping(trainer), unused, shared)
         batches = SharedBatches(iter(given), len(given), 2) if shared else GivenBatches([given, given])
         # The same batches have been trained on as usual: an error from here on comes from training rows.
         with isolated_rngs(seed, "steps"), purely(copied, draws, shared), batched_steps(own):
             rows, means = training.train(both, batches)
-    _compare(trainer, "the loss", means[0], torch.stack(losses).mean().to(means), tolerance(trainer))
+    _compare(module, "the loss", means[0], torch.stack(losses).mean().to(means), rounding.number)
     way = _norm(model[name] - tensor for name, tensor in start.items())
+    rounded = rounding.steps * way
+    if rounding.is_coarse:
+        found = ((start[n].flatten(), *each.flatten(1)) for n, each in rows.items() if each.is_floating_point())
+        rounded = max(rounded, _norm(rounding.caused(*models) for models in found))
     apart_from = _norm(tensor[0] - model[name] for name, tensor in rows.items())
-    if shared and apart_from <= max(SHARE, share_of_way(trainer)) * way:
+    if shared and apart_from <= max(SHARE * way, rounded):
         return unused
     for name, tensor in rows.items():
-        _compare(trainer, name, tensor[0], model[name], TOLERANCES[trainer.precision], way)
+        _compare(module, name, tensor[0], model[name], rounding.number, rounded)
     return unused
 
 
@@ -204,25 +215,25 @@ def _one_by_one(trainer: L.Trainer, given: list[Any]) -> tuple[list[Tensor], set
 
 
 def _compare(
-    trainer: L.Trainer, name: str, batched: Tensor, ordinary: Tensor, allowed: float, way: float = 0.0
+    module: nn.Module, name: str, batched: Tensor, ordinary: Tensor, allowed: float, rounded: float = 0.0
 ) -> None:
     """Raise NotBatched if a result of training rows differs from the result of ordinary training by more than rounding.
 
     Args:
-        trainer: the fit's trainer.
+        module: the fit's module.
         name: the name of the result, for the message.
         batched: the result of training rows.
         ordinary: the result of ordinary training.
         allowed: the relative and the absolute tolerance.
-        way: the distance that the model has moved; in precisions that round, a share of it is tolerated, too.
+        rounded: the distance that rounding may cause, which is tolerated, too.
     """
     if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
         return
-    if float((batched - ordinary).float().norm()) <= share_of_way(trainer) * way:
+    if float((batched - ordinary).float().norm()) <= rounded:
         return
     far = (batched - ordinary).abs().max().item()
     raise refusal(
-        trainer.lightning_module,
+        module,
         f"after at most {BATCHES} batches of one client, {name!r} differs by {far:.2g} from what the same "
         f"batches make of it one after the other, where {allowed} is allowed (an optimizer that divides by a "
         "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "

@@ -1,0 +1,132 @@
+"""Tolerances for comparing two computations of the same number or model, by the arithmetic that a fit computes in."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor
+
+#: Two trainings of the same, one of them rounded, end at most this many times as far apart as the ways of two trainings
+#: that begin at a model and at the nudged model: 0.2 to 1.6 times with convolutions in TF32, of LeNet and of a network
+#: with GroupNorm, with SGD, momentum and Adam, on MNIST and CIFAR-10, after 1 to 30 steps.
+FACTOR = 3.0
+
+
+class Rounding(NamedTuple):
+    """How far two computations of the same may differ because of rounding.
+
+    Attributes:
+        unit: largest relative error of one rounded factor of a product.
+        number: difference of a number that a model gives, such as its loss: relative above 1, absolute below.
+        steps: distance of two models after a few optimizer steps, as a fraction of the way that they moved; 0: their
+            entries agree to ``number``.
+        visit: distance of two models after a client's whole training in a round, as a fraction of the way that they
+            moved.
+    """
+
+    unit: float
+    number: float
+    steps: float
+    visit: float
+
+    @property
+    def is_coarse(self) -> bool:
+        """Return whether a fixed tolerance is not enough for models: training amplifies rounding, from a few hundredths
+        of the way after 10 steps with convolutions in TF32 to all of it after 100."""
+        return self.steps > 0
+
+    def nudged(self, start: Tensor, least: float = 0.0) -> Tensor:
+        """Return a model that differs from another by as much as factors are rounded, to train it, too.
+
+        Args:
+            start: ``[P]``, the other model.
+            least: the smallest relative change of an entry; the change is ``unit`` if this is larger.
+        """
+        generator = torch.Generator(start.device).manual_seed(0)
+        noise = torch.randn(len(start), generator=generator, dtype=start.dtype, device=start.device)
+        return start * (1 + max(least, self.unit) * noise)
+
+    def caused(self, start: Tensor, trained: Tensor, nudged: Tensor, least: float = 0.0) -> Tensor:
+        """Return the largest distance between two trainings of a model that rounding causes, as measured.
+
+        Args:
+            start: ``[P]``, the model before training.
+            trained: ``[P]``, the model after training.
+            nudged: ``[P]``, what the same training has made of ``nudged(start, least)``.
+            least: the argument of :meth:`nudged`.
+        """
+        return FACTOR * ((trained - start) - (nudged - self.nudged(start, least))).norm()
+
+
+#: By arithmetic: ``"TF32"`` rounds factors of float32 to 10 bits, ``"half"`` and ``"bf16"`` (7 bits) round activations,
+#: too, and ``"... weights"`` also the weights.
+ROUNDINGS = {
+    "float64": Rounding(2**-53, 1e-5, 0.0, 0.01),
+    "float32": Rounding(2**-24, 1e-5, 0.0, 0.01),
+    "TF32": Rounding(2**-11, 5e-3, 0.02, 0.05),
+    "half": Rounding(2**-11, 5e-3, 0.02, 0.05),
+    "half weights": Rounding(2**-11, 2e-2, 0.1, 0.3),
+    "bf16": Rounding(2**-8, 1e-2, 0.1, 0.1),
+    "bf16 weights": Rounding(2**-8, 5e-2, 0.3, 0.6),
+}
+_BY_PRECISION = {
+    "64-true": "float64",
+    "32-true": "float32",
+    "16-mixed": "half",
+    "16-true": "half weights",
+    "bf16-mixed": "bf16",
+    "bf16-true": "bf16 weights",
+}
+
+
+def rounding_of(trainer: L.Trainer) -> Rounding:
+    """Return the tolerances for two computations of the same in a trainer's precision, on its device; the widest for a
+    precision that is not known."""
+    return ROUNDINGS[arithmetic_of(trainer.precision, trainer.strategy.root_device)]
+
+
+def arithmetic_of(precision: Any, device: torch.device) -> str:
+    """Return the arithmetic that a trainer computes in, a key of :data:`ROUNDINGS`.
+
+    Args:
+        precision: the trainer's precision, in Lightning's notation.
+        device: the trainer's device.
+
+    Example:
+        >>> arithmetic_of("32-true", torch.device("cpu")), arithmetic_of("bf16-mixed", torch.device("cpu"))
+        ('float32', 'bf16')
+    """
+    name = _BY_PRECISION.get(precision, "bf16 weights")
+    return "TF32" if name == "float32" and uses_tf32(device) else name
+
+
+def uses_tf32(device: torch.device) -> bool:
+    """Return whether float32 products or convolutions on the device may be rounded to TensorFloat32. On CUDA,
+    convolutions are unless ``torch.backends.cudnn.allow_tf32 = False``, and products are if
+    ``torch.set_float32_matmul_precision("high")`` or ``"medium"`` allows it.
+
+    Example:
+        >>> uses_tf32(torch.device("cpu"))
+        False
+    """
+    return device.type == "cuda" and bool(tf32_of())
+
+
+def tf32_of() -> list[str]:
+    """Return which operations torch's settings round to TensorFloat32: ``"convolutions"``, ``"products"``, both or
+    none."""
+    # torch 2.9 has new names for these settings, and raises if the earlier ones are read after the new ones were set.
+    backends: dict[str, Any] = {"convolutions": torch.backends.cudnn, "products": torch.backends.cuda.matmul}
+    found = []
+    for what, backend in backends.items():
+        layer = getattr(backend, "conv", backend)
+        said = getattr(layer, "fp32_precision", None)
+        if said is None:
+            said = "tf32" if backend.allow_tf32 else "ieee"
+        if said == "none":
+            said = getattr(torch.backends, "fp32_precision", "ieee")
+        if said in ("tf32", "bf16"):
+            found.append(what)
+    return found
