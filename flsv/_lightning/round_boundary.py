@@ -43,13 +43,15 @@ class RoundBoundary:
     Args:
         trainer: the fit's trainer, with its optimizers set up, before its first round.
         own: the federation's callback, which saves the state at the round's start itself.
+        begun: called when a round begins.
 
     Attributes:
         within: whether a round has begun and not ended.
     """
 
-    def __init__(self, trainer: L.Trainer, own: L.Callback) -> None:
+    def __init__(self, trainer: L.Trainer, own: L.Callback, begun: Callable[[], None]) -> None:
         self._trainer: Any = trainer
+        self._begun = begun
         self._advance_start = trainer.fit_loop.on_advance_start
         # What is written to files, and the time that has passed, is not undone with the round.
         kept = (Checkpoint, Timer)
@@ -81,6 +83,7 @@ class RoundBoundary:
         """Store the states of callbacks, optimizers and schedulers, then let Lightning begin its epoch."""
         trainer = self._trainer
         self.within = True
+        self._begun()
         self._callbacks = {each.state_key: deepcopy(each.state_dict()) for each in self._rewound}
         # Between two rounds an optimizer has no state: clients keep theirs in the store.
         optimizers = [{**each.state_dict(), "state": {}} for each in trainer.optimizers]

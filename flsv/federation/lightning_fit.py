@@ -182,7 +182,7 @@ class LightningFit:
         hooks = BatchHooks(trainer, batch_idx, self.begin_batch, partial(self.end_batch, module), engine.idle)
         self._undo.callback(hooks.remove)
         self.reports.look_at_start()
-        self.boundary = RoundBoundary(trainer, loop)
+        self.boundary = RoundBoundary(trainer, loop, self.reports.begin_round)
         self.average = RoundAverage(callbacks_of(trainer))
         weights = global_weights(trainer, engine.within_round)
         self._change(weights, self.boundary.change, *self.average.changes)

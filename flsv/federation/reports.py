@@ -145,6 +145,11 @@ class RunReports:
                 others.append(logger)
         return [*sinks, Trackers(others, per_class, *names)] if others else sinks
 
+    def begin_round(self) -> None:
+        """Tell all sinks that a round begins."""
+        for sink in self.sinks:
+            sink.begin_round(self._state.round_index)
+
     def write(self, round: Round) -> None:
         """Make the result of a round, and pass it to all sinks."""
         state, federation = self._state, self._federation

@@ -141,6 +141,9 @@ class Sink:
         ...         print(result.round_index, len(result.changes))
     """
 
+    def begin_round(self, index: int) -> None:
+        """Note that a round begins, before any callback's ``on_train_epoch_start``."""
+
     def write(self, result: RoundResult) -> None:
         """Process the result of a round that has ended."""
 

@@ -14,12 +14,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.api_pb2 import MetricInfo, MetricName
@@ -99,7 +102,7 @@ class TensorBoard(Sink):
         Args:
             first_round: the next round, from 0. If it is not 0, everything that an earlier process wrote of this and
                 later rounds is declared invalid, as TensorBoard's own ``purge_step`` does, so that no round is shown
-                twice.
+                twice; curves over batches of the rounds before it are kept.
             settings: the run's hyper-parameters, ``{name: value}``.
             chosen: the settings that distinguish runs, for the table of runs.
             partition: draws which client has which data.
@@ -107,15 +110,26 @@ class TensorBoard(Sink):
         self._first_round, self._chosen = first_round, chosen
         if first_round:
             self._writer.close()  # it then opens another file, which is read after the files of the earlier process
+            kept = _over_batches(self._folder, first_round)
             _wait_past(self._folder)
             start = SessionLog(status=SessionLog.START)
             for event in (Event(file_version="brain.Event:2"), Event(session_log=start)):
                 self._writer._get_file_writer().add_event(event, first_round)
+            for index, events in groupby(kept, itemgetter(0)):
+                self.begin_round(index)
+                for _, event in events:
+                    self._writer._get_file_writer().add_event(event, event.step, event.wall_time)
+            self.begin_round(first_round)
         self._writer.add_text("settings", text_table({"setting": settings, "value": settings.values()}), first_round)
         # A resumed run may write into another folder; in the same folder the last layout is used.
         self._writer.add_custom_scalars(self._charts())
         if first_round == 0:
             self._draw("data/partition", partition, 0)
+
+    def begin_round(self, index: int) -> None:
+        """Mark where a round begins: an earlier process has written what follows in vain if the run is resumed here."""
+        mark = SessionLog(status=SessionLog.CHECKPOINT)
+        self._writer._get_file_writer().add_event(Event(session_log=mark), index)
 
     def write(self, result: RoundResult) -> None:
         """Write a round's curves, and its pictures if they are to be drawn."""
@@ -281,6 +295,27 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
         logger.experiment.log_figure(logger.run_id, figure, f"charts/{name}.png")
     else:
         logger.experiment.log_figure(figure_name=name, figure=figure, step=step)
+
+
+def _over_batches(folder: Path, first_round: int) -> list[tuple[int, Event]]:
+    """Return the events of rounds before ``first_round`` that a run's own files hold at steps from ``first_round`` on,
+    each with its round.
+
+    They are points of curves over batches, such as of what a module logs in every step: TensorBoard has one kind of
+    step, and drops them together with the rounds that are to be written again.
+    """
+    found: list[tuple[int, Event]] = []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        index = first_round  # files of earlier versions have no marks: which round is not known
+        for event in LegacyEventFileLoader(str(path)).Load():
+            status = event.session_log.status if event.HasField("session_log") else None
+            if status == SessionLog.START:
+                found = [(of, each) for of, each in found if each.step < event.step]
+            elif status == SessionLog.CHECKPOINT:
+                index = event.step
+            elif event.HasField("summary") and index < first_round:
+                found.append((index, event))
+    return sorted(((of, each) for of, each in found if each.step >= first_round), key=itemgetter(0))
 
 
 def _wait_past(folder: Path) -> None:

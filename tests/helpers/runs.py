@@ -229,7 +229,7 @@ def differences(a: Path, b: Path) -> list[str]:
     """Of two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
     one, other = (leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b))
     found = [place for place in {**one, **other} if one.get(place) != other.get(place)]
-    for name in ("contributions.csv", "metrics.txt"):
+    for name in ("contributions.csv", "coalitions.csv", "metrics.txt"):
         if (a / name).is_file() and (a / name).read_bytes() != (b / name).read_bytes():
             found.append(name)
     return found

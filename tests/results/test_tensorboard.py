@@ -1,13 +1,16 @@
 """What TensorBoard is given: runs of clients, its tabs, and that a killed run goes on in the same files."""
 
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -211,3 +214,46 @@ def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None
     write(2, range(2, 5), 10.0)
     rows = [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)]
     assert scalars(tmp_path / "run") == {".": {"all": rows}, "Boston": {"cssv/class_0": rows}}
+
+
+class Noting(Plain):
+    """A module that logs in every step, as callbacks of Lightning do."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("step_loss", loss["loss"] if isinstance(loss, dict) else loss, on_step=True)
+        return loss
+
+
+class Dies(L.Callback):
+    """In the middle of a round, when the curves of its first batches are written."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *hook: Any) -> None:
+        if trainer.current_epoch == 3 and trainer.fit_loop.epoch_loop.batch_progress.current.ready == 5:
+            trainer.loggers[0].save()
+            raise KeyError("killed")
+
+
+def test_curves_over_batches_of_the_rounds_before_stay_when_a_run_goes_on(tmp_path: Path) -> None:
+    """TensorBoard drops steps, and takes those of batches for those of rounds. The run is killed, goes on with more
+    rounds, and goes on from a checkpoint before that."""
+
+    def run(folder: Path, rounds: int, ckpt_path: Path | None = None, *more: L.Callback) -> None:
+        saving = ModelCheckpoint(tmp_path / "saved", "{epoch}", save_top_k=-1)
+        loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+        options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [saving, *more], "logger": logger(folder)}
+        fit(loop, folder, Noting(), rounds=rounds, ckpt_path=ckpt_path, **options)
+
+    run(tmp_path / "straight", 5)
+    shutil.rmtree(tmp_path / "saved")
+    with pytest.raises(KeyError, match="killed"):
+        run(tmp_path / "resumed", 5, None, Dies())
+    for rounds, last in ((4, 2), (5, 3), (5, 1)):
+        (checkpoint,) = (tmp_path / "saved").glob(f"epoch={last}.ckpt")
+        run(tmp_path / "resumed", rounds, checkpoint)
+    found, expected = (
+        {p: {t: sorted(v) for t, v in tags.items()} for p, tags in scalars(tmp_path / each).items()}
+        for each in ("resumed/run", "straight/run")
+    )
+    assert len(expected["."]["step_loss"]) > 5 * 5
+    assert found == expected
