@@ -13,7 +13,7 @@ reverses (Castro et al. 2009): less than a fifth on the package's tables of six 
 ``tests/benchmark/test_true_values.py``.
 
 The utilities are stored in one CSV file per federation, with a row per coalition and seed, see
-:class:`flsv.games.stored_utility.StoredUtility`. The package contains the files of its own federations.
+:class:`flsv.retraining.stored_utility.StoredUtility`. The package contains the files of its own federations.
 :func:`make_truth` creates such files, also for your own federations, and continues after an interruption.
 """
 
@@ -40,10 +40,10 @@ from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
 from flsv.games.members import Members, members_of
-from flsv.games.retrained_utility import RetrainedUtility
-from flsv.games.stored_utility import COLUMNS, StoredUtility
 from flsv.results.folder import Reporting
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.retraining.stored_utility import COLUMNS, StoredUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile

@@ -50,15 +50,15 @@ from flsv.games.performance import (
     scores_positive,
     title_of,
 )
-from flsv.games.retrained_utility import RetrainedUtility
-from flsv.games.stored_utility import StoredUtility
 from flsv.report.facts import retrained_caveats
 from flsv.report.shares import RANKING_ONLY, SHARE_BY, retrained_from
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import NONE, joined, percent, shares_in
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.retraining.stored_utility import StoredUtility
 from flsv.retraining.whole_fits import OF_THE_RUN, all_take_part, called, coalition_loop, trained_in
 from flsv.sampling import FixedCohort
 from flsv.utilities.csv_files import NAN, save_table
@@ -88,9 +88,9 @@ def retrain(
         run: the folder of a run that ``flsv fit`` has written.
         which: the coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side by side,
             ``"auto"`` stands for ``"both"``: each client alone, all but one, and all.
-        metric: the performance of a model, on the server's validation set, see :class:`flsv.games.RetrainedUtility`.
-            None: the performance that the run's metrics used; accuracy if they used none. Trainings are stored
-            separately for each performance.
+        metric: the performance of a model, on the server's validation set, see
+            :class:`flsv.retraining.RetrainedUtility`. None: the performance that the run's metrics used; accuracy if
+            they used none. Trainings are stored separately for each performance.
         mode: ``"min"`` or ``"max"``, whether less or more of a logged ``metric`` is better.
         judges: the owner of the samples on which models are judged: the ``"server"``, or the ``"clients"`` with their
             validation samples. None: as for the run's metrics.

@@ -18,8 +18,8 @@ from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.games.members import Members
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.report.shares import RANKING_ONLY
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, find_loop
 from flsv.retraining.whole_fits import Spare, all_take_part, coalition_loop
 from flsv.sampling import FixedCohort
@@ -73,7 +73,7 @@ def retrain(
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
         which: the coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side by side,
             ``"auto"`` stands for ``"both"``: each client alone, all clients but one, and all clients.
-        metric: the performance of a model, see :class:`flsv.games.RetrainedUtility`.
+        metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or

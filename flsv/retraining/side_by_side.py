@@ -2,7 +2,7 @@
 
 A client has the same batches in every coalition, since batches depend on the seed, the round and the client only. So
 the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
-(:mod:`flsv.training.rows.kernel`). Up to rounding the models equal the models of :class:`flsv.games.RetrainedUtility`,
+(:mod:`flsv.training.rows.kernel`). Up to rounding the models equal those of :class:`flsv.retraining.RetrainedUtility`,
 which trains one coalition after the other; for small models all coalitions of six clients take about as long as two
 fits. The coalitions' servers are in :mod:`flsv.retraining.coalition_servers`.
 """
@@ -25,11 +25,11 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ALONE, Ranks, State
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.one_process import shared_space
-from flsv.games.coalition_training import make_evaluator
 from flsv.games.coalition_utility import utility_of
 from flsv.games.copy_module import copy_module
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
+from flsv.retraining.coalition_training import make_evaluator
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.training.client_manager import ClientManager
 from flsv.training.cohort import CohortLoader
@@ -64,8 +64,8 @@ class NotSideBySide(ConfigurationError):
 class SideBySideUtility:
     """Utility of K coalitions, ``utility(masks: bool [K, n]) -> float64 [K]``, from training them all at once.
 
-    The utilities are those of :class:`flsv.games.RetrainedUtility`. Each rank trains a part of the coalitions. The full
-    coalition is trained both side by side and alone, and an error is raised if the two models differ.
+    The utilities are those of :class:`flsv.retraining.RetrainedUtility`. Each rank trains a part of the coalitions. The
+    full coalition is trained both side by side and alone, and an error is raised if the two models differ.
 
     Args:
         alone: the utility that trains one coalition after the other; it trains the full coalition alone, and holds the
@@ -152,7 +152,7 @@ def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None
             "the coalition of all clients, trained side by side with others, comes to "
             f"another model than the run itself ({100 * apart:.1f} % of the way that it went lie between them): the "
             "module, its optimizer or its schedule does something that training side by side does not. Use "
-            "flsv.games.RetrainedUtility."
+            "flsv.retraining.RetrainedUtility."
         )
 
 

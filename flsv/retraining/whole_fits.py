@@ -31,12 +31,12 @@ from flsv.core import Ranks
 from flsv.core.ranks import balance_load
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
-from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import utility_of
 from flsv.games.copy_module import copy_module, deepcopy_with_closures
 from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
+from flsv.retraining.coalition_training import GlobalModelScoring, train_alone
 from flsv.sampling import FixedCohort, FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import OF_THE_RUN

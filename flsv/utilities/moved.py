@@ -1,4 +1,4 @@
-"""Imports of modules by their names in 1.0, which work until 2.0."""
+"""Imports of modules by their names in 1.0 and 1.1, which work until 2.0."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ MOVED = {
     "flsv.config": "flsv.configuration.federation_config",
     "flsv.errors": "flsv.utilities.errors",
     "flsv.features": "flsv.valuation.features",
+    "flsv.games.coalition_training": "flsv.retraining.coalition_training",
+    "flsv.games.retrained_utility": "flsv.retraining.retrained_utility",
     "flsv.loop": "flsv.federation",
     "flsv.parameters": "flsv.core.parameter_space",
     "flsv.participants": "flsv.core",
@@ -29,18 +31,23 @@ class MovedModules(MetaPathFinder, Loader):
     """Import finder that maps old module names to today's: it returns the same module object, not a copy."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        old = ".".join(fullname.split(".")[:2])
-        return ModuleSpec(fullname, self) if old in MOVED else None
+        return ModuleSpec(fullname, self) if _old(fullname) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        parts = spec.name.split(".")
-        module = import_module(".".join([MOVED[".".join(parts[:2])], *parts[2:]]))
+        old = _old(spec.name)
+        module = import_module(MOVED[old] + spec.name.removeprefix(old))
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         # Python has set the module's spec to that of the old name; restore the module's own.
         module.__spec__ = module.__spec__.loader_state  # type: ignore[union-attr]  # an imported module has one
+
+
+def _old(name: str) -> str:
+    """Return the old name that a module's name begins with; "" if there is none."""
+    parts = name.split(".")
+    return next((old for end in (2, 3) if (old := ".".join(parts[:end])) in MOVED), "")
 
 
 def find_moved_modules() -> None:

@@ -18,7 +18,6 @@ from flsv.cli.saved_run import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.functional import exact_shapley
 from flsv.games.performance import CLASSIFICATION
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import (
     ClassSpecificShapley,
     CumulativeShapley,
@@ -27,6 +26,7 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 from helpers.pages import text_of

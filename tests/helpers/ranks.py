@@ -31,9 +31,9 @@ from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
 from flsv.engines.ranks.group import meet
 from flsv.federation import FederatedLoop
 from flsv.functional import exact_shapley
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import ClassSpecificShapley
 from flsv.models.classifier import ClassifierClient
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import SideBySideUtility
 from flsv.sampling import FixedCohort
 from helpers.data import toy_sets

@@ -27,3 +27,11 @@ def test_module_below_an_old_package_is_not_loaded_twice() -> None:
 def test_unknown_module_below_an_old_name_is_not_found() -> None:
     with pytest.raises(ModuleNotFoundError):
         import_module("flsv.loop.never_was")
+
+
+def test_a_class_that_moved_has_its_old_place_too() -> None:
+    from flsv.retraining import RetrainedUtility
+
+    assert flsv.games.RetrainedUtility is RetrainedUtility
+    with pytest.raises(AttributeError, match="has no attribute 'NeverWas'"):
+        _ = flsv.games.NeverWas

@@ -18,12 +18,12 @@ from torchmetrics import Metric
 from flsv.core import ALONE, Ranks
 from flsv.core.ranks import balance_load
 from flsv.data import FederatedDataModule
-from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import Mode, ModelScore, performance_of, warn_of_rarity
 from flsv.games.scores import METRICS, Scores, UtilityMetric
+from flsv.retraining.coalition_training import GlobalModelScoring, train_alone
 from flsv.sampling.fixed_cohort import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 

@@ -13,9 +13,9 @@ from flsv.core import Ranks
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.federation import FederatedLoop
 from flsv.functional import exact_shapley, few_coalitions, permutation_shapley
-from flsv.games.retrained_utility import RetrainedUtility
-from flsv.games.stored_utility import StoredUtility
 from flsv.models.classifier import ClassifierClient
+from flsv.retraining.retrained_utility import RetrainedUtility
+from flsv.retraining.stored_utility import StoredUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data, toy_sets

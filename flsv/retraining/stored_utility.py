@@ -29,7 +29,7 @@ class StoredUtility:
     again: a killed process loses at most the values of ``at_once`` coalitions.
 
     Args:
-        utility: the game, such as a :class:`flsv.games.RetrainedUtility`.
+        utility: the game, such as a :class:`flsv.retraining.RetrainedUtility`.
         path: path of the file, see :class:`flsv.utilities.result_file.ResultFile`.
         settings: everything that the values depend on, except the seed. A file with other settings is refused.
         ranks: the processes of ``utility``: all of them call this utility with the same masks, and the first process
