@@ -28,7 +28,101 @@ from flsv.sampling.fixed_cohort import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 
 
-class RetrainedUtility:
+class TrainedGame:
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition by a fit of its own: the base
+    of :class:`RetrainedUtility`, whose attributes it has.
+
+    Args:
+        make: a function that makes a trainer and a module for one fit of a coalition, ``make(cohort)``.
+        data: as for :class:`RetrainedUtility`, like the further arguments.
+        metric: the performance of models.
+        mode: whether less or more of a logged value is better.
+        ranks: the processes among which the trainings are divided.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[FixedCohort], tuple[L.Trainer, L.LightningModule]],
+        data: FederatedDataModule,
+        metric: UtilityMetric | str | Metric | ModelScore | Sequence[str] = "accuracy",
+        mode: Mode | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        measure: Measure
+        if isinstance(metric, Sequence) and (metric in METRICS or not isinstance(metric, str)):
+            measure = metric
+        else:
+            measure = performance_of(self, metric, mode, "metric")
+        data.prepare_data()
+        data.setup("fit")
+        if isinstance(measure, ModelScore):
+            warn_of_rarity([measure], data)
+        self._make, self.data, self.metric = make, data, measure
+        self.num_players = data.num_clients
+        self.ranks = ranks
+        self.initial: dict[str, Any] | None = None
+        self.model: Tensor | None = None
+        self.scores: dict[Members, Scores] = {}
+        self.seconds: dict[Members, float] = {}
+
+    def made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
+        """Make a trainer and a module for one fit of a coalition."""
+        return self._make(FixedCohort(members))
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Return the utilities of coalitions, float64 ``[K]`` (or ``[K, M]``), after training those that have not been
+        trained yet.
+
+        Raises:
+            ValueError: the masks have another type or shape.
+        """
+        if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
+            raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
+        coalitions = members_of(masks.cpu())
+        wanted = dict.fromkeys(members for members in coalitions if members and members not in self.scores)
+        if () in coalitions and () not in self.scores and not wanted:
+            wanted[(0,)] = None  # the empty coalition's model is the initial one of any training
+        self._train_all(list(wanted))
+        return torch.cat([utility_of(self.scores[members], self.metric) for members in coalitions])
+
+    def _train_all(self, coalitions: list[Members]) -> None:
+        ranks = self.ranks
+        if self.initial is None and ranks.size > 1 and coalitions:
+            # All trainings start from the first one's initial weights.
+            if ranks.rank == 0:
+                self._train(coalitions[0])
+            self._share(coalitions[:1], "the first coalition's training")
+            coalitions = coalitions[1:]
+        samples = self.data.num_samples
+        owners = balance_load([float(samples[list(members)].sum()) for members in coalitions], ranks.size)
+        for members, owner in zip(coalitions, owners):
+            if owner == ranks.rank:
+                self._train(members)
+        if ranks.size > 1:
+            self._share(coalitions, "coalitions' trainings")
+
+    def _share(self, coalitions: list[Members], about: str) -> None:
+        """Exchange the scores of these coalitions and of the empty coalition among the ranks; ``about`` is a name for
+        messages.
+        """
+        names = ((), *coalitions)
+        own = {members: self.scores[members] for members in names if members in self.scores}
+        seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
+        parts = self.ranks.all_gather((own, seconds, self.initial if self.ranks.rank == 0 else None), about)
+        self.initial = parts[0][2]
+        for scores, spent, _ in parts:
+            self.scores |= scores
+            self.seconds |= spent
+
+    def _train(self, members: Members) -> None:
+        trainer, module = self.made(members)
+        measured = GlobalModelScoring(self.data, [self.metric], self.initial)
+        self.seconds[members] = train_alone(trainer, module, self.data, measured)
+        (self.scores[()],), ((self.scores[members],),) = measured.before, measured.after.values()
+        self.initial, self.model = measured.initial, measured.models
+
+
+class RetrainedUtility(TrainedGame):
     """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains a federation of only the coalition's clients
     and evaluates its final model.
 
@@ -95,80 +189,11 @@ class RetrainedUtility:
         mode: Mode | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        measure: Measure
-        if isinstance(metric, Sequence) and (metric in METRICS or not isinstance(metric, str)):
-            measure = metric
-        else:
-            measure = performance_of(self, metric, mode, "metric")
-        data.prepare_data()
-        data.setup("fit")
-        if data.num_clients > max_clients:
+        kept = copy_module(module)
+        super().__init__(lambda cohort: (trainer(cohort), copy_module(kept)), data, metric, mode, ranks)
+        if self.num_players > max_clients:
             raise ConfigurationError(
-                f"RetrainedUtility: {data.num_clients} clients make {2**data.num_clients - 1:,} federations to train; "
+                f"RetrainedUtility: {self.num_players} clients make {2**self.num_players - 1:,} federations to train; "
                 f"the limit is max_clients={max_clients}. Raise it, or value the clients without retraining, as "
                 "flsv.metrics does."
             )
-        if isinstance(measure, ModelScore):
-            warn_of_rarity([measure], data)
-        self.trainer, self.module, self.data, self.metric = trainer, copy_module(module), data, measure
-        self.num_players = data.num_clients
-        self.ranks = ranks
-        self.initial: dict[str, Any] | None = None
-        self.model: Tensor | None = None
-        self.scores: dict[Members, Scores] = {}
-        self.seconds: dict[Members, float] = {}
-
-    def __call__(self, masks: Tensor) -> Tensor:
-        """Return the utilities of coalitions, float64 ``[K]`` (or ``[K, M]``), after training those that have not been
-        trained yet.
-
-        Raises:
-            ValueError: the masks have another type or shape.
-        """
-        if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
-            raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
-        coalitions = members_of(masks.cpu())
-        wanted = dict.fromkeys(members for members in coalitions if members and members not in self.scores)
-        if () in coalitions and () not in self.scores and not wanted:
-            wanted[(0,)] = None  # the empty coalition's model is the initial one of any training
-        self._train_all(list(wanted))
-        return torch.cat([utility_of(self.scores[members], self.metric) for members in coalitions])
-
-    def _train_all(self, coalitions: list[Members]) -> None:
-        ranks = self.ranks
-        if self.initial is None and ranks.size > 1 and coalitions:
-            # All trainings start from the first one's initial weights.
-            if ranks.rank == 0:
-                self._train(coalitions[0])
-            self._share(coalitions[:1], "the first coalition's training")
-            coalitions = coalitions[1:]
-        samples = self.data.num_samples
-        owners = balance_load([float(samples[list(members)].sum()) for members in coalitions], ranks.size)
-        for members, owner in zip(coalitions, owners):
-            if owner == ranks.rank:
-                self._train(members)
-        if ranks.size > 1:
-            self._share(coalitions, "coalitions' trainings")
-
-    def _share(self, coalitions: list[Members], about: str) -> None:
-        """Exchange the scores of these coalitions and of the empty coalition among the ranks; ``about`` is a name for
-        messages.
-        """
-        names = ((), *coalitions)
-        own = {members: self.scores[members] for members in names if members in self.scores}
-        seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
-        parts = self.ranks.all_gather((own, seconds, self.initial if self.ranks.rank == 0 else None), about)
-        self.initial = parts[0][2]
-        for scores, spent, _ in parts:
-            self.scores |= scores
-            self.seconds |= spent
-
-    def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
-        return self.trainer(FixedCohort(members)), copy_module(self.module)
-
-    def _train(self, members: Members) -> None:
-        trainer, module = self._made(members)
-        measured = GlobalModelScoring(self.data, [self.metric], self.initial)
-        self.seconds[members] = train_alone(trainer, module, self.data, measured)
-        (self.scores[()],), ((self.scores[members],),) = measured.before, measured.after.values()
-        self.initial, self.model = measured.initial, measured.models

@@ -7,7 +7,6 @@ the model of the full coalition would equal the federation's model to the bit.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import tempfile
 import time
@@ -37,12 +36,13 @@ from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
 from flsv.retraining.coalition_training import GlobalModelScoring, train_alone
+from flsv.retraining.utility_store import Row, UtilityStore
 from flsv.sampling import FixedCohort, FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.atomic_files import whole_lines
-from flsv.utilities.csv_files import Cell, parse_int, read_rows
-from flsv.utilities.result_file import ResultFile, members_text, read_members
+from flsv.utilities.csv_files import parse_float, parse_int, read_rows
+from flsv.utilities.result_file import read_members
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: File in a run's folder with the utilities of the coalitions that were trained after the run.
@@ -65,13 +65,6 @@ class _Nowhere(DummyLogger):
         return self.folder
 
 
-def _numbers(cell: str) -> list[float]:
-    return [float(number) for number in cell.split()]
-
-
-COLUMNS: Mapping[str, Cell] = {"coalition": read_members, "round": parse_int, "by": str, "utility": _numbers}
-#: A coalition, a performance's name and a round: what a row of the file is of.
-_Cell = tuple[Members, str, int]
 #: A coalition's utilities after each of R rounds, by the name of the performance: ``[R]``, or ``[R, M]`` per class.
 Curves = Mapping[str, Tensor]
 
@@ -128,14 +121,12 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
         have another seed.
     """
     path = folder / COALITIONS
-    lines = whole_lines(path) if path.is_file() else []
-    if len(lines) < 2 or json.loads(lines[0].removeprefix("# ")).get("seed") != str(seed):
+    lines = whole_lines(path)[1:2] if path.is_file() else []
+    if not rounds or not {"seed", *by} <= {*",".join(lines).split(",")}:
         return {}
-    found: dict[Members, dict[str, float]] = {}
-    for _, row in read_rows(path, COLUMNS, skip=1):
-        if row["round"] + 1 == rounds:
-            found.setdefault(row["coalition"], {})[row["by"]] = row["utility"][0]
-    return {members: [values[name] for name in by] for members, values in found.items() if values.keys() >= set(by)}
+    read = {"seed": parse_int, "coalition": read_members, "round": parse_int, **dict.fromkeys(by, parse_float)}
+    rows = [row for _, row in read_rows(path, read, skip=1) if (row["seed"], row["round"] + 1) == (seed, rounds)]
+    return {row["coalition"]: [row[name] for name in by] for row in rows}
 
 
 class Spare:
@@ -213,11 +204,9 @@ class WholeFits:
     ) -> None:
         self._spare, self._data, self._seed, self._initial = spare, data, seed, initial
         self._measures, self._rounds, self._ranks = dict(measures), list(rounds), ranks
-        self._kept: ResultFile | None = None
-        if path is not None and ranks.rank == 0:
-            if not resumed:
-                path.unlink(missing_ok=True)  # it belongs to an earlier run, maybe with another module
-            self._kept = ResultFile(path, COLUMNS, settings or {}, key=1, anew=True)
+        if path is not None and ranks.rank == 0 and not resumed:
+            path.unlink(missing_ok=True)  # it belongs to an earlier run, maybe with another module
+        self._store = UtilityStore(path, list(measures), settings, rounds=True, ranks=ranks, anew=True)
 
     def __call__(self, masks: Tensor) -> list[Curves]:
         """Train the coalitions that are not in the file, and return each coalition's utilities.
@@ -232,8 +221,7 @@ class WholeFits:
             CoalitionFailed: a coalition's training has failed.
         """
         coalitions = members_of(masks)
-        known = self._ranks.broadcast(0, self._known(), "the trainings that are kept")
-        missing = [members for members in coalitions if members not in known]
+        missing = self._store.missing(self._seed, coalitions, self._rounds)
         samples = self._data.num_samples
         owners = balance_load([float(samples[list(members)].sum()) for members in missing], self._ranks.size)
         start, said = time.monotonic(), 0.0
@@ -244,15 +232,15 @@ class WholeFits:
             for part in self._ranks.all_gather(found, "coalitions' trainings"):
                 if errors := [f"{each}" for each in part.values() if isinstance(each, CoalitionFailed)]:
                     raise CoalitionFailed(errors[0])  # on all ranks
-                known |= part
                 for members, curves in part.items():
-                    self._keep(members, curves)
-            spent, done = time.monotonic() - start, sum(members in known for members in coalitions)
+                    self._store.add(self._seed, members, self._rows(curves))
+            left = len(self._store.missing(self._seed, coalitions, self._rounds))
+            spent, done = time.monotonic() - start, len(coalitions) - left
             if spent - said > PAUSE:
                 said = spent
                 rank_zero_info(f"flsv: {done} of {len(coalitions)} coalitions are trained, in {spent:.0f} s.")
-        self._put_in_order(coalitions, known)
-        return [known[members] for members in coalitions]
+        self._store.sort()
+        return [self._curves(members) for members in coalitions]
 
     def _tried(self, members: Members) -> Any:
         """Return a coalition's utilities, or the CoalitionFailed error of its training."""
@@ -286,49 +274,16 @@ class WholeFits:
             for name, by in self._measures.items()
         }
 
-    def _known(self) -> dict[Members, dict[str, Tensor]]:
-        """Return the utilities in the file of those coalitions that it holds with all performances and rounds, by the
-        coalition's members."""
-        rows = [] if self._kept is None else self._kept.rows
-        found: dict[Members, dict[tuple[str, int], list[float]]] = {}
-        for row in rows:
-            found.setdefault(row["coalition"], {})[row["by"], row["round"]] = row["utility"]
-        wanted = [(by, index) for by in self._measures for index in self._rounds]
-        whole_ones = {members: cells for members, cells in found.items() if cells.keys() >= set(wanted)}
-        return {m: {by: self._curve(cells, by) for by in self._measures} for m, cells in whole_ones.items()}
+    def _rows(self, curves: Curves) -> dict[int, Row]:
+        """Return the store's rows of a coalition's utilities."""
+        by = [curves[name].view(len(self._rounds), -1).tolist() for name in self._measures]
+        return dict(zip(self._rounds, zip(*by)))
 
-    def _curve(self, cells: Mapping[tuple[str, int], list[float]], by: str) -> Tensor:
-        curve = torch.tensor([cells[by, index] for index in self._rounds], dtype=torch.float64)
-        return curve if curve.shape[1] > 1 else curve[:, 0]
-
-    def _keep(self, members: Members, curves: Curves) -> None:
-        if self._kept is not None:
-            self._kept.add(_row(cell, numbers) for cell, numbers in self._cells(members, curves).items())
-
-    def _cells(self, members: Members, curves: Curves) -> dict[_Cell, list[float]]:
-        """Return the file's cells of a coalition."""
-        return {
-            (members, by, index): torch.atleast_1d(value).tolist()
-            for by, curve in curves.items()
-            for index, value in zip(self._rounds, curve)
-        }
-
-    def _put_in_order(self, coalitions: Sequence[Members], known: Mapping[Members, Curves]) -> None:
-        """Write the file anew, each utility once and in an order that does not depend on the number of ranks."""
-        if self._kept is None:
-            return
-        cells = {(row["coalition"], row["by"], row["round"]): row["utility"] for row in self._kept.rows}
-        for members in coalitions:
-            cells |= self._cells(members, known[members])
-        places = {members: place for place, members in enumerate(dict.fromkeys([*coalitions, *(m for m, *_ in cells)]))}
-        measures = [*dict.fromkeys([*self._measures, *(by for _, by, _ in cells)])]
-        ordered = sorted(cells, key=lambda cell: (places[cell[0]], measures.index(cell[1]), cell[2]))
-        self._kept.replace(_row(cell, cells[cell]) for cell in ordered)
-
-
-def _row(cell: _Cell, numbers: Sequence[float]) -> list[object]:
-    members, by, index = cell
-    return [members_text(members), index, by, " ".join(map(repr, numbers))]
+    def _curves(self, members: Members) -> dict[str, Tensor]:
+        """Return a coalition's utilities from the store."""
+        rows = self._store.rows(self._seed, members, self._rounds)
+        by = [torch.tensor(cells, dtype=torch.float64) for cells in zip(*rows)]
+        return {name: curve if curve.shape[1] > 1 else curve[:, 0] for name, curve in zip(self._measures, by)}
 
 
 @contextmanager
