@@ -59,8 +59,9 @@ from flsv.results.text import NONE, joined, percent
 from flsv.retraining.retrained_utility import TrainedGame
 from flsv.retraining.train_coalitions import SEEDS, Here, train_seeds, values_of
 from flsv.retraining.utility_store import LAST, UtilityStore
-from flsv.retraining.whole_fits import OF_THE_RUN, all_take_part, called, coalition_loop, trained_in
+from flsv.retraining.whole_fits import all_take_part, called, coalition_loop, trained_in
 from flsv.sampling import FixedCohort
+from flsv.training.rows.row_checks import of_the_run
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
@@ -218,7 +219,7 @@ def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     """Return the configuration's trainer, with a loop in which exactly the clients of ``cohort`` take part in every
     round."""
     loop = find_loop(cli.trainer)
-    others = [c for c in callbacks_of(cli.trainer) if c is not loop and not isinstance(c, OF_THE_RUN)]
+    others = [c for c in callbacks_of(cli.trainer) if c is not loop and not of_the_run(c)]
     # mypy: set by Lightning's connectors
     cli.trainer.callbacks = [*others, coalition_loop(loop, cohort, seed)]  # type: ignore[attr-defined]
     return cli.trainer

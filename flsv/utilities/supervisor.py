@@ -74,7 +74,7 @@ def supervise(
     """
     waiting, running, done = iter(tasks), list[_Child](), 0
     owner, more = os.getpid(), True
-    with _ended_by_sigterm():
+    with ended_by_sigterm():
         try:
             while more or running:
                 while more and len(running) < jobs:
@@ -117,6 +117,24 @@ def fail(reason: str) -> NoReturn:
         RuntimeError: no supervisor has started this process.
     """
     _send((False, reason))
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run."""
+
+    def stop(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner, before = os.getpid(), signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        if os.getpid() == owner:
+            signal.signal(signal.SIGTERM, before)
 
 
 class _Child:
@@ -246,21 +264,3 @@ def _send(message: tuple[bool, Any]) -> NoReturn:
             data = data[os.write(int(pipe), data) :]
     finally:
         os._exit(0)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run."""
-
-    def stop(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    owner, before = os.getpid(), signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        if os.getpid() == owner:
-            signal.signal(signal.SIGTERM, before)
