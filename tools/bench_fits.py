@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import DirichletPartitioner, Loader, SizePartitioner, Splits
 from flsv.functional import exact_shapley
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import ShadowShapley
 from flsv.models import FastText, LeNet5
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import SideBySideUtility
 
 SILENT = Reporting(table=False, figures=0, files=False)

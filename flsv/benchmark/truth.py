@@ -13,7 +13,7 @@ reverses (Castro et al. 2009): less than a fifth on the package's tables of six 
 ``tests/benchmark/test_true_values.py``.
 
 The utilities are stored in one CSV file per federation, with a row per coalition and seed, see
-:class:`flsv.games.stored_utility.StoredUtility`. The package contains the files of its own federations.
+:class:`flsv.retraining.utility_store.UtilityStore`. The package contains the files of its own federations.
 :func:`make_truth` creates such files, also for your own federations, and continues after an interruption.
 """
 
@@ -40,13 +40,13 @@ from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
 from flsv.games.members import Members, members_of
-from flsv.games.retrained_utility import RetrainedUtility
-from flsv.games.stored_utility import COLUMNS, StoredUtility
 from flsv.results.folder import Reporting
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.retraining.train_coalitions import train_rows
+from flsv.retraining.utility_store import UtilityStore
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import ResultFile
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
 FOLDER = Path(__file__).parent / "truths"
@@ -198,23 +198,23 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
     make = "flsv.benchmark.make_truth(federation, folder)"
     if not path.is_file():
         raise ConfigurationError(f"there is no truth of {federation.name} ({path}): make it, {make}")
-    known = _stored_utilities(path, truth_settings(federation, folder))
-    if not known:
+    store = UtilityStore(path, ["utility"], truth_settings(federation, folder))
+    if not store.seeds:
         raise ConfigurationError(f"{path} holds no coalition yet. Go on with the command that makes it, {make}.")
-    clients = 1 + max(client for of_seed in known.values() for members in of_seed for client in (0, *members))
-    wanted = {seed: members_of(_wanted(federation, clients, seed)) for seed in sorted(known)}
-    missing = [(seed, members) for seed, all_of in wanted.items() for members in all_of if members not in known[seed]]
+    clients = 1 + max(client for seed in store.seeds for members in store.coalitions(seed) for client in (0, *members))
+    wanted = {seed: _wanted(federation, clients, seed) for seed in store.seeds}
+    missing = [(seed, each) for seed, masks in wanted.items() for each in store.missing(seed, members_of(masks))]
     if missing:
         seed, members = missing[0]
         raise ConfigurationError(
             f"{path}: {len(missing)} of {sum(map(len, wanted.values()))} coalitions are missing, such as "
             f"{list(members)} of seed {seed}. Go on with the command that makes it, {make}."
         )
+    table = {seed: store.table(seed, masks)[:, 0] for seed, masks in wanted.items()}
     if federation.circles:
-        by_seed = {seed: {members: known[seed][members] for members in all_of} for seed, all_of in wanted.items()}
+        by_seed = {seed: dict(zip(members_of(masks), table[seed].tolist())) for seed, masks in wanted.items()}
         return sampled_truth(by_seed, clients, federation.circles)
-    table = [[known[seed][members] for members in all_of] for seed, all_of in wanted.items()]
-    return exact_truth([*wanted], torch.tensor(table, dtype=torch.float64))
+    return exact_truth([*wanted], torch.stack([*table.values()]))
 
 
 def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> int:
@@ -240,14 +240,11 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
             f"is {MOST_CLIENTS} clients. Say `circles: 3` in its file: some {3 * clients * (clients - 1):,} are "
             "trained then, which give each client each place in an order equally often."
         )
-    trained = 0
+    store = UtilityStore(folder / f"{federation.name}.csv", ["utility"], truth_settings(federation, folder))
+    rows, trained = partial(train_coalitions, federation), 0
     for seed in seeds:
-        game = partial(train_coalitions, federation, seed=seed, compare=trained == 0)
-        path, said = folder / f"{federation.name}.csv", truth_settings(federation, folder)
-        kept = StoredUtility(game, path, said, seed=seed, at_once=CHUNK)
-        before = len(kept.known)
-        kept(_wanted(federation, clients, seed))
-        trained += len(kept.known) - before
+        masks = _wanted(federation, clients, seed)
+        trained += train_rows(rows, masks, seed, store, compare=not trained, at_once=CHUNK)
     federation.release()
     return trained
 
@@ -262,14 +259,6 @@ def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
     own = {} if folder == FOLDER else {"data and versions": federation.identity.key}
     return {"settings": hashlib.sha256(text.encode()).hexdigest()[:12], **own}
-
-
-def _stored_utilities(path: Path, said: Mapping[str, str]) -> dict[int, dict[Members, float]]:
-    """Return ``{seed: {members: utility}}``, the utilities in the table ``path`` made with the settings ``said``."""
-    found: dict[int, dict[Members, float]] = {}
-    for row in ResultFile(path, COLUMNS, said).rows:
-        found.setdefault(row["seed"], {})[row["coalition"]] = row["utility"]
-    return found
 
 
 def _wanted(federation: Federation, clients: int, seed: int) -> Tensor:

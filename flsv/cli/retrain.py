@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,8 @@ from flsv.cli.parser import FederatedCLI, find_loop
 from flsv.cli.parsers import retrain_parser
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
-from flsv.functional.shapley.few_coalitions import Which, default_design, few_coalitions, retrained_shapley
+from flsv.functional.shapley.few_coalitions import Which, default_design
+from flsv.games.copy_module import copy_module
 from flsv.games.performance import (
     CLASSIFICATION,
     Judges,
@@ -50,23 +50,21 @@ from flsv.games.performance import (
     scores_positive,
     title_of,
 )
-from flsv.games.retrained_utility import RetrainedUtility
-from flsv.games.stored_utility import StoredUtility
 from flsv.report.facts import retrained_caveats
 from flsv.report.shares import RANKING_ONLY, SHARE_BY, retrained_from
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
-from flsv.results.text import NONE, joined, percent, shares_in
-from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.retraining.whole_fits import OF_THE_RUN, all_take_part, called, coalition_loop, trained_in
+from flsv.results.text import NONE, joined, percent
+from flsv.retraining.retrained_utility import TrainedGame
+from flsv.retraining.train_coalitions import SEEDS, Here, train_seeds, values_of
+from flsv.retraining.utility_store import LAST, UtilityStore
+from flsv.retraining.whole_fits import all_take_part, called, coalition_loop, trained_in
 from flsv.sampling import FixedCohort
+from flsv.training.rows.row_checks import of_the_run
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
-
-#: Default number of seeds if the coalitions are trained side by side.
-SEEDS = 3
 
 
 @checked
@@ -88,9 +86,9 @@ def retrain(
         run: the folder of a run that ``flsv fit`` has written.
         which: the coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side by side,
             ``"auto"`` stands for ``"both"``: each client alone, all but one, and all.
-        metric: the performance of a model, on the server's validation set, see :class:`flsv.games.RetrainedUtility`.
-            None: the performance that the run's metrics used; accuracy if they used none. Trainings are stored
-            separately for each performance.
+        metric: the performance of a model, on the server's validation set, see
+            :class:`flsv.retraining.RetrainedUtility`. None: the performance that the run's metrics used; accuracy if
+            they used none. Trainings are stored separately for each performance.
         mode: ``"min"`` or ``"max"``, whether less or more of a logged ``metric`` is better.
         judges: the owner of the samples on which models are judged: the ``"server"``, or the ``"clients"`` with their
             validation samples. None: as for the run's metrics.
@@ -115,69 +113,50 @@ def retrain(
     _check_performance(metric, mode)
     ranks = ranks_of_environment()
     arguments = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
-    utilities: list[Tensor] = []
-    together = True
-
-    def told(done: int, of: int) -> None:
-        say(f"{done} of {of} coalitions")
-
     with saved_run(run, arguments) as (make, first):
-        record = read_record(run / RECORD)
-        while seeds is None or len(utilities) < seeds:
-            seed = first + len(utilities)
-            cli = make(seed)
-            metric, mode, judges = _performance_of(find_loop(cli.trainer), metric, mode, judges)
-            asked, names, file = _scores(metric, mode, judges)
-            utility = RetrainedUtility(
-                lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]  # a default argument
-                cli.model,
-                cli.datamodule,
-                asked,
-                max_clients=10**6,
-                mode=mode,  # type: ignore[arg-type]  # checked by RetrainedUtility
-                ranks=ranks,
-            )
-            if not utilities and (line := all_take_part(find_loop(cli.trainer))):
-                say(line)
-            identity = cli.identity()
-            check_data(run, record, identity, cli.datamodule.client_names)
-            settings = {**identity.flat(), "metric": joined(names), "mode": mode}
-            path = run / f"retrained_{file}.csv"
-            by = _by(asked, metric, mode)
+        cli = make(first)
+        metric, mode, judges = _performance_of(find_loop(cli.trainer), metric, mode, judges)
+        asked, names, file = _scores(metric, mode, judges)
+        if line := all_take_part(find_loop(cli.trainer)):
+            say(line)
+        identity, clients = cli.identity(), cli.datamodule.client_names
+        check_data(run, read_record(run / RECORD), identity, clients)
+        settings = {**identity.flat(), "metric": joined(names), "mode": mode}
+        store = UtilityStore(run / f"retrained_{file}.csv", names, settings, ranks=ranks)
+        by = called(asked) if isinstance(asked, ModelScore) else metric
+
+        def game(seed: int) -> TrainedGame:
             # ShadowShapley's coalitions at the end of the run are trained in exactly the same way.
-            ended = [by] if len(names) == 1 else names
-            known = {} if arguments else trained_in(run, ended, seed, cli.trainer.max_epochs)
-            keep = partial(StoredUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
-            keep = partial(keep, known=known)
-            found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
-            utilities.append(found)
-            everything = len(found) == 2**utility.num_players
-            seeds = seeds or (SEEDS if together else 1)
+            own = make(seed)
+            return TrainedGame(
+                lambda cohort: (_trainer(make(seed), cohort, seed), copy_module(own.model)),
+                own.datamodule,
+                asked,
+            )
+
+        ended = [by] if len(names) == 1 else names
+        for seed in range(first, first + (seeds or SEEDS)) if not arguments else ():
+            for members, values in trained_in(run, ended, seed, cli.trainer.max_epochs).items():
+                if store.missing(seed, [members]):
+                    store.add(seed, members, {LAST: [[value] for value in values]})
+        found = train_seeds(Here(game), cli.datamodule.num_samples.tolist(), which, first, seeds, store, ranks, say)
         majority = _majority(cli, by)
-        by = title_of(utility.metric, cli.datamodule.positive_class) if scores_positive(utility.metric) else by
-    trained = [str(seed) for seed in range(first, first + len(utilities))]
+        if isinstance(asked, ModelScore) and scores_positive(asked):
+            by = title_of(asked, cli.datamodule.positive_class)
+    trained = [str(seed) for seed in found.seeds]
     facts = {
         "majority": majority,
         "seeds": " ".join(trained),
         "rounds": cli.trainer.max_epochs,
-        "trainings": _design(which, everything, utility.num_players),
+        "trainings": _design(found.which, len(found.masks) == 2 ** len(clients), len(clients)),
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
-    clients = cli.datamodule.client_names
-    by_score = dict(zip(names, torch.stack(utilities).view(seeds, len(found), -1).unbind(-1)))
-    masks = few_coalitions(len(clients), which)
-    values = _shared_out(masks, by_score, str(metric), trained, which in RANKING_ONLY)
-    rows = DataFrame({"client": range(len(clients)), "client_name": clients, "by": by, **values, **facts})
+    by_score = dict(zip(names, found.utilities.unbind(-1)))
+    columns = _shared_out(found.masks, by_score, str(metric), trained, found.which in RANKING_ONLY)
+    rows = DataFrame({"client": range(len(clients)), "client_name": clients, "by": by, **columns, **facts})
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
-
-
-def _by(asked: Any, metric: str, mode: str | None) -> str:
-    """Return the name of the performance ``asked`` for in the file of coalitions' utilities."""
-    if isinstance(asked, ModelScore):
-        return called(asked)
-    return metric if mode is None else f"{metric} ({mode})"
 
 
 def _design(which: Which, everything: bool, num_clients: int) -> str:
@@ -186,7 +165,7 @@ def _design(which: Which, everything: bool, num_clients: int) -> str:
     return default_design(num_clients) if which == "auto" else which
 
 
-def _scores(metric: str, mode: Any, judges: Judges) -> tuple[str | ModelScore | Sequence[str], Sequence[str], str]:
+def _scores(metric: str, mode: Any, judges: Judges) -> tuple[ModelScore | Sequence[str], Sequence[str], str]:
     """Return the performance to train for, the names of all scores that its trainings give, and the file's name
     part."""
     if judges == "clients":
@@ -194,7 +173,8 @@ def _scores(metric: str, mode: Any, judges: Judges) -> tuple[str | ModelScore | 
         return measure, (metric,), f"clients_{metric.replace('/', '-')}"
     if metric in CLASSIFICATION:
         return CLASSIFICATION, CLASSIFICATION, "scores"
-    return metric, (metric,), metric.replace("/", "-")
+    other: Any = performance_of("flsv retrain", metric, mode, "metric")
+    return other, (metric,), metric.replace("/", "-")
 
 
 def _performance_of(
@@ -213,31 +193,6 @@ def _check_performance(metric: str | None, mode: str | None) -> None:
         raise ConfigurationError(f"metric={metric!r} is a number per class: say balanced_accuracy, their mean.")
 
 
-def _play(
-    utility: RetrainedUtility,
-    keep: partial[StoredUtility],
-    which: Which,
-    together: bool,
-    compare: bool,
-    say: Callable[[str], None],
-) -> tuple[Tensor, Which, bool]:
-    """Train the coalitions, and return their utilities, the name of their set, and whether they were trained together.
-
-    The set's name is ``which``, or ``"both"`` in place of ``"auto"`` if they cannot be trained together, as rows of one
-    batched model.
-    """
-    masks = few_coalitions(utility.num_players, which)
-    try:
-        if together:
-            side_by_side = SideBySideUtility(utility, keep.keywords["seed"], compare)
-            return keep(side_by_side, at_once=len(masks))(masks), which, True
-    except NotSideBySide as error:
-        if which == "auto" and compare:
-            which, masks = "both", few_coalitions(utility.num_players, "both")
-        say(f"{len(masks) - 1} trainings follow, one after the other: {error}")
-    return keep(utility)(masks), which, False
-
-
 def _shared_out(
     masks: Tensor, by_score: Mapping[str, Tensor], metric: str, seeds: Sequence[str], rank_only: bool
 ) -> dict[str, list[float]]:
@@ -251,23 +206,20 @@ def _shared_out(
         rank_only: whether the coalitions only rank the clients, so that no shares are computed.
     """
     utilities = by_score[metric]
-    values, half = retrained_shapley(masks, utilities)
-    columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
-    # Only for ranking: the coalitions that are missing would change amounts by a third.
-    columns["share"] = [NAN] * masks.shape[1] if rank_only else shares_in(columns["value"])
+    columns = values_of(masks, utilities, rank_only)
     if rank_only:
         return columns
     others = {f"{SHARE_BY} by {name}": of for name, of in by_score.items() if len(by_score) > 1 and of.isfinite().all()}
     for place, seed in enumerate(seeds) if len(seeds) > 1 else ():
         others[f"{SHARE_BY} without seed {seed}"] = torch.cat([utilities[:place], utilities[place + 1 :]])
-    return columns | {name: shares_in(retrained_shapley(masks, of)[0].tolist()) for name, of in others.items()}
+    return columns | {name: values_of(masks, of, rank_only)["share"] for name, of in others.items()}
 
 
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     """Return the configuration's trainer, with a loop in which exactly the clients of ``cohort`` take part in every
     round."""
     loop = find_loop(cli.trainer)
-    others = [c for c in callbacks_of(cli.trainer) if c is not loop and not isinstance(c, OF_THE_RUN)]
+    others = [c for c in callbacks_of(cli.trainer) if c is not loop and not of_the_run(c)]
     # mypy: set by Lightning's connectors
     cli.trainer.callbacks = [*others, coalition_loop(loop, cohort, seed)]  # type: ignore[attr-defined]
     return cli.trainer

@@ -185,7 +185,7 @@ class LightningFit:
         self.boundary = RoundBoundary(trainer, loop, self.reports.begin_round)
         self.average = RoundAverage(callbacks_of(trainer))
         weights = global_weights(trainer, engine.within_round)
-        self._change(weights, self.boundary.change, *self.average.changes)
+        self._change(weights, self.boundary.change, *self.average.changes, self._at_the_end(trainer.strategy))
 
     # ---- the state of the fit
 
@@ -313,6 +313,17 @@ class LightningFit:
 
     # ---- the end
 
+    def _at_the_end(self, strategy: Any) -> tuple[Any, str, Any]:
+        """Return the patch with which the run is finished after all hooks ``on_train_end``, in which callbacks and the
+        module may still change the model that the fit delivers."""
+        before = strategy.on_train_end
+
+        def end() -> None:
+            before()
+            self.finish()
+
+        return strategy, "on_train_end", end
+
     def finish(self) -> None:
         """Finish a run after its last round: train coalitions that metrics still need, and write the final reports."""
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
@@ -322,7 +333,8 @@ class LightningFit:
         folder = run_folder(self.trainer) if self.files else None
         settings = self.run_state.identity.flat() | {"seed": str(self.state.seed)}
         known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
-        self.reports.write_late(self.plan.train(*known))
+        run = self.state.model(), self.state.round_index - 1
+        self.reports.write_late(self.plan.train(*known, run))
         self.reports.finish()
 
     def end(self) -> None:
@@ -364,6 +376,7 @@ class LightningFit:
             self.reports.close(failed)
         if self.federation is not None:
             self.federation.engine.close()
+        self.plan.close()
 
     # ---- changes to the trainer
 

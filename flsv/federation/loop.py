@@ -194,7 +194,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if trainer.current_epoch == 0:
             self._reset()
             self.contribution_metrics.reset()
-        self._plan.prepare(trainer, pl_module)
+        if self._plan.prepare(trainer, pl_module):
+            return  # this process has become a coalition's, whose own loop is set up
         parts = self.config, self.contribution_metrics, self.state, self.run_state, self._plan
         self._lightning_fit = LightningFit(trainer, data, *parts)
         self._lightning_fit.set_up(self._described)
@@ -217,9 +218,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.end_epoch()
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._fit.finish()
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.end()

@@ -31,11 +31,15 @@ from flsv.games.copy_module import copy_module
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.privacy import GaussianPrivacy
+from flsv.retraining.coalition_fit import CoalitionFailed, CoalitionFits
+from flsv.retraining.copied_fits import CopiedFits, Spare
+from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
 from flsv.retraining.shadow import ShadowTraining, ends_of, not_as_rows
-from flsv.retraining.whole_fits import COALITIONS, CoalitionFailed, Spare, WholeFits, called
+from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.supervisor import ChildFailed, supervise
 
 #: Advice in error messages, for runs whose base configuration on the command line has the metric.
 WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
@@ -66,6 +70,7 @@ class CoalitionPlan:
                 f"metrics {list(metrics)} are of different coalitions, and one set is trained in a run. Give them the "
                 "same, or leave all but one out."
             )
+        self._forks: ForkedFits | None = None
         self.reset()
 
     @classmethod
@@ -92,14 +97,16 @@ class CoalitionPlan:
         """Forget the decision and the coalitions' models of an earlier fit."""
         self.why: str | None = None
         self._decided = False
+        self.close()
         self._spare: Spare | None = None
+        self._no_fork: str | None = None
         self._no_copy = ""
         self._initial: dict[str, Any] | None = None
         self._rows: ShadowTraining | None = None
         self._loaded: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_spare": None}
+        return {**vars(self), "_spare": None, "_forks": None}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs: the decision, the initial weights and the coalitions' models."""
@@ -112,14 +119,34 @@ class CoalitionPlan:
 
     # ---- before the first round
 
-    def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Store a copy of the trainer and the module, before the fit changes them, for fits of coalitions after it."""
-        if self._spare is not None or not self._metrics:
-            return
+    def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
+        """Keep the fit's beginning, before the fit changes anything, for fits of coalitions after it: by a fork of this
+        process or, where that cannot be, by copies of the Trainer and the module.
+
+        Returns:
+            Whether this process is a coalition's fork, in which the Trainer has been changed into the coalition's.
+        """
+        if self._forks is not None or self._spare is not None or not self._metrics:
+            return False
+        self._no_fork = why_not_by_forks(trainer)
+        if self._no_fork is None:
+            self._forks = ForkedFits(trainer, module, _measures(self._metrics.values()))
+            return self._forks.begun
+        if trainer.current_epoch:
+            self._no_copy = "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
+            return False
         try:
             self._spare = Spare(trainer, module)
         except Exception as error:  # a callback or the module cannot be copied: reported if the copy is needed
             self._no_copy = f"{type(error).__name__}: {error}"
+        return False
+
+    def close(self) -> None:
+        """End the process that waits at the fit's beginning."""
+        forks = vars(self).get("_forks")
+        if forks is not None:
+            forks.close()
+        self._forks = None
 
     def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
         """Decide how coalitions are trained, and show the decision.
@@ -144,7 +171,7 @@ class CoalitionPlan:
             )
         elsewhere = callable(config.engine)
         if not self._decided:
-            why_not = not_as_rows(trainer, config, self._coalitions)
+            why_not = self._why_not_rows(trainer, config)
             self.why = ranks_of(trainer).broadcast(0, why_not, "how coalitions are trained")
             self._decided = True
             self._initial = copy.deepcopy(trainer.lightning_module.state_dict())
@@ -153,7 +180,7 @@ class CoalitionPlan:
         if self.why is None:
             rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
             alone = not elsewhere and ranks_of(trainer).size == 1 and isinstance(config.sampler, FullParticipation)
-            if not alone or self._spare is None:
+            if not alone or (self._spare is None and self._forks is None):
                 self._spare = None
                 return self.as_rows(config)
             return self.as_rows(config, partial(self._give_up, data.num_clients))
@@ -162,11 +189,11 @@ class CoalitionPlan:
                 f"ShadowShapley: {self.why}; and the clients' data are elsewhere, where no coalition can be trained "
                 "after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
             )
-        if self._spare is None:
+        if self._spare is None and self._forks is None:
             raise ConfigurationError(
                 f"ShadowShapley: {self.why}. To train coalitions after the run, the Trainer, its callbacks and the "
-                f"module are copied before it, and one of them cannot be ({self._no_copy}). Leave that out, or leave "
-                "ShadowShapley out."
+                f"module are copied before it, since {self._no_fork}; and one of them cannot be copied "
+                f"({self._no_copy}). Leave that out, or leave ShadowShapley out."
             )
         if not isinstance(config.sampler, FullParticipation):
             raise ConfigurationError(
@@ -175,6 +202,16 @@ class CoalitionPlan:
             )
         rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
         return config
+
+    def _why_not_rows(self, trainer: L.Trainer, config: FederationConfig) -> str | None:
+        """Try in a fork, where there can be one, whether coalitions can be trained as rows; return why they cannot."""
+        trial = partial(not_as_rows, trainer, config, self._coalitions)
+        if callable(config.engine) or why_not_by_forks(trainer) is not None:
+            return trial()
+        ((_, found),) = supervise([("trial", trial)])
+        if isinstance(found, ChildFailed):
+            return f"the trial of rows of one batched model has failed ({found})"
+        return found
 
     def _give_up(self, num_clients: int, why: str) -> None:
         """Change the decision during the run: train the coalitions by fits after the run.
@@ -274,6 +311,7 @@ class CoalitionPlan:
         folder: Path | None,
         settings: Mapping[str, str],
         resumed: bool,
+        run: tuple[Tensor, int],
     ) -> dict[int, dict[str, Tensor]]:
         """Train the coalitions after the run, if this was decided, and compute the metrics' values.
 
@@ -284,6 +322,7 @@ class CoalitionPlan:
             folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
             settings: the settings that these utilities depend on.
             resumed: whether utilities that are in the folder already belong to this run.
+            run: ``[P]``, the run's model after its last round, and the index of that round.
 
         Returns:
             ``{round: {metric: values}}``, the metrics' values after each round; empty if a training has failed, which a
@@ -293,16 +332,22 @@ class CoalitionPlan:
         rounds = sorted({index for metric in waiting.values() for index in metric.valued.tolist()})
         if not rounds:
             return {}
-        assert self._spare is not None
         assert self._initial is not None
         masks = self.masks(data.num_clients)
         path = None if folder is None else folder / COALITIONS
-        of_run = self._spare, data, seed, self._initial
-        fits = WholeFits(*of_run, _measures(waiting.values()), rounds, ranks_of(trainer), path, settings, resumed)
+        measures = _measures(waiting.values())
+        way: CoalitionFits
+        if self._forks is not None:
+            way = self._forks
+        else:
+            assert self._spare is not None
+            way = CopiedFits(self._spare, trainer.lightning_module, data, measures)
+        of_run = data.num_samples, seed, self._initial
+        fits = WholeFits(way, *of_run, measures, rounds, ranks_of(trainer), run, path, settings, resumed)
         try:
             curves = fits(masks[2:])
         except CoalitionFailed as error:  # the federation itself is trained
-            rank_zero_warn(f"{', '.join(waiting)}: there are no values. {error}")
+            rank_zero_warn(f"{', '.join(waiting)}: there are no values. {error}{self._remedy(error)}")
             return {}
         found: dict[int, dict[str, Tensor]] = {index: {} for index in rounds}
         for name, metric in waiting.items():
@@ -312,6 +357,21 @@ class CoalitionPlan:
             for index, values in metric.complete(masks, utilities).items():
                 found[index][name] = values
         return found
+
+    def _remedy(self, error: CoalitionFailed) -> str:
+        """Return what to do where coalitions would not be trained as the run was, for a message."""
+        if not isinstance(error, Unproved):
+            return ""
+        if self._forks is not None:
+            return (
+                ": training depends on something that neither its seed nor the state of this process at the beginning "
+                "sets, as the time, a file that it writes or a generator of its own does. Seed it, and train again."
+            )
+        return (
+            f": coalitions were trained by copies of the Trainer and the module, since {self._no_fork}, and a copy "
+            "is bound to something of the original. Value the run by flsv retrain, or give flsv.retrain a function "
+            "that makes the module."
+        )
 
 
 def _measures(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:

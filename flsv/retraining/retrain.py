@@ -5,47 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 from pandas import DataFrame
-from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
-from flsv.games.members import Members
+from flsv.functional.shapley.few_coalitions import Which
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.report.shares import RANKING_ONLY
-from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, find_loop
+from flsv.retraining.retrained_utility import TrainedGame
+from flsv.retraining.side_by_side import find_loop
+from flsv.retraining.train_coalitions import Here, train_seeds, values_of
+from flsv.retraining.utility_store import UtilityStore
 from flsv.retraining.whole_fits import Spare, all_take_part, coalition_loop
 from flsv.sampling import FixedCohort
-from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
-
-
-class _OfSpare(RetrainedUtility):
-    """Utility of coalitions, each trained by copies of a Trainer and a module that have not been fitted."""
-
-    def __init__(self, spare: Spare, seed: int, module: L.LightningModule, data: FederatedDataModule, by: Any):
-        self._spare, self._seed = spare, seed
-        super().__init__(lambda cohort: self._pair(cohort)[0], module, data, by, 10**6)
-
-    def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
-        return self._pair(FixedCohort(members))
-
-    def _pair(self, cohort: FixedCohort) -> tuple[L.Trainer, L.LightningModule]:
-        """Return a copy of the Trainer, whose loop always draws ``cohort``, and a copy of the module."""
-        trainer, module = self._spare.made()
-        loop = find_loop(trainer)
-        own = callbacks_of(trainer)
-        own[:] = [coalition_loop(c, cohort, self._seed) if c is loop else c for c in own]
-        return trainer, module
 
 
 @checked
@@ -73,7 +51,7 @@ def retrain(
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
         which: the coalitions, see :func:`flsv.functional.few_coalitions`. If they cannot be trained side by side,
             ``"auto"`` stands for ``"both"``: each client alone, all clients but one, and all clients.
-        metric: the performance of a model, see :class:`flsv.games.RetrainedUtility`.
+        metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
@@ -90,6 +68,7 @@ def retrain(
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> from functools import partial
         >>> from flsv import ClassifierClient, FederatedLoop
         >>> from flsv.data import SizePartitioner
@@ -106,36 +85,35 @@ def retrain(
     first = seed_or_default(find_loop(trainer).seed)
     data.prepare_data()
     data.setup("fit")
-    masks = few_coalitions(data.num_clients, which)
-    together, utilities = True, list[Tensor]()
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
     given = module if isinstance(module, L.LightningModule) else None
     if line := all_take_part(find_loop(trainer)):
         rank_zero_info(f"flsv: {line}")
     if given is not None and seeds > 1:
         rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
-    for seed in range(first, first + seeds):
-        with _seeded(seed):
-            own = module() if given is None else given  # type: ignore[operator]  # else it is a factory
-            utility = _OfSpare(Spare(trainer, own), seed, own, data, measure)
-            found = None
-            if together:
-                try:
-                    found = SideBySideUtility(utility, seed, compare=not utilities)(masks)
-                except NotSideBySide as error:
-                    together = False
-                    if which == "auto" and not utilities:
-                        which = "both"
-                        masks = few_coalitions(data.num_clients, which)
-                    rank_zero_info(f"flsv: {len(masks) - 1} trainings follow, one after the other: {error}")
-            utilities.append(utility(masks) if found is None else found)
-    values, half = retrained_shapley(masks, torch.stack(utilities))
-    total = float(values.clamp_min(0).sum()) or NAN
-    shares = values * NAN if which in RANKING_ONLY else values.clamp_min(0) / total
-    columns = {"value": values, "low": values - half, "high": values + half, "share": shares}
+
+    def game(seed: int) -> TrainedGame:
+        """Make the game of a seed, in which each coalition is trained by copies of the trainer and the module."""
+        spare = Spare(trainer, module() if given is None else given)  # type: ignore[operator]  # else it is a factory
+
+        def make(cohort: FixedCohort) -> tuple[L.Trainer, L.LightningModule]:
+            mine, copied = spare.made()
+            own, loop = callbacks_of(mine), find_loop(mine)
+            own[:] = [coalition_loop(each, cohort, seed) if each is loop else each for each in own]
+            return mine, copied
+
+        return TrainedGame(make, data, measure)
+
+    store = UtilityStore(None, ["utility"])
+    samples = data.num_samples.tolist()
+    found = train_seeds(Here(game, _seeded), samples, which, first, seeds, store, say=_say)
+    columns = values_of(found.masks, found.utilities[:, :, 0], found.which in RANKING_ONLY)
     names: Sequence[str] = data.client_names
-    plain = {name: column.tolist() for name, column in columns.items()}
-    return DataFrame({"client": range(len(names)), "client_name": names, **plain})
+    return DataFrame({"client": range(len(names)), "client_name": names, **columns})
+
+
+def _say(text: str) -> None:
+    rank_zero_info(f"flsv: {text}")
 
 
 def _check(trainer: L.Trainer) -> None:

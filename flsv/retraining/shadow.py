@@ -1,13 +1,12 @@
 """ShadowTraining: every client also trains the models of the coalitions that it is in, while the federation trains.
 
 From these models each client's Shapley value is computed, in the game in which every coalition of clients is a
-federation of its own. :mod:`flsv.games.retrained_utility` trains these federations after the run, this module during
-the run. In a round, the server sends a client the models of its coalitions, and the client trains them on the same
-batches as its own model, as rows of one batched model. At the server, each coalition has an aggregator, filters and
-metrics of its own. Up to rounding, the model of each coalition equals the model of a run of this coalition alone with
-the same seed. Two models need no training: the empty coalition has the initial model, and the full coalition has the
-federation's own model.
-"""
+federation of its own. :mod:`flsv.retraining.retrained_utility` trains these federations after the run, this module
+during the run. In a round, the server sends a client the models of its coalitions, and the client trains them on the
+same batches as its own model, as rows of one batched model. At the server, each coalition has an aggregator, filters
+and metrics of its own. Up to rounding, the model of each coalition equals the model of a run of this coalition alone
+with the same seed. Two models need no training: the empty coalition has the initial model, and the full coalition has
+the federation's own model."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A client has the same batches in every coalition, since batches depend on the seed, the round and the client only. So
 the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
-(:mod:`flsv.training.rows.kernel`). Up to rounding the models equal the models of :class:`flsv.games.RetrainedUtility`,
+(:mod:`flsv.training.rows.kernel`). Up to rounding the models equal those of :class:`flsv.retraining.RetrainedUtility`,
 which trains one coalition after the other; for small models all coalitions of six clients take about as long as two
 fits. The coalitions' servers are in :mod:`flsv.retraining.coalition_servers`.
 """
@@ -23,15 +23,13 @@ from flsv._lightning.evaluation import as_given
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.rounding import ROUNDINGS, Rounding, rounding_of
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ALONE, Ranks, State
+from flsv.core import State
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.one_process import shared_space
-from flsv.games.coalition_training import make_evaluator
 from flsv.games.coalition_utility import utility_of
-from flsv.games.copy_module import copy_module
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
-from flsv.sampling import FixedCohort
+from flsv.retraining.coalition_training import make_evaluator
+from flsv.retraining.retrained_utility import TrainedGame
 from flsv.training.client_manager import ClientManager
 from flsv.training.cohort import CohortLoader
 from flsv.training.rows.kernel import RowTraining, SharedBatches, clipping, models_of, states_of
@@ -65,12 +63,12 @@ class NotSideBySide(ConfigurationError):
 class SideBySideUtility:
     """Utility of K coalitions, ``utility(masks: bool [K, n]) -> float64 [K]``, from training them all at once.
 
-    The utilities are those of :class:`flsv.games.RetrainedUtility`. Each rank trains a part of the coalitions. The full
-    coalition is trained both side by side and alone, and an error is raised if the two models differ.
+    The utilities are those of :class:`flsv.retraining.RetrainedUtility`. The full coalition is trained both side by
+    side and alone, and an error is raised if the two models differ.
 
     Args:
         alone: the utility that trains one coalition after the other; it trains the full coalition alone, and holds the
-            data, the module, the metric and the ranks.
+            data, the module and the metric.
         seed: the run's seed.
         compare: whether to train the full coalition alone as well, and compare.
 
@@ -79,51 +77,39 @@ class SideBySideUtility:
             message gives the reason.
     """
 
-    def __init__(self, alone: RetrainedUtility, seed: int, compare: bool = True) -> None:
+    def __init__(self, alone: TrainedGame, seed: int, compare: bool = True) -> None:
         self._alone, self._seed, self._compare = alone, seed, compare
         self.num_players = alone.num_players
 
     def __call__(self, masks: Tensor) -> Tensor:
-        found: Tensor | NotSideBySide
+        return utility_of(self.train(masks).scores, self._alone.metric)
+
+    def train(self, masks: Tensor) -> CoalitionTraining:
+        """Train the coalitions ``masks [K, n]``, and return the callback that has trained them.
+
+        Raises:
+            NotSideBySide: they cannot be trained side by side.
+        """
         try:
-            found = self._play(masks)
+            return self._train(masks)
         except Exception as error:  # any error of a training_step on tensors with one more dimension
             named = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-            found = NotSideBySide(f"{named}{error}")
-            found.__cause__ = error
-        parts = self._alone.ranks.all_gather(found, "coalitions side by side")
-        for part in parts:  # an error on one rank is raised on all ranks
-            if isinstance(part, NotSideBySide):
-                raise part
-        utilities = torch.empty(len(masks), *parts[0].shape[1:], dtype=parts[0].dtype)
-        for rank, part in enumerate(parts):
-            utilities[rank :: len(parts)] = part[: len(utilities[rank :: len(parts)])]
-        return utilities
-
-    def _play(self, masks: Tensor) -> Tensor:
-        trained = self._train(masks)
-        real = self._alone.model
-        if self._compare and real is not None:  # this rank has trained the coalition of all
-            check_same(trained.checked, real[0], trained.rounding)
-        return utility_of(trained.scores, self._alone.metric)
+            raise NotSideBySide(f"{named}{error}") from error
 
     def _train(self, masks: Tensor) -> CoalitionTraining:
-        """Train this rank's part of the coalitions ``masks [K, n]``; the empty coalition if this part has none."""
-        ranks = self._alone.ranks
-        own = masks[ranks.rank :: ranks.size]
-        masks = own if len(own) else masks[:1].new_zeros(1, self.num_players)
-        alone, everybody = self._alone, range(self.num_players)
-        trainer = alone.trainer(FixedCohort(everybody))
-        loop = find_loop(trainer)
-        if why := _why_not(loop.config):  # before anything is trained
+        alone, everybody = self._alone, tuple(range(self.num_players))
+        trainer, module = alone.made(everybody)
+        if why := _why_not(find_loop(trainer).config):  # before anything is trained
             raise ConfigurationError(f"{why}.")
         if self._compare:
             alone(torch.ones(1, self.num_players, dtype=torch.bool))
-            trainer = alone.trainer(FixedCohort(everybody))
-            loop = find_loop(trainer)
-        training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores, ranks)
+            trainer, module = alone.made(everybody)
+        loop = find_loop(trainer)
+        training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores)
         callbacks_of(trainer)[:] = [training if each is loop else each for each in callbacks_of(trainer)]
-        trainer.fit(copy_module(alone.module), alone.data)
+        trainer.fit(module, alone.data)
+        if self._compare and alone.model is not None:
+            check_same(training.checked, alone.model[0], training.rounding)
         return training
 
     def _scores(self, trainer: L.Trainer, space: ParameterSpace, models: Tensor) -> Any:
@@ -153,7 +139,7 @@ def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["flo
             "the coalition of all clients, trained side by side with others, comes to "
             f"another model than the run itself ({100 * apart:.1f} % of the way that it went lie between them): the "
             "module, its optimizer or its schedule does something that training side by side does not. Use "
-            "flsv.games.RetrainedUtility."
+            "flsv.retraining.RetrainedUtility."
         )
 
 
@@ -172,7 +158,6 @@ class CoalitionTraining(L.Callback):
         initial: the module's ``state_dict`` to start from; None: the module's present weights.
         evaluate: a function that is called within the fit with the trainer, the map between the module and its vectors,
             and the models ``[K, P]``, and returns the ``scores``.
-        ranks: all processes that train coalitions; all start from the first process's weights.
 
     Attributes:
         models: ``[K, P]``, the models after the last round.
@@ -192,21 +177,19 @@ class CoalitionTraining(L.Callback):
         seed: int,
         initial: dict[str, Any] | None = None,
         evaluate: Callable[[L.Trainer, ParameterSpace, Tensor], Any] = lambda trainer, space, models: None,
-        ranks: Ranks = ALONE,
     ) -> None:
         checked = torch.tensor(CHECKED)[:, None].expand(-1, masks.shape[1])
         self._loop, self._seed, self._initial = loop, seed, initial
         self._masks = torch.cat([checked, masks])
-        self._evaluate, self._ranks = evaluate, ranks
+        self._evaluate = evaluate
         self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
         self._trainer: Any = None
         self.rounding = ROUNDINGS["float32"]
         self._left = False  # whether batches reach the module unchanged
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._initial is not None or self._ranks.size > 1:
-            initial = pl_module.state_dict() if self._initial is None else self._initial
-            pl_module.load_state_dict(self._ranks.broadcast(0, initial, "the weights that coalitions start from"))
+        if self._initial is not None:
+            pl_module.load_state_dict(self._initial)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0

@@ -17,6 +17,8 @@ MOVED = {
     "flsv.errors": "flsv.utilities.errors",
     "flsv.features": "flsv.valuation.features",
     "flsv.games.class_scores": "flsv.scores.ranking",
+    "flsv.games.coalition_training": "flsv.retraining.coalition_training",
+    "flsv.games.retrained_utility": "flsv.retraining.retrained_utility",
     "flsv.loop": "flsv.federation",
     "flsv.models.imbalance": "flsv.scores.class_scores",
     "flsv.parameters": "flsv.core.parameter_space",

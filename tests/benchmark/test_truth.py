@@ -19,7 +19,7 @@ from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
 from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.random_coalitions import random_permutations
-from flsv.games.retrained_utility import RetrainedUtility
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs

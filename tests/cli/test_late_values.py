@@ -26,7 +26,7 @@ LATE = {
 
 
 #: The columns of the run's tables that say what a row is of.
-KEYS = {"contributions.csv": ("round", "metric", "client", "class"), "coalitions.csv": ("coalition", "round", "by")}
+KEYS = {"contributions.csv": ("round", "metric", "client", "class"), "coalitions.csv": ("seed", "coalition", "round")}
 
 
 def config(path: Path) -> str:

@@ -26,15 +26,17 @@ from torch.utils.data import TensorDataset
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
+from flsv.core import ALONE, Ranks
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
 from flsv.engines.ranks.group import meet
 from flsv.federation import FederatedLoop
-from flsv.functional import exact_shapley
-from flsv.games.retrained_utility import RetrainedUtility
+from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
 from flsv.metrics import ClassSpecificShapley
 from flsv.models.classifier import ClassifierClient
-from flsv.retraining.side_by_side import SideBySideUtility
+from flsv.retraining.retrained_utility import RetrainedUtility
+from flsv.retraining.train_coalitions import Here, train_rows
+from flsv.retraining.utility_store import UtilityStore
 from flsv.sampling import FixedCohort
 from helpers.data import toy_sets
 from helpers.fits import trainer_for
@@ -195,18 +197,21 @@ def retrain(folder: str) -> None:
         loop = FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False))
         return trainer_for(loop, Path(folder), 2)
 
-    def game() -> RetrainedUtility:
+    def game(ranks: Ranks = ALONE) -> RetrainedUtility:
         torch.manual_seed(0)  # of the weights, which the first fit makes
         return RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
 
     data = FederatedDataModule("digits", SizePartitioner([1, 2, 3]))
-    utility = game()
+    utility = game(ranks)
     found = exact_shapley(utility, 3)
     print("RESULT", found.values.tolist(), len(utility.scores), len(utility.seconds), flush=True)
     print("TRAINED", len(trained), flush=True)
     for compare in (True, False):
-        values = exact_shapley(SideBySideUtility(game(), 0, compare), 3).values
-        print(f"SIDE{compare:d}", values.tolist(), flush=True)
+        masks, store = few_coalitions(3, "all"), UtilityStore(None, ["utility"], ranks=ranks)
+        train_rows(Here(lambda seed: game()).rows, masks, 0, store, compare, ranks=ranks)
+        print(
+            f"SIDE{compare:d}", few_coalitions_shapley(masks, store.table(0, masks)[:, 0]).values.tolist(), flush=True
+        )
 
 
 def exchanges(folder: str) -> None:

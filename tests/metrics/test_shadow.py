@@ -28,7 +28,6 @@ from flsv.aggregation import (
 from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional import exact_shapley, few_coalitions
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import (
     ClassSpecificShapley,
     CosineGradientShapley,
@@ -39,6 +38,7 @@ from flsv.metrics import (
 from flsv.metrics.shadow import coalition_masks
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.shadow import ShadowTraining
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.testing.fits import Turns

@@ -27,10 +27,10 @@ from flsv.aggregation import (
 from flsv.attacks import Alignment, FreeRider, MinMax, Scaling
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional.shapley.enumeration import all_coalitions
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley, WassersteinContribution
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, check_same
 from flsv.sampling import FixedCohort
 from flsv.training.algorithms import Ditto, FedProx

@@ -15,7 +15,8 @@ from flsv import FederatedLoop, Reporting
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import coalition_masks, design_within, fits_of
-from flsv.retraining.whole_fits import WholeFits
+from flsv.retraining.forked_fits import ForkedFits
+from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Clamps, Kind, Manual
@@ -76,14 +77,15 @@ def test_every_coalition_is_what_a_plain_loop_makes_of_it(tmp_path: Path, name: 
     assert torch.equal(vector(module), vector(without))
 
 
-def test_a_kill_among_the_coalitions_loses_one_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, train, trained = KINDS["manual optimization"], WholeFits._train, list[Any]()
+def test_a_kill_among_the_coalitions_loses_those_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, keep, train = KINDS["manual optimization"], UtilityStore.add, ForkedFits.train
+    kept, trained = list[Any](), list[Any]()
 
-    def counted(fits: WholeFits, members: Any) -> Any:
-        if len(trained) == 3:
+    def counted(store: UtilityStore, seed: int, members: Any, rows: Any) -> None:
+        if len(kept) == 3:
             raise KeyboardInterrupt
-        trained.append(members)
-        return train(fits, members)
+        kept.append(members)
+        keep(store, seed, members, rows)
 
     def loop() -> FederatedLoop:
         return FederatedLoop(metrics={"shadow": ShadowShapley(performance="negative_loss")}, seed=SEED, reporting=QUIET)
@@ -95,17 +97,20 @@ def test_a_kill_among_the_coalitions_loses_one_training(tmp_path: Path, monkeypa
         return federation.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
 
     whole = fit(loop(), tmp_path / "whole")
-    monkeypatch.setattr(WholeFits, "_train", counted)
+    monkeypatch.setattr(UtilityStore, "add", counted)
     stopped = loop()
     with pytest.raises(SystemExit):
         fit(stopped, tmp_path / "killed")
     assert stopped.contributions["shadow"].isnan().all()
     assert "values stand after training" in repr(stopped.contributions["shadow"])
-    monkeypatch.setattr(WholeFits, "_train", lambda fits, members: trained.append(members) or train(fits, members))
+    monkeypatch.setattr(UtilityStore, "add", keep)
+    monkeypatch.setattr(ForkedFits, "train", lambda forks, orders: trained.extend(orders) or train(forks, orders))
     again = loop()
     assert fit(again, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt") == whole
     assert len(whole) == 3 * FIT_ROUNDS
-    assert len(trained) == len(set(trained)) == 6
+    again_trained = [order.members for order in trained]
+    assert again_trained[0] == (0, 1, 2)  # the proof
+    assert sorted([*kept, *again_trained[1:]]) == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)]
 
 
 @pytest.mark.parametrize(
@@ -151,9 +156,33 @@ class Fails(Clamps):
             raise ZeroDivisionError("nobody there")
 
 
-def test_what_cannot_be_copied_is_refused_and_what_fails_costs_the_values_only(tmp_path: Path) -> None:
+def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("coalition_plan", "forked_fits"):
+        monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.way == "fits"])
+def test_copies_train_the_same_where_nothing_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    kind, found = KINDS[name], list[Any]()
+    for way in (lambda _: None, by_copies):
+        way(monkeypatch)
+        loop, module = fitted(kind, tmp_path, {"shadow": ShadowShapley(performance="negative_loss")})
+        found.append((loop.contributions["shadow"], vector(module)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_what_cannot_be_copied_is_refused_and_what_fails_costs_the_values_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shadow: dict[str, Any] = {"shadow": ShadowShapley()}
-    with pytest.raises(ConfigurationError, match="copied before it, and one of them cannot be .*lock"):
+    loop, _ = fitted(Kind("fits", KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
+    assert not loop.contributions["shadow"].isnan().any()  # a fork has the lock
+    by_copies(monkeypatch)
+    with pytest.raises(ConfigurationError, match="copied before it, since it is a test; and one of them .*lock"):
         fitted(Kind("fits", KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
     fitted(Kind("rows", callback=Locked), tmp_path, shadow)
     with pytest.warns(UserWarning, match=r"no values. The federation of clients \[1\] alone: ZeroDivisionError"):

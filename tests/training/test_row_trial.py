@@ -11,7 +11,7 @@ import torch
 
 from flsv import FederatedLoop, Reporting
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.retrained_utility import RetrainedUtility
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError

@@ -37,3 +37,11 @@ def test_import_by_an_old_name_warns_at_the_line_that_imports(monkeypatch: pytes
     ) as said:
         import flsv.seeding  # noqa: F401
     assert said[0].filename == __file__
+
+
+def test_a_class_that_moved_has_its_old_place_too() -> None:
+    from flsv.retraining import RetrainedUtility
+
+    assert flsv.games.RetrainedUtility is RetrainedUtility
+    with pytest.raises(AttributeError, match="has no attribute 'NeverWas'"):
+        _ = flsv.games.NeverWas

@@ -35,9 +35,9 @@ from flsv.functional import (
     permutation_shapley,
     wasserstein_barycenter,
 )
-from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import CumulativeShapley
 from flsv.models import build_network
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, clients_of, participants_of, server_of
 from flsv.valuation.features import PCA

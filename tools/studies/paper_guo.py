@@ -26,7 +26,7 @@ from flsv.functional import (
     permutation_shapley,
     stratified_shapley,
 )
-from flsv.games.retrained_utility import RetrainedUtility
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import generator_for
 

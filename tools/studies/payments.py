@@ -34,10 +34,10 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.enumeration import all_coalitions
 from flsv.functional.shapley.few_coalitions import CURVE_FROM
 from flsv.functional.shapley.size_effects import size_effects_shapley
-from flsv.games.coalition_training import make_evaluator
 from flsv.games.members import members_of
 from flsv.games.performance import performance_of
 from flsv.retraining import side_by_side
+from flsv.retraining.coalition_training import make_evaluator
 from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import isolated_rngs
 

@@ -157,7 +157,7 @@ def ranks_of_environment() -> Ranks:
     """Return the group of the processes that a launcher has started, for work without a Trainer.
 
     The launcher is ``torchrun``, or another program that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. An example
-    of such work is :class:`flsv.games.RetrainedUtility`.
+    of such work is :class:`flsv.retraining.RetrainedUtility`.
 
     Example:
         >>> ranks_of_environment().size  # outside of torchrun

@@ -55,6 +55,7 @@ OF_THE_RUN = (
     ThroughputMonitor,
     Timer,
 )
+_SHOWN = (ModelSummary, ProgressBar)
 #: Precisions in which rows of a batched model take the same steps as single models.
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
@@ -157,6 +158,30 @@ def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[
         found = [hook for hook in hooks if not _harmless(callback, hook)]
         if found:
             yield callback, found
+
+
+def of_the_run(callback: L.Callback) -> bool:
+    """Return whether a callback only watches the run or ends it, so that it is left out when a coalition is trained
+    alone: one of :data:`OF_THE_RUN`, or a subclass of it that does nothing more.
+
+    Example:
+        >>> class Stops(EarlyStopping):
+        ...     def on_validation_end(self, trainer, pl_module):
+        ...         pl_module.weight = 0.0
+        >>> of_the_run(EarlyStopping("val_loss")), of_the_run(Stops("val_loss"))
+        (True, False)
+    """
+    if not isinstance(callback, OF_THE_RUN):
+        return False
+    kinds = list(type(callback).__mro__)
+    base: type[L.Callback] = next(
+        kind for kind in kinds if issubclass(kind, OF_THE_RUN) and kind.__module__.startswith("lightning.")
+    )
+    if issubclass(base, _SHOWN):  # what it shows is its own affair
+        base = L.Callback
+    known = {name for name in dir(base) if callable(getattr(base, name)) and not name.startswith("__")}
+    own = [vars(kind) for kind in kinds if not kind.__module__.startswith(("lightning.", "flsv."))]
+    return not any(name in known and callable(value) for each in (*own, vars(callback)) for name, value in each.items())
 
 
 def _harmless(callback: L.Callback, hook: str) -> bool:

@@ -57,7 +57,7 @@ class GlobalModelScoring(L.Callback):
 
     Args:
         data: the federation's data, with a validation set for the server.
-        measures: performance measures of models, see :class:`flsv.games.RetrainedUtility`.
+        measures: performance measures of models, see :class:`flsv.retraining.RetrainedUtility`.
         initial: the ``state_dict`` with which the module starts; None: the module keeps its weights, and they are
             recorded.
         rounds: indices (from 0, ascending) of the rounds after which the model is scored; training ends with the last
@@ -136,7 +136,7 @@ def make_evaluator(
         trainer: the fit's trainer, with its module on its device.
         space: the map between the module's state and vectors ``[P]``.
         data: the federation's data, with a validation set for the server.
-        measure: the performance measure, as in :class:`flsv.games.RetrainedUtility`.
+        measure: the performance measure, as in :class:`flsv.retraining.RetrainedUtility`.
     """
     if isinstance(measure, ModelScore) and measure.judged:
         loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))

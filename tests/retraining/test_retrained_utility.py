@@ -2,20 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from torch import Tensor
 
-from flsv.core import Ranks
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.federation import FederatedLoop
-from flsv.functional import exact_shapley, few_coalitions, permutation_shapley
-from flsv.games.retrained_utility import RetrainedUtility
-from flsv.games.stored_utility import StoredUtility
+from flsv.functional import exact_shapley, permutation_shapley
 from flsv.models.classifier import ClassifierClient
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data, toy_sets
@@ -108,77 +104,3 @@ def test_a_model_that_is_nowhere_whole_has_no_value(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r"RetrainedUtility .* share=\['!head'\] a part of it stays"):
         RetrainedUtility(trainer, Plain(network()), data())(masks((1,)))
-
-
-class Game:
-    def __init__(self, dies_at: int | None = None) -> None:
-        self.asked: list[int] = []
-        self.dies_at = dies_at
-
-    def __call__(self, masks: Tensor) -> Tensor:
-        if self.dies_at is not None and len(self.asked) >= self.dies_at:
-            raise KeyboardInterrupt
-        self.asked += [int(mask) for mask in (masks * 2 ** torch.arange(masks.shape[1])).sum(1)]
-        return (masks * torch.tensor([0.1, 0.2, 1 / 3])).sum(1)
-
-
-class Two(Ranks):
-    rank, size = 0, 2
-
-
-MASKS = few_coalitions(3, "all")
-
-
-@pytest.mark.parametrize("ranks", [Ranks(), Two()])
-def test_a_killed_game_goes_on_where_it_was(tmp_path: Path, ranks: Ranks) -> None:
-    path, whole = tmp_path / "game.csv", Game()(MASKS).double()
-    first = Game(dies_at=4)
-    with pytest.raises(KeyboardInterrupt):
-        StoredUtility(first, path, {"a": 1}, ranks)(MASKS)
-    with path.open("ab") as file:
-        file.write(b"0,0+")  # a line that was being written
-    second, told = Game(), []
-    values = StoredUtility(second, path, {"a": 1}, ranks, lambda done, of: told.append((done, of)))(MASKS)
-    torch.testing.assert_close(values, whole, rtol=0, atol=0)
-    assert first.asked + second.asked == [int(m) for m in (MASKS * 2 ** torch.arange(3)).sum(1)]
-    assert told[-1] == (8, 8)
-    third = Game()
-    torch.testing.assert_close(
-        StoredUtility(third, path, {"a": 1}, ranks)(MASKS.flip(0)), whole.flip(0), rtol=0, atol=0
-    )
-    assert third.asked == []
-
-
-def test_several_columns_are_kept_together(tmp_path: Path) -> None:
-    path, asked = tmp_path / "game.csv", []
-
-    def scores(masks: Tensor) -> Tensor:
-        asked.append(len(masks))
-        return torch.stack([masks.sum(1).double(), -masks[:, 0].double()], 1)
-
-    for _ in range(2):
-        found = StoredUtility(scores, path, {"a": 1}, at_once=8, names=("size", "first"))(MASKS)
-        torch.testing.assert_close(found, torch.stack([MASKS.sum(1).double(), -MASKS[:, 0].double()], 1))
-    assert asked == [8]
-    with pytest.raises(ConfigurationError, match="has the columns"):
-        StoredUtility(scores, path, {"a": 1}, names=("size", "last"))
-
-
-HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
-
-
-@pytest.mark.parametrize(
-    ("before", "words"),
-    [
-        (b'# {"a": "2"}\nseed,coalition,utility\n0,-,1\n', "of other settings: a is 1 and was 2"),
-        (b"client,value\n", "its first line does not say of which"),
-        (HEAD + b"0,2+0,0.5\n", "line 3: coalition is '2.0', expected"),
-    ],
-)
-def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: bytes, words: str) -> None:
-    path = tmp_path / "game.csv"
-    path.write_bytes(before)
-    settings: dict[str, Any] = {"a": 1}
-    with pytest.raises(ConfigurationError, match=words):
-        StoredUtility(Game(), path, settings)
-    assert path.read_bytes() == before

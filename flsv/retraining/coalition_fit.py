@@ -1,0 +1,207 @@
+"""One coalition's fit: the changes that make a federation's fit the fit of a coalition, and what comes of it.
+
+Copies of a Trainer (:mod:`flsv.retraining.copied_fits`) and forks of a fit (:mod:`flsv.retraining.forked_fits`) are
+changed in the same way: only the coalition's members take part, nothing is shown, no file is written, and callbacks
+that only watch a run or end it are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.profilers import PassThroughProfiler
+from torch import Tensor
+
+from flsv._lightning.patches import callbacks_of
+from flsv.configuration.federation_config import ClientEvaluation
+from flsv.data import FederatedDataModule
+from flsv.games.coalition_utility import utility_of
+from flsv.games.members import Members
+from flsv.games.performance import ModelScore
+from flsv.results.folder import Reporting
+from flsv.retraining.coalition_training import GlobalModelScoring
+from flsv.retraining.proof import NUDGE
+from flsv.sampling import FixedCohort
+from flsv.training.rows.row_checks import of_the_run
+
+#: A coalition's utilities after each of R rounds, by the name of the performance: ``[R]``, or ``[R, M]`` per class.
+Curves = Mapping[str, Tensor]
+
+
+class CoalitionFailed(RuntimeError):
+    """Error: a coalition's training has failed."""
+
+
+@dataclass(frozen=True, eq=False)
+class FitOrder:
+    """What a coalition's fit is to do.
+
+    Args:
+        members: the coalition's clients.
+        seed: the seed of every random choice.
+        rounds: the indices of the rounds after which the model is measured, ascending; the fit ends with the last.
+        initial: the module's ``state_dict`` before the first round.
+        nudged: whether the fit starts from weights that are changed by a millionth, to measure how rounding grows.
+    """
+
+    members: Members
+    seed: int
+    rounds: tuple[int, ...]
+    initial: Mapping[str, Any]
+    nudged: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class FitResult:
+    """What comes of a coalition's fit.
+
+    Args:
+        curves: the utilities after the rounds, by the performance's name.
+        start: ``[P]``, the model before the first round.
+        last: ``[P]``, the global model after the last round.
+        delivered: ``[P]``, the model in the module when training has ended, which is another one if a callback averages
+            weights.
+    """
+
+    curves: dict[str, Tensor]
+    start: Tensor
+    last: Tensor
+    delivered: Tensor
+
+
+class CoalitionFits(Protocol):
+    """A way to train coalitions by fits."""
+
+    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | CoalitionFailed]]:
+        """Train coalitions, and yield each with its result, or an error, in any order."""
+
+
+class Nowhere(DummyLogger):
+    """Logger that drops everything, with a folder into which callbacks may write files."""
+
+    folder: str | None = None
+
+    @property
+    def save_dir(self) -> str | None:
+        return self.folder
+
+
+def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
+    """Make a coalition's loop: the coalition's clients take part in every round, and nothing is shown or written.
+
+    Args:
+        loop: the :class:`flsv.FederatedLoop` of the whole federation.
+        cohort: the sampler that always draws the coalition's clients.
+        seed: the seed of every random choice.
+    """
+    read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
+    metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
+    silent = Reporting(table=False, figures=0, files=False)
+    return loop.replace(sampler=cohort, seed=seed, metrics=metrics, reporting=silent, evaluation=ClientEvaluation())
+
+
+class CoalitionScoring(GlobalModelScoring):
+    """Callback that scores a coalition's models after the rounds of an order, and the model that the fit delivers.
+
+    Args:
+        data: the federation's data module.
+        measures: the performances of models, by name.
+        order: what the fit is to do.
+    """
+
+    def __init__(self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder) -> None:
+        self._named = measures
+        # A classifier's outputs are scored once for all performances.
+        self._scored = {name: each if isinstance(each, ModelScore) else None for name, each in measures.items()}
+        self._once = list(dict.fromkeys(self._scored.values()))
+        super().__init__(data, [each or "accuracy" for each in self._once], dict(order.initial), order.rounds)
+        self._order = order
+        self.delivered: Tensor | None = None
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
+        if self._order.nudged:
+            generator = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for parameter in pl_module.parameters():
+                    noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                    parameter.mul_(1 + NUDGE * noise)
+
+    def deliver(self, trainer: L.Trainer) -> None:
+        """Store the model that the fit delivers, and score it if it is not the last round's global model."""
+        module = trainer.lightning_module
+        self.delivered = self._space.read(module).clone()
+        if self.last != self._order.rounds[-1] or torch.equal(self.delivered, self.models[0]):
+            return
+        last = self.models[0].clone()
+        self._score(module, self.last)
+        self.models[0] = last
+
+    def result(self) -> FitResult:
+        """Return the scores and the models.
+
+        Raises:
+            RuntimeError: nothing was trained.
+        """
+        if not self.models.numel():
+            raise RuntimeError("it trained nothing")
+        scores = self.before
+        rounds = [(scores := self.after.get(index, scores)) for index in self._order.rounds]
+        curves = {
+            name: torch.stack(
+                [utility_of(found[self._once.index(self._scored[name])], by)[0].cpu() for found in rounds]
+            )
+            for name, by in self._named.items()
+        }
+        last, start = self.models.cpu()[0], self.models.cpu()[1]
+        return FitResult(curves, start, last, last if self.delivered is None else self.delivered.cpu())
+
+
+def into_a_coalitions_fit(
+    trainer: L.Trainer,
+    data: FederatedDataModule,
+    measures: Mapping[str, str | ModelScore],
+    order: FitOrder,
+    folder: str,
+    end: Callable[[], Any] = lambda: None,
+) -> CoalitionScoring:
+    """Change a federation's Trainer into one that trains a coalition and writes no files, and return the callback that
+    scores the coalition's models.
+
+    Args:
+        trainer: the Trainer, before its fit has changed anything.
+        data: the federation's data module.
+        measures: the performances of models, by name.
+        order: what the fit is to do.
+        folder: a folder into which callbacks may write.
+        end: a function that is called when training has ended, after all hooks.
+    """
+    held: Any = trainer
+    cohort = FixedCohort(order.members)
+    scoring = CoalitionScoring(data, measures, order)
+    own = [coalition_loop(c, cohort, order.seed) if hasattr(c, "without_files") else c for c in callbacks_of(trainer)]
+    held.callbacks = [scoring, *(each for each in own if not of_the_run(each))]
+    held.loggers = [Nowhere() for _ in trainer.loggers]
+    for logger in held.loggers:
+        logger.folder = folder
+    held._default_root_dir = folder
+    held.profiler = PassThroughProfiler()
+    held.save_checkpoint = _nothing
+
+    def delivered() -> None:
+        scoring.deliver(trainer)
+        end()
+
+    strategy: Any = trainer.strategy
+    strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = delivered, _nothing, _nothing
+    held._callback_connector._attach_model_logging_functions()
+    return scoring
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None

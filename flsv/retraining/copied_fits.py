@@ -1,0 +1,130 @@
+"""CopiedFits: trains coalitions by copies of a Trainer and its module, where the fit cannot be forked.
+
+A copy cannot follow everything that a module or a callback refers to; :mod:`flsv.retraining.proof` tells whether it was
+right.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from flsv._lightning.patches import callbacks_of
+from flsv.data import FederatedDataModule
+from flsv.engines.ranks import FederatedStrategy
+from flsv.games.copy_module import copy_module, deepcopy_with_closures
+from flsv.games.performance import ModelScore
+from flsv.retraining.coalition_fit import CoalitionFailed, FitOrder, FitResult, Nowhere, into_a_coalitions_fit
+from flsv.server.round_server import NoModel
+from flsv.training.rows.row_checks import of_the_run
+from flsv.utilities.seeding import global_rngs, restore_global_rngs
+
+
+class Spare:
+    """Copies of a Trainer and its module before a fit, without loggers, checkpoints and progress bars.
+
+    Args:
+        trainer: the trainer in its ``setup``, before the fit has changed it.
+        module: the module before the first round.
+
+    Raises:
+        ConfigurationError: the module cannot be copied.
+    """
+
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._module = copy_module(module)
+        held: Any = trainer
+        instead: dict[int, Any] = {id(held.datamodule): held.datamodule, id(held.profiler): PassThroughProfiler()}
+        instead |= {id(logger): Nowhere() for logger in trainer.loggers}
+        left_out = L.Callback()
+        instead |= {id(each): left_out for each in held.callbacks if of_the_run(each)}
+        strategy = trainer.strategy
+        if isinstance(strategy, FederatedStrategy):  # each rank trains its coalitions by itself
+            parts = copy.deepcopy((strategy.accelerator, strategy.precision_plugin))
+            instead[id(strategy)] = SingleDeviceStrategy(strategy.root_device, parts[0], precision_plugin=parts[1])
+        pairs = _counterparts(module, self._module)
+        self._trainer = deepcopy_with_closures(trainer, callbacks_of(trainer), {*pairs}, instead | pairs)
+        callbacks: list[L.Callback] = callbacks_of(self._trainer)
+        callbacks[:] = [each for each in callbacks if each is not left_out]
+
+    def made(self) -> tuple[L.Trainer, L.LightningModule]:
+        """Return further copies of the Trainer and the module, for one fit."""
+        module = copy_module(self._module)
+        data: Any = self._trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
+        same = {id(each): each for each in (data, *self._trainer.loggers)}
+        pairs, callbacks = _counterparts(self._module, module), callbacks_of(self._trainer)
+        return deepcopy_with_closures(self._trainer, callbacks, {*pairs}, same | pairs), module
+
+
+def _counterparts(module: L.LightningModule, copy_of_it: L.LightningModule) -> dict[int, Any]:
+    """Return the layers, parameters and buffers of a module's copy by the ``id`` of their originals, to which callbacks
+    may refer."""
+    pairs = [*zip(module.modules(), copy_of_it.modules()), *zip(module.parameters(), copy_of_it.parameters())]
+    return {id(mine): theirs for mine, theirs in (*pairs, *zip(module.buffers(), copy_of_it.buffers()))}
+
+
+class CopiedFits:
+    """Fits of coalitions, each by copies of a Trainer and its module, one after the other in the run's process.
+
+    Args:
+        spare: the copies of the Trainer and the module before the fit.
+        module: the run's module, which keeps its parameters and buffers although a copy may refer to them.
+        data: the federation's data module.
+        measures: the performances of models, by name.
+    """
+
+    def __init__(
+        self,
+        spare: Spare,
+        module: L.LightningModule,
+        data: FederatedDataModule,
+        measures: Mapping[str, str | ModelScore],
+    ) -> None:
+        self._spare, self._module, self._data, self._measures = spare, module, data, measures
+
+    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | CoalitionFailed]]:
+        """Train coalitions, and yield each with its result, or an error."""
+        for order in orders:
+            try:
+                yield order, self._train(order)
+            except Exception as error:
+                yield order, CoalitionFailed(f"{type(error).__name__}: {error}")
+
+    def _train(self, order: FitOrder) -> FitResult:
+        trainer, module = self._spare.made()
+        with _as_it_was(self._data, self._module), tempfile.TemporaryDirectory() as folder:
+            scoring = into_a_coalitions_fit(trainer, self._data, self._measures, order, folder)
+            with suppress(NoModel):  # the last finite model counts
+                trainer.fit(module, self._data)
+        return scoring.result()
+
+
+@contextmanager
+def _as_it_was(data: FederatedDataModule, module: L.LightningModule) -> Iterator[None]:
+    """Silence logs and warnings within this context, in which another Trainer fits on a fit's data; then restore the
+    data module's trainer, the module's parameters and buffers, and the random state."""
+    logger, trainer, drawn = logging.getLogger("lightning.pytorch"), data.trainer, global_rngs()
+    level = logger.level
+    before = [(tensor, tensor.detach().clone()) for tensor in (*module.parameters(), *module.buffers())]
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run itself has shown them
+            yield
+    finally:
+        logger.setLevel(level)
+        data.trainer = trainer
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.copy_(value)
+        restore_global_rngs(drawn)

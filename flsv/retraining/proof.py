@@ -1,0 +1,52 @@
+"""The proof that coalitions are trained as they would be alone: models that must be equal are compared.
+
+Whatever trains coalitions also trains the coalition of all clients in the same way, and that must come to the model of
+the run itself. Nothing need be known of what a module or a callback keeps, or of how a copy of it could be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+#: Largest distance between two models that must be equal, relative to the distance that they have moved; and as a
+#: multiple of the distance that rounding causes, which a training from weights changed by the relative amount NUDGE
+#: shows.
+TOLERANCE, FACTOR, NUDGE = 1e-3, 3.0, 1e-6
+#: Largest part of a start's length that counts as rounding.
+ROUNDING = 1e-6
+
+
+def difference(mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None]) -> float | None:
+    """Return by how much two models that must be equal differ, as a share of the way that training has moved them;
+    None: by no more than rounding.
+
+    Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance that
+    the model moves. So where models differ the allowed difference is measured.
+
+    Args:
+        mine: ``[P]``, a model that is to be checked.
+        real: ``[P]``, the model that it must equal.
+        start: ``[P]``, the model that both started from.
+        nudged: a function that trains ``mine`` once more from weights that are changed by a millionth, and returns the
+            model ``[P]``; None: that failed.
+
+    Example:
+        >>> import torch
+        >>> start, real = torch.zeros(2), torch.tensor([3.0, 4.0])
+        >>> difference(real + 1e-4, real, start, lambda: None), difference(real + 1, real, start, lambda: None)
+        (None, 0.282842...)
+    """
+    mine, real, start = mine.double(), real.double(), start.double()
+    way = (real - start).norm()
+    apart = (mine - real).norm()
+    if not real.isfinite().all():
+        return None if mine.isfinite().equal(real.isfinite()) else 1.0
+    share = float(apart / way.clamp(min=1e-12))
+    if share <= TOLERANCE or apart <= ROUNDING * start.norm():
+        return None
+    other = nudged()
+    if other is not None and float(apart) <= FACTOR * float((mine - other.double()).norm()):
+        return None
+    return share

@@ -1,0 +1,199 @@
+"""RetrainedUtility: the coalition game that trains every coalition from scratch.
+
+The baselines "Exact Shapley", "TMC Shapley" and "K-subset Shapley" of Guo et al. play this game, "A Fair Contribution
+Measurement Method for Federated Learning", Sensors 24(15), 2024, after Ghorbani and Zou, "Data Shapley", ICML 2019. It
+serves as the ground truth and is expensive: n clients require the training of 2^n - 1 federations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.core import ALONE, Ranks
+from flsv.core.ranks import balance_load
+from flsv.data import FederatedDataModule
+from flsv.games.coalition_utility import Measure, utility_of
+from flsv.games.copy_module import copy_module
+from flsv.games.members import Members, members_of
+from flsv.games.performance import Mode, ModelScore, performance_of, warn_of_rarity
+from flsv.games.scores import METRICS, Scores, UtilityMetric
+from flsv.retraining.coalition_training import GlobalModelScoring, train_alone
+from flsv.sampling.fixed_cohort import FixedCohort
+from flsv.utilities.errors import ConfigurationError
+
+
+class TrainedGame:
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains each coalition by a fit of its own: the base
+    of :class:`RetrainedUtility`, whose attributes it has.
+
+    Args:
+        make: a function that makes a trainer and a module for one fit of a coalition, ``make(cohort)``.
+        data: as for :class:`RetrainedUtility`, like the further arguments.
+        metric: the performance of models.
+        mode: whether less or more of a logged value is better.
+        ranks: the processes among which the trainings are divided.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[FixedCohort], tuple[L.Trainer, L.LightningModule]],
+        data: FederatedDataModule,
+        metric: UtilityMetric | str | Metric | ModelScore | Sequence[str] = "accuracy",
+        mode: Mode | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        measure: Measure
+        if isinstance(metric, Sequence) and (metric in METRICS or not isinstance(metric, str)):
+            measure = metric
+        else:
+            measure = performance_of(self, metric, mode, "metric")
+        data.prepare_data()
+        data.setup("fit")
+        if isinstance(measure, ModelScore):
+            warn_of_rarity([measure], data)
+        self._make, self.data, self.metric = make, data, measure
+        self.num_players = data.num_clients
+        self.ranks = ranks
+        self.initial: dict[str, Any] | None = None
+        self.model: Tensor | None = None
+        self.scores: dict[Members, Scores] = {}
+        self.seconds: dict[Members, float] = {}
+
+    def made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
+        """Make a trainer and a module for one fit of a coalition."""
+        return self._make(FixedCohort(members))
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Return the utilities of coalitions, float64 ``[K]`` (or ``[K, M]``), after training those that have not been
+        trained yet.
+
+        Raises:
+            ValueError: the masks have another type or shape.
+        """
+        if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
+            raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
+        coalitions = members_of(masks.cpu())
+        wanted = dict.fromkeys(members for members in coalitions if members and members not in self.scores)
+        if () in coalitions and () not in self.scores and not wanted:
+            wanted[(0,)] = None  # the empty coalition's model is the initial one of any training
+        self._train_all(list(wanted))
+        return torch.cat([utility_of(self.scores[members], self.metric) for members in coalitions])
+
+    def _train_all(self, coalitions: list[Members]) -> None:
+        ranks = self.ranks
+        if self.initial is None and ranks.size > 1 and coalitions:
+            # All trainings start from the first one's initial weights.
+            if ranks.rank == 0:
+                self._train(coalitions[0])
+            self._share(coalitions[:1], "the first coalition's training")
+            coalitions = coalitions[1:]
+        samples = self.data.num_samples
+        owners = balance_load([float(samples[list(members)].sum()) for members in coalitions], ranks.size)
+        for members, owner in zip(coalitions, owners):
+            if owner == ranks.rank:
+                self._train(members)
+        if ranks.size > 1:
+            self._share(coalitions, "coalitions' trainings")
+
+    def _share(self, coalitions: list[Members], about: str) -> None:
+        """Exchange the scores of these coalitions and of the empty coalition among the ranks; ``about`` is a name for
+        messages.
+        """
+        names = ((), *coalitions)
+        own = {members: self.scores[members] for members in names if members in self.scores}
+        seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
+        parts = self.ranks.all_gather((own, seconds, self.initial if self.ranks.rank == 0 else None), about)
+        self.initial = parts[0][2]
+        for scores, spent, _ in parts:
+            self.scores |= scores
+            self.seconds |= spent
+
+    def _train(self, members: Members) -> None:
+        trainer, module = self.made(members)
+        measured = GlobalModelScoring(self.data, [self.metric], self.initial)
+        self.seconds[members] = train_alone(trainer, module, self.data, measured)
+        (self.scores[()],), ((self.scores[members],),) = measured.before, measured.after.values()
+        self.initial, self.model = measured.initial, measured.models
+
+
+class RetrainedUtility(TrainedGame):
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` that trains a federation of only the coalition's clients
+    and evaluates its final model.
+
+    Pass it to any estimator of :mod:`flsv.functional`: ``exact_shapley`` gives the exact value by retraining,
+    ``permutation_shapley`` with a ``truncation`` TMC Shapley, ``stratified_shapley`` K-subset Shapley. Each coalition
+    is trained once. All trainings start from the same weights: the module's current weights or, if the module is built
+    only when training starts, the initial weights of the first training. Give the loop a seed, or coalitions differ by
+    chance too. The model of the empty coalition is the untrained module. Models are measured on the server's validation
+    set, as in the games of a round.
+
+    Args:
+        trainer: a function that makes a new trainer for a coalition, ``trainer(cohort)``, with
+            ``FederatedLoop(sampler=cohort, seed=...)`` among its callbacks.
+        module: the module, of which copies are trained; it is not changed itself.
+        data: the federation's data, with a validation set for the server.
+        metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, ``"per_class_accuracy"`` (then the
+            utility is ``[K, M]``), ``"auroc"`` and the others of :mod:`flsv.games.performance`, a name that the
+            module logs, or a torchmetrics metric. Several of the first three make the utility ``[K, C]``.
+        max_clients: the largest number of clients that is allowed, since the number of trainings doubles with each
+            client.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        ranks: the processes among which the trainings are divided, such as
+            ``flsv.engines.ranks.ranks_of_environment()``; each of them calls the utility with the same masks, and gets
+            all scores. Each process runs one training at a time.
+
+    Attributes:
+        num_players: n, the number of clients.
+        ranks: the argument ``ranks``.
+        scores: ``{coalition: scores}`` of the coalitions trained so far; a coalition is the tuple of its members,
+            ascending.
+        seconds: ``{coalition: seconds}``, how long each coalition's training took.
+        initial: the ``state_dict`` from which all trainings start; None as long as it is not known.
+        model: ``[2, P]``, the model at the end of this process's last training, and the initial model; None before a
+            training.
+
+    Raises:
+        ConfigurationError: the metric is unknown, or there are more clients than ``max_clients``.
+
+    Example:
+        >>> import tempfile
+        >>> from functools import partial
+        >>> from flsv import ClassifierClient, FederatedLoop, Reporting
+        >>> from flsv.data import SizePartitioner
+        >>> from flsv.functional import exact_shapley
+        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> quiet["default_root_dir"] = tempfile.mkdtemp()
+        >>> def trainer(cohort):
+        ...     loop = FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False))
+        ...     return L.Trainer(max_epochs=1, callbacks=[loop], enable_checkpointing=False, **quiet)
+        >>> data = FederatedDataModule("digits", partitioner=SizePartitioner([1, 2]))
+        >>> module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.1))
+        >>> utility = RetrainedUtility(trainer, module, data)
+        >>> exact_shapley(utility, utility.num_players).values.shape, len(utility.seconds)
+        (torch.Size([2]), 3)
+    """
+
+    def __init__(
+        self,
+        trainer: Callable[[FixedCohort], L.Trainer],
+        module: L.LightningModule,
+        data: FederatedDataModule,
+        metric: UtilityMetric | str | Metric | ModelScore | Sequence[str] = "accuracy",
+        max_clients: int = 8,
+        mode: Mode | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        kept = copy_module(module)
+        super().__init__(lambda cohort: (trainer(cohort), copy_module(kept)), data, metric, mode, ranks)
+        if self.num_players > max_clients:
+            raise ConfigurationError(
+                f"RetrainedUtility: {self.num_players} clients make {2**self.num_players - 1:,} federations to train; "
+                f"the limit is max_clients={max_clients}. Raise it, or value the clients without retraining, as "
+                "flsv.metrics does."
+            )

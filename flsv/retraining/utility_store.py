@@ -1,0 +1,141 @@
+"""UtilityStore: the utilities of trained coalitions, in a file that a stopped command continues."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.core import ALONE, Ranks
+from flsv.games.members import Members, members_of
+from flsv.utilities.csv_files import Cell, parse_float, parse_int
+from flsv.utilities.result_file import ResultFile, members_text, read_members
+
+#: The round of a utility after training, in a store that knows no rounds.
+LAST = -1
+#: A coalition's utilities after a round, by each performance: one number, or one for each class.
+Row = Sequence[Sequence[float]]
+
+
+def _numbers(cell: str) -> list[float]:
+    return [parse_float(number) for number in cell.split()]
+
+
+class UtilityStore:
+    """Utilities of trained coalitions: by seed, coalition and performance, or also by round.
+
+    Each rank holds all utilities, and the first rank writes them. All rows of a coalition are written at once, so that
+    a kill loses no coalition whose training has ended. Utilities that are not finite are held, but not written.
+
+    Args:
+        path: the file, see :class:`flsv.utilities.result_file.ResultFile`; None: nothing is written.
+        names: the performances, which are columns of the file.
+        settings: all that the utilities depend on, except the seed. A file with other settings is refused.
+        rounds: whether a coalition has utilities after several rounds.
+        ranks: the processes that hold the store.
+        anew: whether a file with other settings is replaced instead of refused.
+
+    Raises:
+        ConfigurationError: the file has other settings, or is not a file of utilities.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "game.csv"
+        >>> UtilityStore(path, ["accuracy"], {"rounds": 5}).add(0, (0, 2), {LAST: [[0.75]]})
+        >>> print(path.read_text())
+        # {"rounds": "5"}
+        seed,coalition,accuracy
+        0,0+2,0.75
+        <BLANKLINE>
+        >>> store = UtilityStore(path, ["accuracy"], {"rounds": 5})
+        >>> store.table(0, torch.tensor([[True, False, True]]))
+        tensor([[0.7500]], dtype=torch.float64)
+        >>> store.missing(0, [(0, 2), (1,)])
+        [(1,)]
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        names: Sequence[str],
+        settings: Mapping[str, Any] | None = None,
+        *,
+        rounds: bool = False,
+        ranks: Ranks = ALONE,
+        anew: bool = False,
+    ) -> None:
+        self.names, self._rounds = list(names), rounds
+        columns: dict[str, Cell] = {"seed": parse_int, "coalition": read_members}
+        columns |= {"round": parse_int} if rounds else {}
+        columns |= dict.fromkeys(names, _numbers)
+        self._file: ResultFile | None = None
+        if path is not None and ranks.rank == 0:
+            self._file = ResultFile(path, columns, settings or {}, key=2 if rounds else 0, anew=anew)
+        rows = [] if self._file is None else self._file.rows
+        found = {(row["seed"], row["coalition"], row.get("round", LAST)): [row[name] for name in names] for row in rows}
+        self._known: dict[tuple[int, Members, int], Row] = ranks.broadcast(0, found, "the trainings that are kept")
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds with utilities, ascending."""
+        return sorted({seed for seed, _, _ in self._known})
+
+    def coalitions(self, seed: int) -> set[Members]:
+        """Return the coalitions that have utilities for a seed."""
+        return {members for of, members, _ in self._known if of == seed}
+
+    def missing(self, seed: int, coalitions: Sequence[Members], rounds: Collection[int] = (LAST,)) -> list[Members]:
+        """Return the distinct coalitions that lack utilities after some of the rounds, in their order."""
+        distinct = dict.fromkeys(coalitions)
+        return [each for each in distinct if any((seed, each, index) not in self._known for index in rounds)]
+
+    def rows(self, seed: int, members: Members, rounds: Collection[int]) -> list[Row]:
+        """Return a coalition's utilities after each of the rounds.
+
+        Raises:
+            KeyError: there are none.
+        """
+        return [self._known[seed, members, index] for index in rounds]
+
+    def table(self, seed: int, masks: Tensor) -> Tensor:
+        """Return the utilities after training of K coalitions by C performances, float64 ``[K, C]``.
+
+        Args:
+            seed: the seed of the trainings.
+            masks: bool ``[K, n]``, the coalitions.
+
+        Raises:
+            KeyError: a coalition has none.
+        """
+        rows = [self._known[seed, members, LAST] for members in members_of(masks)]
+        return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
+
+    def add(self, seed: int, members: Members, rows: Mapping[int, Row]) -> None:
+        """Hold a coalition's utilities, and write them.
+
+        Args:
+            seed: the seed of the coalition's training.
+            members: the coalition.
+            rows: ``{round: utilities by each performance}``.
+        """
+        self._known |= {(seed, members, index): row for index, row in rows.items()}
+        if self._file is not None and all(map(_finite, rows.values())):
+            self._file.add(self._cells(seed, members, index, row) for index, row in rows.items())
+
+    def sort(self) -> None:
+        """Write the file anew, in an order that does not depend on when which training ended."""
+        if self._file is not None and self._known:
+            ordered = sorted(self._known.items(), key=lambda item: (item[0][0], len(item[0][1]), *item[0][1:]))
+            self._file.replace(self._cells(*key, row) for key, row in ordered if _finite(row))
+
+    def _cells(self, seed: int, members: Members, index: int, row: Row) -> list[object]:
+        place = [index] if self._rounds else []
+        return [seed, members_text(members), *place, *(" ".join(map(repr, map(float, cell))) for cell in row)]
+
+
+def _finite(row: Row) -> bool:
+    return all(math.isfinite(value) for cell in row for value in cell)

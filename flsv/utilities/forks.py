@@ -1,0 +1,105 @@
+"""Forks of this process: children that begin with all that the process holds, change none of it and end with it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from contextlib import suppress
+
+import torch
+
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+#: Classes of threads that hold no lock which a child needs: TensorBoard's writer, the monitor of progress bars.
+_HARMLESS = ("_AsyncWriterThread", "TMonitor")
+
+
+def why_not_fork() -> str | None:
+    """Explain why this process cannot be forked such that the child can train; None: it can.
+
+    Example:
+        >>> why_not_fork() is None or "process" in why_not_fork()
+        True
+    """
+    if _LIBC is None:
+        return "processes are forked on Linux only"
+    if torch.cuda.is_initialized():
+        return "a process that has used CUDA cannot be forked"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "a process of a torch.distributed group cannot be forked"
+    if multiprocessing.active_children():
+        return "the process has children, such as persistent workers of a loader, which a fork would share"
+    others = [each for each in threading.enumerate() if each is not threading.current_thread()]
+    if foreign := [each.name for each in others if type(each).__name__ not in _HARMLESS]:
+        return f"the process runs other threads ({foreign[0]}), which a fork has not"
+    return None
+
+
+def quiet_fork() -> int:
+    """Fork this process, like ``os.fork``; the child writes no output, ends with this process and is alone in a process
+    group.
+
+    The child has the state of this process, global random generators and positions in open files included, and changes
+    none of it. It must end by ``os._exit``."""
+    parent, drawn = os.getpid(), random.getstate()
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of threads; see why_not_fork
+        child = os.fork()
+    if child:
+        os.close(write)
+        os.read(read, 1)  # until the child has its own positions in files
+        os.close(read)
+        return child
+    try:
+        os.close(read)
+        as_a_child(parent)
+        random.setstate(drawn)  # Python seeds it anew in a fork
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(null, standard)
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+        _own_positions()
+        torch.set_num_threads(1)  # a pool of threads does not outlive a fork
+        os.close(write)
+    except BaseException:
+        os._exit(1)
+    return 0
+
+
+def as_a_child(parent: int) -> None:
+    """Put this process into a group of its own, end it when its parent ends, and let signals end it.
+
+    Args:
+        parent: the parent's process id.
+    """
+    os.setpgid(0, 0)  # Ctrl-C at the terminal is the parent's
+    if _LIBC is not None:
+        _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _own_positions() -> None:
+    """Open the regular files again that this fork has open for reading, since it shares their positions otherwise."""
+    folder = "/proc/self/fd"
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        number = int(name)
+        with suppress(OSError):
+            if not os.path.isfile(f"{folder}/{name}"):
+                continue
+            flags, place = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)
+            if flags & os.O_ACCMODE == os.O_RDONLY:
+                own = os.open(f"{folder}/{name}", os.O_RDONLY)
+                os.lseek(own, place, os.SEEK_SET)
+                os.dup2(own, number)
+                os.close(own)

@@ -1,0 +1,266 @@
+"""Supervisor: runs tasks in child processes, several at once, and returns their answers.
+
+A task is a function, which runs in a fork of this process, or a command line, which runs in a fresh process. A child
+that raises an error, crashes, is killed or takes too long is one named failure, and the others go on. No child outlives
+this process, however it ends (on Linux), and a child runs nothing but its task: no ``atexit`` function, no ``finally``
+block and no destructor of the program that it was forked from.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from tempfile import TemporaryFile
+from typing import Any, NoReturn, TypeVar
+
+from flsv.utilities.forks import as_a_child, quiet_fork
+
+Name = TypeVar("Name", bound=Hashable)
+#: A function without arguments, to run in a fork, or a command line, to run in a fresh process.
+Task = Callable[[], Any] | Sequence[str]
+
+#: Environment variable with the file descriptor to which a command's process sends its answer.
+ANSWER = "FLSV_ANSWER_FD"
+#: Seconds between two looks at the children's states.
+POLL_S = 0.2
+
+_answer_to: int | None = None
+
+
+class ChildFailed(RuntimeError):
+    """Error: a child process has ended without an answer; the message gives the reason."""
+
+
+class GoOn(BaseException):
+    """Exception by which a task that runs in a fork leaves :func:`supervise` in the child.
+
+    The child goes on in the code that called :func:`supervise`, which catches the exception, until it calls
+    :func:`answer` or :func:`fail`."""
+
+
+def supervise(
+    tasks: Iterable[tuple[Name, Task]],
+    jobs: int = 1,
+    limit_s: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[tuple[Name, Any]]:
+    """Run tasks in child processes, and yield each task's name and answer when it ends.
+
+    Args:
+        tasks: names and tasks. A function's answer is its return value; a command's process calls :func:`answer`.
+        jobs: the number of children that run at once.
+        limit_s: the seconds after which a child is killed; None: there is no limit.
+        progress: a function that is called with the number of ended tasks, after each of them.
+
+    Yields:
+        A task's name, and its answer, or a :class:`ChildFailed` error.
+
+    Raises:
+        SystemExit: this process has received SIGTERM; all children are killed.
+
+    Example:
+        >>> dict(supervise([("one", lambda: 1), ("two", lambda: 2)], jobs=2))
+        {'one': 1, 'two': 2}
+        >>> [(name, failed)] = supervise([("three", lambda: 1 / 0)])
+        >>> failed
+        ChildFailed('ZeroDivisionError: division by zero')
+    """
+    waiting, running, done = iter(tasks), list[_Child](), 0
+    owner, more = os.getpid(), True
+    with ended_by_sigterm():
+        try:
+            while more or running:
+                while more and len(running) < jobs:
+                    item = next(waiting, None)
+                    more = item is not None
+                    if item is not None:
+                        running.append(_Child(*item, limit_s))
+                select.select([child.pipe for child in running], [], [], POLL_S)
+                for child in [each for each in running if each.ended()]:
+                    running.remove(child)
+                    done += 1
+                    if progress is not None:
+                        progress(done)
+                    yield child.name, child.answer()
+        finally:
+            if os.getpid() == owner:  # a child that goes on leaves its siblings alone
+                for child in running:
+                    child.kill()
+
+
+def answer(value: Any) -> NoReturn:
+    """Send this process's answer to its supervisor, and end the process without running anything else.
+
+    Args:
+        value: the answer, of any size; it must be possible to pickle it.
+
+    Raises:
+        RuntimeError: no supervisor has started this process.
+    """
+    _send((True, value))
+
+
+def fail(reason: str) -> NoReturn:
+    """Report to this process's supervisor that its task has failed, and end the process without running anything else.
+
+    Args:
+        reason: the reason, for the message of :class:`ChildFailed`.
+
+    Raises:
+        RuntimeError: no supervisor has started this process.
+    """
+    _send((False, reason))
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run."""
+
+    def stop(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner, before = os.getpid(), signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        if os.getpid() == owner:
+            signal.signal(signal.SIGTERM, before)
+
+
+class _Child:
+    """A started task, as its supervisor sees it."""
+
+    def __init__(self, name: Any, task: Task, limit_s: float | None) -> None:
+        self.name, self._limit_s = name, limit_s
+        self._until = None if limit_s is None else time.monotonic() + limit_s
+        self._data = bytearray()
+        self._late, self._status = False, None  # type: bool, int | None
+        self.pipe, write = os.pipe()
+        os.set_blocking(self.pipe, False)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: Any = None
+        if callable(task):
+            self._pid = quiet_fork()
+            if not self._pid:
+                _work(task, write)  # only a task that goes on returns, by an exception
+        else:
+            self._output, parent = TemporaryFile(), os.getpid()  # noqa: SIM115 - closed in `answer`
+            self._process = subprocess.Popen(
+                task,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, ANSWER: str(write)},
+                pass_fds=[write],
+                preexec_fn=lambda: as_a_child(parent),
+            )
+            self._pid = self._process.pid
+        os.close(write)
+
+    def ended(self) -> bool:
+        """Read what the child has sent, kill it if its time is over, and return whether it has ended."""
+        self._read()
+        if self._until is not None and time.monotonic() > self._until and self._poll() is None:
+            self._late = True
+            self.kill()
+        if self._poll() is None:
+            return False
+        self._end()
+        self._read()  # what it sent last
+        return True
+
+    def answer(self) -> Any:
+        """Return the ended child's answer, or a ChildFailed error."""
+        os.close(self.pipe)
+        try:
+            if self._late:
+                return ChildFailed(f"it took longer than {self._limit_s:.0f} s")
+            try:
+                fine, value = pickle.loads(bytes(self._data))
+            except Exception:  # nothing, or a part of an answer
+                return ChildFailed(self._last_words())
+            return value if fine else ChildFailed(value)
+        finally:
+            if self._output is not None:
+                self._output.close()
+
+    def kill(self) -> None:
+        """Kill the child and the processes that it has started, and wait until it has ended."""
+        self._end()
+        while self._poll() is None:
+            time.sleep(0.01)
+
+    def _end(self) -> None:
+        for kill in (os.killpg, os.kill):
+            with suppress(ProcessLookupError, PermissionError):
+                if kill is os.killpg or self._status is None:
+                    kill(self._pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            while part := os.read(self.pipe, 1 << 20):
+                self._data += part
+
+    def _poll(self) -> int | None:
+        """Return the child's exit status, negative if a signal has ended it; None: it runs."""
+        if self._status is None:
+            if self._process is not None:
+                self._status = self._process.poll()
+                return self._status
+            try:
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                pid, status = self._pid, 0
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+    def _last_words(self) -> str:
+        """Describe how the child ended: by a signal, or with a last line of output."""
+        status = self._status or 0
+        said = ""
+        if self._output is not None:
+            size = self._output.seek(0, os.SEEK_END)
+            self._output.seek(max(0, size - 4096))
+            lines = self._output.read().decode(errors="replace").strip().splitlines()
+            said = f": {lines[-1].strip()}" if lines else ""
+        if status < 0:
+            return f"signal {signal.Signals(-status).name} ended its process{said}"
+        return f"its process ended with status {status} and no answer{said}"
+
+
+def _work(task: Callable[[], Any], write: int) -> None:
+    """Run a task in this fork, send its answer and end the process; GoOn is raised."""
+    global _answer_to
+    _answer_to = write
+    try:
+        answer(task())
+    except GoOn:
+        raise
+    except BaseException as error:
+        try:
+            fail(f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(1)
+
+
+def _send(message: tuple[bool, Any]) -> NoReturn:
+    pipe = _answer_to if _answer_to is not None else os.environ.get(ANSWER)
+    if pipe is None:
+        raise RuntimeError("no supervisor has started this process, and nobody waits for its answer.")
+    data = memoryview(pickle.dumps(message))
+    try:
+        while data:
+            data = data[os.write(int(pipe), data) :]
+    finally:
+        os._exit(0)

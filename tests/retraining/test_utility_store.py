@@ -1,0 +1,112 @@
+"""The store of coalitions' utilities: kills, other settings, orders, ranks; and what is trained into it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flsv.core import Ranks
+from flsv.functional import few_coalitions
+from flsv.games.members import members_of
+from flsv.retraining.train_coalitions import train_rows
+from flsv.retraining.utility_store import LAST, UtilityStore
+from flsv.utilities.errors import ConfigurationError
+
+MASKS = few_coalitions(3, "all")
+
+
+class Game:
+    def __init__(self, dies_at: int | None = None) -> None:
+        self.asked: list[int] = []
+        self.dies_at = dies_at
+
+    def __call__(self, masks: Tensor, seed: int, compare: bool) -> Tensor:
+        if self.dies_at is not None and len(self.asked) >= self.dies_at:
+            raise KeyboardInterrupt
+        self.asked += [int(mask) for mask in (masks * 2 ** torch.arange(masks.shape[1])).sum(1)]
+        return (masks * torch.tensor([0.1, 0.2, 1 / 3], dtype=torch.float64)).sum(1)
+
+
+class Two(Ranks):
+    """The first of two ranks, whose other one has no part."""
+
+    rank, size = 0, 2
+
+    def all_gather(self, value: Any, about: str) -> list[Any]:
+        return [value, {}]
+
+
+def store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
+    return UtilityStore(path, names or ["utility"], {"a": 1}, **options)
+
+
+def test_a_killed_game_goes_on_where_it_was_and_its_file_is_that_of_one_go(tmp_path: Path) -> None:
+    path, whole = tmp_path / "game.csv", tmp_path / "whole.csv"
+    assert train_rows(Game(), MASKS, 0, store(whole), compare=True, at_once=2) == 8
+    first, said = Game(dies_at=4), list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        train_rows(first, MASKS, 0, store(path), compare=True, at_once=2)
+    with path.open("ab") as file:
+        file.write(b"0,0+")  # a line that was being written
+    second = Game()
+    assert train_rows(second, MASKS, 0, store(path), compare=True, at_once=2, say=said.append) == 4
+    assert first.asked + second.asked == [int(m) for m in (MASKS * 2 ** torch.arange(3)).sum(1)]
+    assert said == ["seed 0: 6 of 8 coalitions", "seed 0: 8 of 8 coalitions"]
+    assert path.read_bytes() == whole.read_bytes()
+    third = Game()
+    assert train_rows(third, MASKS.flip(0), 0, store(path), compare=True) == 0
+    assert third.asked == []
+    expected = Game()(MASKS, 0, False)[:, None]
+    torch.testing.assert_close(store(path).table(0, MASKS), expected, rtol=0, atol=0)
+    # The order in which trainings end does not show in the file.
+    other = store(tmp_path / "other.csv")
+    for members, value in reversed(list(zip(members_of(MASKS), expected.tolist()))):
+        other.add(0, members, {LAST: [value]})
+    other.sort()
+    assert (tmp_path / "other.csv").read_bytes() == whole.read_bytes()
+
+
+def test_ranks_train_a_part_each() -> None:
+    game, held = Game(), store(None, ranks=Two())
+    assert train_rows(game, MASKS, 0, held, compare=False, ranks=Two()) == 8
+    assert len(game.asked) == 4
+    assert len(held.coalitions(0)) == 4
+
+
+def test_seeds_rounds_performances_and_classes_are_kept_together(tmp_path: Path) -> None:
+    path, names = tmp_path / "game.csv", ["per_class", "val_loss (min)"]
+    kept = store(path, *names, rounds=True)
+    rows: dict[int, Any] = {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]}
+    kept.add(7, (0, 2), rows)
+    kept.add(8, (1,), {3: [[float("nan"), 0.0], [0.0]]})  # is held, and not written
+    assert kept.missing(8, [(1,)], (3,)) == []
+    with path.open("ab") as file:
+        file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")  # a coalition that was being written
+    again = store(path, *names, rounds=True)
+    assert again.seeds == [7]
+    assert again.rows(7, (0, 2), (0, 3)) == [rows[0], rows[3]]
+    assert again.missing(7, [(1,), (0, 2), (1,)], (0, 3)) == [(1,)]
+    with pytest.raises(ConfigurationError, match="has the columns"):
+        store(path, "per_class", "other", rounds=True)
+
+
+HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (b'# {"a": "2"}\nseed,coalition,utility\n0,-,1\n', "of other settings: a is 1 and was 2"),
+        (b"client,value\n", "its first line does not say of which"),
+        (HEAD + b"0,2+0,0.5\n", "line 3: coalition is '2.0', expected"),
+        (HEAD + b"0,2,nan\n", "line 3: utility is 'nan', expected a number"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: bytes, words: str) -> None:
+    path = tmp_path / "game.csv"
+    path.write_bytes(before)
+    with pytest.raises(ConfigurationError, match=words):
+        store(path)
+    assert path.read_bytes() == before

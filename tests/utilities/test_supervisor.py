@@ -1,0 +1,200 @@
+"""Children that answer, fail, crash, hang or are killed, and parents that end while children run."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flsv.utilities.forks import quiet_fork, why_not_fork
+from flsv.utilities.supervisor import ChildFailed, GoOn, answer, fail, supervise
+
+ANSWERS = "from flsv.utilities.supervisor import answer, fail; "
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-c", ANSWERS + code]
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prints() -> int:
+    for _ in range(200):
+        print("x" * 10_000)
+    os.write(2, b"y" * 1_000_000)
+    return 5
+
+
+@pytest.mark.slow
+def test_a_child_that_fails_is_one_name_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:
+    tasks: dict[str, Any] = {
+        "fork": lambda: torch.ones(3),
+        "raises": lambda: 1 / 0,
+        "killed": killed,
+        "exits": lambda: sys.exit(3),
+        "ends": lambda: os._exit(4),
+        "hangs": lambda: time.sleep(600),
+        "cannot be sent": lambda: lambda: 1,
+        "prints": prints,
+        "large": lambda: bytes(50_000_000),
+        "command": command("answer(sum(range(5)))"),
+        "large command": command("answer(bytes(50_000_000))"),
+        "fails": command("fail('no clients')"),
+        "silent": command("print('last words')"),
+        "command raises": command("print('x' * 10**7); 1 / 0"),
+        "command is killed": command("import os; os.kill(os.getpid(), 11)"),
+        "command hangs": command("import time; time.sleep(600)"),
+    }
+    ended: list[int] = []
+    start = time.monotonic()
+    found = dict(supervise(tasks.items(), jobs=3, limit_s=20, progress=ended.append))
+    assert time.monotonic() - start < 60
+    assert ended == list(range(1, len(tasks) + 1))
+    reasons = {name: str(value) for name, value in found.items() if isinstance(value, ChildFailed)}
+    assert torch.equal(found["fork"], torch.ones(3))
+    assert (found["prints"], found["command"]) == (5, 10)
+    assert len(found["large"]) == len(found["large command"]) == 50_000_000
+    assert reasons.pop("cannot be sent")
+    assert reasons == {
+        "raises": "ZeroDivisionError: division by zero",
+        "killed": "signal SIGKILL ended its process",
+        "exits": "SystemExit: 3",
+        "ends": "its process ended with status 4 and no answer",
+        "hangs": "it took longer than 20 s",
+        "fails": "no clients",
+        "silent": "its process ended with status 0 and no answer: last words",
+        "command raises": "its process ended with status 1 and no answer: ZeroDivisionError: division by zero",
+        "command is killed": "signal SIGSEGV ended its process",
+        "command hangs": "it took longer than 20 s",
+    }
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_fork_has_what_the_process_holds_and_changes_none_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_text("0123456789")
+    with path.open("rb", buffering=0) as file:
+        file.read(2)
+
+        def work() -> tuple[bytes, float, float]:
+            return file.read(3), random.random(), float(torch.rand(()))
+
+        found = dict(supervise([(i, work) for i in range(3)], jobs=2))
+        assert set(found.values()) == {work()}
+        assert found[0][0] == b"234"
+
+
+def test_a_child_that_goes_on_leaves_the_supervisor(tmp_path: Path) -> None:
+    def go_on() -> None:
+        raise GoOn
+
+    def run() -> dict[int, Any]:
+        mark = tmp_path / "left"
+        try:
+            return dict(supervise([(i, go_on) for i in range(3)], jobs=2))
+        except GoOn:
+            answer(os.getpid())
+        finally:
+            mark.write_text(f"{os.getpid()}")
+
+    found = run()
+    assert len({*found.values(), os.getpid()}) == 4
+    assert (tmp_path / "left").read_text() == f"{os.getpid()}"  # no `finally` of the program ran in a child
+
+
+def test_nobody_waits_for_an_answer_of_this_process() -> None:
+    for send in (answer, fail):
+        with pytest.raises(RuntimeError, match="no supervisor has started"):
+            send("x")
+
+
+def test_reasons_against_a_fork() -> None:
+    assert why_not_fork() is None
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="mine")
+    thread.start()
+    assert "other threads (mine)" in (why_not_fork() or "")
+    stop.set()
+    thread.join()
+
+
+PARENT = """
+import atexit, os, sys, time
+from pathlib import Path
+from flsv.utilities.supervisor import supervise
+folder, kind = Path(sys.argv[1]), sys.argv[2]
+atexit.register(lambda: (folder / f"atexit-{os.getpid()}").touch())
+
+def work(i):
+    import subprocess
+    (folder / f"child-{os.getpid()}").touch()
+    worker = subprocess.Popen(["sleep", "600"])
+    (folder / f"worker-{worker.pid}").touch()
+    time.sleep(600)
+
+code = "import os, sys, time; open(sys.argv[1] + f'/child-{os.getpid()}', 'w'); time.sleep(600)"
+tasks = [(i, (lambda: work(i)) if kind == "forks" else [sys.executable, "-c", code, str(folder)]) for i in range(3)]
+(folder / f"parent-{os.getpid()}").touch()
+try:
+    for each in supervise(tasks, jobs=3):
+        pass
+finally:
+    (folder / f"finally-{os.getpid()}").touch()
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(true: Callable[[], bool], seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.1)
+    return true()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["forks", "commands"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_all_children_end_with_their_parent(tmp_path: Path, number: signal.Signals, kind: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), kind], stderr=subprocess.DEVNULL)
+
+    def named(name: str) -> list[int]:
+        return [int(path.name.split("-")[1]) for path in tmp_path.glob(f"{name}-*")]
+
+    assert until(lambda: len(named("child")) == 3 and len(named("worker")) == (3 if kind == "forks" else 0))
+    parent.send_signal(number)
+    parent.wait(30)
+    ours = named("child") + (named("worker") if number != signal.SIGKILL else [])
+    assert until(lambda: not any(map(alive, ours))), "children are left"
+    for pid in named("worker"):  # a child that is killed cannot end what it has started itself
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+    for name in ("atexit", "finally"):
+        assert named(name) == ([] if number == signal.SIGKILL else [parent.pid])
+    expected = {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT, signal.SIGKILL: -signal.SIGKILL}
+    assert parent.returncode == expected[number]
+
+
+def test_a_quiet_fork_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    pid = quiet_fork()
+    if not pid:
+        print("said", flush=True)
+        os.system("echo said")
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert capfd.readouterr() == ("", "")
