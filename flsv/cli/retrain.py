@@ -58,9 +58,10 @@ from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import NONE, joined, percent, shares_in
+from flsv.retraining.coalition_rounds import samplers_among
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.retraining.whole_fits import OF_THE_RUN, all_take_part, called, coalition_loop, trained_in
-from flsv.sampling import FixedCohort
+from flsv.retraining.whole_fits import OF_THE_RUN, Participation, called, coalition_loop, sampler_of, trained_in
+from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
@@ -79,6 +80,7 @@ def retrain(
     judges: Judges | None = None,
     rounds: Count | None = None,
     seeds: Count | None = None,
+    participation: Participation = "drawn",
     overrides: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
@@ -97,6 +99,8 @@ def retrain(
         rounds: the number of rounds of each training; default: the number that was set for the run.
         seeds: the number of trainings of every coalition, each with another seed; their spread shows the noise of
             training. None: three if they are trained side by side, else one.
+        participation: with a sampler, whether each coalition draws its own cohorts among its members, as many clients
+            as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
         overrides: arguments of ``flsv fit`` that override the run's configuration.
         say: called with lines of text: how many coalitions are trained, and why one after the other, if they are.
 
@@ -136,17 +140,20 @@ def retrain(
                 max_clients=10**6,
                 mode=mode,  # type: ignore[arg-type]  # checked by RetrainedUtility
                 ranks=ranks,
+                sampler=sampler_of(find_loop(cli.trainer), participation),
             )
-            if not utilities and (line := all_take_part(find_loop(cli.trainer))):
-                say(line)
+            samplers_among(utility.sampler, few_coalitions(utility.num_players, which))  # refused before training
             identity = cli.identity()
             check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": joined(names), "mode": mode}
+            if draws := not isinstance(find_loop(cli.trainer).config.sampler, FullParticipation):
+                settings["participation"] = participation
+            another_game = draws and participation == "all"
             path = run / f"retrained_{file}.csv"
             by = _by(asked, metric, mode)
             # ShadowShapley's coalitions at the end of the run are trained in exactly the same way.
             ended = [by] if len(names) == 1 else names
-            known = {} if arguments else trained_in(run, ended, seed, cli.trainer.max_epochs)
+            known = {} if arguments or another_game else trained_in(run, ended, seed, cli.trainer.max_epochs)
             keep = partial(StoredUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
             keep = partial(keep, known=known)
             found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
@@ -155,13 +162,15 @@ def retrain(
             seeds = seeds or (SEEDS if together else 1)
         majority = _majority(cli, by)
         by = title_of(utility.metric, cli.datamodule.positive_class) if scores_positive(utility.metric) else by
+    changed = changed_settings(run, identity) if overrides else []
+    changed += ["all members of a coalition train in every round"] if another_game else []
     trained = [str(seed) for seed in range(first, first + len(utilities))]
     facts = {
         "majority": majority,
         "seeds": " ".join(trained),
         "rounds": cli.trainer.max_epochs,
         "trainings": _design(which, everything, utility.num_players),
-        "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
+        "changed": "; ".join(changed),
     }
     clients = cli.datamodule.client_names
     by_score = dict(zip(names, torch.stack(utilities).view(seeds, len(found), -1).unbind(-1)))
@@ -263,9 +272,8 @@ def _shared_out(
     return columns | {name: shares_in(retrained_shapley(masks, of)[0].tolist()) for name, of in others.items()}
 
 
-def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
-    """Return the configuration's trainer, with a loop in which exactly the clients of ``cohort`` take part in every
-    round."""
+def _trainer(cli: FederatedCLI, cohort: ClientSampler, seed: int) -> L.Trainer:
+    """Return the configuration's trainer, with a loop in which the clients take part that ``cohort`` draws."""
     loop = find_loop(cli.trainer)
     others = [c for c in callbacks_of(cli.trainer) if c is not loop and not isinstance(c, OF_THE_RUN)]
     # mypy: set by Lightning's connectors
@@ -311,6 +319,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             judges=options.judges,
             rounds=options.rounds,
             seeds=options.seeds,
+            participation=options.participation,
             overrides=rest,
             say=say,
         )

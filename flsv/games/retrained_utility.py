@@ -24,7 +24,7 @@ from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import Mode, ModelScore, performance_of, warn_of_rarity
 from flsv.games.scores import METRICS, Scores, UtilityMetric
-from flsv.sampling.fixed_cohort import FixedCohort
+from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -53,10 +53,12 @@ class RetrainedUtility:
         ranks: the processes among which the trainings are divided, such as
             ``flsv.engines.ranks.ranks_of_environment()``; each of them calls the utility with the same masks, and gets
             all scores. Each process runs one training at a time.
+        sampler: the sampler of the whole federation, of which each coalition gets its own, see
+            :meth:`flsv.sampling.ClientSampler.among`; None: all members of a coalition take part in every round.
 
     Attributes:
         num_players: n, the number of clients.
-        ranks: the argument ``ranks``.
+        ranks, sampler: the arguments of the same names.
         scores: ``{coalition: scores}`` of the coalitions trained so far; a coalition is the tuple of its members,
             ascending.
         seconds: ``{coalition: seconds}``, how long each coalition's training took.
@@ -87,13 +89,14 @@ class RetrainedUtility:
 
     def __init__(
         self,
-        trainer: Callable[[FixedCohort], L.Trainer],
+        trainer: Callable[[Any], L.Trainer],
         module: L.LightningModule,
         data: FederatedDataModule,
         metric: UtilityMetric | str | Metric | ModelScore | Sequence[str] = "accuracy",
         max_clients: int = 8,
         mode: Mode | None = None,
         ranks: Ranks = ALONE,
+        sampler: ClientSampler | None = None,
     ) -> None:
         measure: Measure
         if isinstance(metric, Sequence) and (metric in METRICS or not isinstance(metric, str)):
@@ -112,7 +115,7 @@ class RetrainedUtility:
             warn_of_rarity([measure], data)
         self.trainer, self.module, self.data, self.metric = trainer, copy_module(module), data, measure
         self.num_players = data.num_clients
-        self.ranks = ranks
+        self.ranks, self.sampler = ranks, sampler or FullParticipation()
         self.initial: dict[str, Any] | None = None
         self.model: Tensor | None = None
         self.scores: dict[Members, Scores] = {}
@@ -164,7 +167,7 @@ class RetrainedUtility:
             self.seconds |= spent
 
     def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
-        return self.trainer(FixedCohort(members)), copy_module(self.module)
+        return self.trainer(self.sampler.among(members)), copy_module(self.module)
 
     def _train(self, members: Members) -> None:
         trainer, module = self._made(members)

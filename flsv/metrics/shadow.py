@@ -118,8 +118,14 @@ class ShadowShapley(MeasuredMetric):
     a round is the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the
     values are exact; with fewer coalitions they are estimates by :func:`flsv.functional.few_coalitions_shapley`. They
     equal the values of ``flsv retrain`` with the same seed and number of rounds: coalition models carry over between
-    rounds, so values are not summed over rounds. With a sampler, a coalition trains with its members that are drawn; if
-    none is drawn, its model does not change.
+    rounds, so values are not summed over rounds.
+
+    With a sampler each coalition draws its own cohorts among its members, as many clients as the run draws, or all if
+    it has fewer: "the same protocol without me" (:meth:`flsv.sampling.ClientSampler.among`). All coalitions draw with
+    the same random numbers, so that the full coalition draws the run's cohorts. Clients then also train in rounds for
+    which the run has not drawn them, in this process and not in their visits: refused are clients on sites, and
+    samplers that choose by values or losses, which each coalition would have of its own. The full coalition is trained
+    as the others are and compared with the run after every round.
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
@@ -136,8 +142,8 @@ class ShadowShapley(MeasuredMetric):
     Each coalition has an aggregator, filters and the metric that the aggregator reads of its own; attacks, compression
     and client algorithms apply to every coalition. Refused before training are personalizers; parts of the module that
     stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
-    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, since a coalition of
-    whose members nobody is drawn has no round, and clients on sites.
+    of these models; and, of what rows cannot train,
+    clients on sites.
 
     A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
     federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:

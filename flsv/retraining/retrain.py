@@ -20,9 +20,10 @@ from flsv.games.members import Members
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.report.shares import RANKING_ONLY
-from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, find_loop
-from flsv.retraining.whole_fits import Spare, all_take_part, coalition_loop
-from flsv.sampling import FixedCohort
+from flsv.retraining.coalition_rounds import find_loop, samplers_among
+from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.retraining.whole_fits import Participation, Spare, coalition_loop, sampler_of
+from flsv.sampling import ClientSampler
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
@@ -32,15 +33,23 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_def
 class _OfSpare(RetrainedUtility):
     """Utility of coalitions, each trained by copies of a Trainer and a module that have not been fitted."""
 
-    def __init__(self, spare: Spare, seed: int, module: L.LightningModule, data: FederatedDataModule, by: Any):
+    def __init__(
+        self,
+        spare: Spare,
+        seed: int,
+        module: L.LightningModule,
+        data: FederatedDataModule,
+        by: Any,
+        sampler: ClientSampler,
+    ):
         self._spare, self._seed = spare, seed
-        super().__init__(lambda cohort: self._pair(cohort)[0], module, data, by, 10**6)
+        super().__init__(lambda cohort: self._pair(cohort)[0], module, data, by, 10**6, sampler=sampler)
 
     def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
-        return self._pair(FixedCohort(members))
+        return self._pair(self.sampler.among(members))
 
-    def _pair(self, cohort: FixedCohort) -> tuple[L.Trainer, L.LightningModule]:
-        """Return a copy of the Trainer, whose loop always draws ``cohort``, and a copy of the module."""
+    def _pair(self, cohort: ClientSampler) -> tuple[L.Trainer, L.LightningModule]:
+        """Return a copy of the Trainer, whose loop draws by the sampler ``cohort``, and a copy of the module."""
         trainer, module = self._spare.made()
         loop = find_loop(trainer)
         own = callbacks_of(trainer)
@@ -59,6 +68,7 @@ def retrain(
     mode: Mode | None = None,
     seeds: Count = 3,
     judges: Judges = "server",
+    participation: Participation = "drawn",
 ) -> DataFrame:
     """Compute clients' values by training the federation again for each of several coalitions of clients.
 
@@ -76,6 +86,8 @@ def retrain(
         metric: the performance of a model, see :class:`flsv.games.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
+        participation: with a sampler, whether each coalition draws its own cohorts among its members, as many clients
+            as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
 
@@ -110,14 +122,14 @@ def retrain(
     together, utilities = True, list[Tensor]()
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
     given = module if isinstance(module, L.LightningModule) else None
-    if line := all_take_part(find_loop(trainer)):
-        rank_zero_info(f"flsv: {line}")
+    sampler = sampler_of(find_loop(trainer), participation)
+    samplers_among(sampler, masks)  # what cannot draw among clients is refused before anything is trained
     if given is not None and seeds > 1:
         rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
     for seed in range(first, first + seeds):
         with _seeded(seed):
             own = module() if given is None else given  # type: ignore[operator]  # else it is a factory
-            utility = _OfSpare(Spare(trainer, own), seed, own, data, measure)
+            utility = _OfSpare(Spare(trainer, own), seed, own, data, measure, sampler)
             found = None
             if together:
                 try:

@@ -37,10 +37,11 @@ from flsv.games.copy_module import copy_module, deepcopy_with_closures
 from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
-from flsv.sampling import FixedCohort, FullParticipation
+from flsv.sampling import ClientSampler, FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import OF_THE_RUN
 from flsv.utilities.atomic_files import whole_lines
+from flsv.utilities.choices import Participation as Participation
 from flsv.utilities.csv_files import Cell, parse_int, read_rows
 from flsv.utilities.result_file import ResultFile, members_text, read_members
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
@@ -88,12 +89,13 @@ def called(measure: str | ModelScore) -> str:
     return measure.title if measure.called else f"{measure.title} ({measure.mode})"
 
 
-def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
-    """Make a coalition's loop: the coalition's clients take part in every round, and nothing is shown or written.
+def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
+    """Make a coalition's loop: its clients take part as the coalition's sampler draws them, and nothing is shown or
+    written.
 
     Args:
         loop: the :class:`flsv.FederatedLoop` of the whole federation.
-        cohort: the sampler that always draws the coalition's clients.
+        cohort: the coalition's sampler, see :meth:`flsv.sampling.ClientSampler.among`.
         seed: the seed of every random choice.
     """
     read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
@@ -102,16 +104,15 @@ def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
     return loop.replace(sampler=cohort, seed=seed, metrics=metrics, reporting=silent, evaluation=ClientEvaluation())
 
 
-def all_take_part(loop: Any) -> str | None:
-    """Return the notice that coalitions train without the federation's sampler; None: all its clients always take part.
+def sampler_of(loop: Any, participation: Participation = "drawn") -> ClientSampler:
+    """Return the sampler of which each coalition gets its own, see :meth:`flsv.sampling.ClientSampler.among`.
 
     Args:
         loop: the :class:`flsv.FederatedLoop` of the whole federation.
+        participation: ``"drawn"``: each coalition draws its own cohorts among its members, as many clients as the run
+            draws; ``"all"``: all members of a coalition train in every round.
     """
-    sampler = loop.config.sampler
-    if isinstance(sampler, FullParticipation):
-        return None
-    return f"all members of a coalition train in every round, and the run drew its cohorts by {sampler!r}: another game"
+    return loop.config.sampler if participation == "drawn" else FullParticipation()
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:
@@ -265,8 +266,10 @@ class WholeFits:
         """Train a coalition, and return its utilities after the rounds, by the performance's name."""
         trainer, module = self._spare.made()
         callbacks: list[Any] = callbacks_of(trainer)
-        cohort = FixedCohort(members)
-        callbacks[:] = [coalition_loop(c, cohort, self._seed) if hasattr(c, "without_files") else c for c in callbacks]
+        callbacks[:] = [
+            coalition_loop(c, c.config.sampler.among(members), self._seed) if hasattr(c, "without_files") else c
+            for c in callbacks
+        ]
         # A classifier's outputs are scored once for all performances.
         scored = {
             name: measure if isinstance(measure, ModelScore) else None for name, measure in self._measures.items()

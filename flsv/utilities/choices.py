@@ -13,3 +13,5 @@ Which = Literal[
 ]
 #: Which samples ``flsv compare`` tests models on, see :class:`flsv.cli.compare.OwnModels`.
 Tests = Literal["shared", "own"]
+#: Who trains in a round of a coalition if the run draws cohorts: as many members as the run draws, or all members.
+Participation = Literal["drawn", "all"]
