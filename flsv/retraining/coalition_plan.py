@@ -29,6 +29,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.games.copy_module import copy_module
 from flsv.games.performance import CLASSIFICATION, ModelScore
+from flsv.games.untrained import untrained_models
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.privacy import GaussianPrivacy
 from flsv.retraining.coalition_rounds import samplers_among
@@ -98,6 +99,7 @@ class CoalitionPlan:
         self._no_copy = ""
         self._initial: dict[str, Any] | None = None
         self._rows: ShadowTraining | DrawnCoalitions | None = None
+        self._seed = 0
         self._drawn: Callable[..., DrawnCoalitions] | None = None
         self._loaded: dict[str, Any] | None = None
 
@@ -148,7 +150,7 @@ class CoalitionPlan:
                 f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
                 f"{sorted(kept)[0]!r} and others stay at the clients. Share all that is trained, or {WITHOUT}."
             )
-        elsewhere = callable(config.engine)
+        elsewhere, self._seed = callable(config.engine), config.seed or 0
         try:
             samplers_among(config.sampler, self.masks(data.num_clients))
         except ConfigurationError as error:
@@ -267,7 +269,11 @@ class CoalitionPlan:
         Returns:
             The strategy in a list; an empty list if a client algorithm trains all coalitions.
         """
-        if self._initial is None or (self.why is None and self._drawn is None):
+        if self._initial is None:
+            return []
+        for metric in self._metrics.values():
+            metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
+        if self.why is None and self._drawn is None:
             return []
         start = copy_module(module)
         start.load_state_dict(self._initial)

@@ -47,7 +47,7 @@ class UniformSampler(ClientSampler):
         >>> UniformSampler(2).sample(5, {}, torch.Generator().manual_seed(0))
         tensor([0, 4])
         >>> UniformSampler(2).among([1, 2, 4]).sample(5, {}, torch.Generator().manual_seed(0))
-        tensor([2, 4])
+        tensor([1, 4])
     """
 
     def __init__(self, cohort_size: Count) -> None:
