@@ -13,7 +13,7 @@ from typing import get_args
 from flsv.cli.command import command_parser
 from flsv.results.budget import Budget
 from flsv.results.files import find_config_of, find_contributions
-from flsv.utilities.choices import Judges, Negatives, Tests, Which
+from flsv.utilities.choices import Judges, Negatives, Participation, Tests, Which
 from flsv.utilities.errors import ConfigurationError
 
 #: Federations of ``flsv bench --quick``: few clients, no download, one for each kind of difference between clients.
@@ -80,6 +80,12 @@ def retrain_parser() -> ArgumentParser:
     parser.add_argument("--rounds", type=from_1, help="of each training; default: the run's")
     seeds = "trainings of each coalition; default: 3 where that is quick, else 1"
     parser.add_argument("--seeds", type=from_1, help=seeds)
+    parser.add_argument(
+        "--participation",
+        choices=get_args(Participation),
+        default="drawn",
+        help="with a sampler: each coalition draws its own cohorts as the run does (default), or all its members train",
+    )
     return parser
 
 

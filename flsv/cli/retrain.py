@@ -39,7 +39,7 @@ from flsv.cli.parser import FederatedCLI, find_loop
 from flsv.cli.parsers import retrain_parser
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
-from flsv.functional.shapley.few_coalitions import Which, default_design
+from flsv.functional.shapley.few_coalitions import Which, default_design, few_coalitions
 from flsv.games.copy_module import copy_module
 from flsv.games.performance import (
     CLASSIFICATION,
@@ -56,11 +56,12 @@ from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import NONE, joined, percent
+from flsv.retraining.coalition_rounds import samplers_among
 from flsv.retraining.retrained_utility import TrainedGame
 from flsv.retraining.train_coalitions import SEEDS, Here, train_seeds, values_of
 from flsv.retraining.utility_store import LAST, UtilityStore
-from flsv.retraining.whole_fits import all_take_part, called, coalition_loop, trained_in
-from flsv.sampling import FixedCohort
+from flsv.retraining.whole_fits import Participation, called, coalition_loop, sampler_of, trained_in
+from flsv.sampling import ClientSampler, FullParticipation
 from flsv.training.rows.row_checks import of_the_run
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
@@ -77,6 +78,7 @@ def retrain(
     judges: Judges | None = None,
     rounds: Count | None = None,
     seeds: Count | None = None,
+    participation: Participation = "drawn",
     overrides: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
@@ -95,6 +97,8 @@ def retrain(
         rounds: the number of rounds of each training; default: the number that was set for the run.
         seeds: the number of trainings of every coalition, each with another seed; their spread shows the noise of
             training. None: three if they are trained side by side, else one.
+        participation: with a sampler, whether each coalition draws its own cohorts among its members, as many clients
+            as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
         overrides: arguments of ``flsv fit`` that override the run's configuration.
         say: called with lines of text: how many coalitions are trained, and why one after the other, if they are.
 
@@ -117,11 +121,14 @@ def retrain(
         cli = make(first)
         metric, mode, judges = _performance_of(find_loop(cli.trainer), metric, mode, judges)
         asked, names, file = _scores(metric, mode, judges)
-        if line := all_take_part(find_loop(cli.trainer)):
-            say(line)
         identity, clients = cli.identity(), cli.datamodule.client_names
+        loop = find_loop(cli.trainer)
+        sampler, draws = sampler_of(loop, participation), not isinstance(loop.config.sampler, FullParticipation)
+        another_game = draws and participation == "all"
+        samplers_among(sampler, few_coalitions(len(clients), which))  # refused before training
         check_data(run, read_record(run / RECORD), identity, clients)
         settings = {**identity.flat(), "metric": joined(names), "mode": mode}
+        settings |= {"participation": participation} if draws else {}
         store = UtilityStore(run / f"retrained_{file}.csv", names, settings, ranks=ranks)
         by = called(asked) if isinstance(asked, ModelScore) else metric
 
@@ -132,10 +139,11 @@ def retrain(
                 lambda cohort: (_trainer(make(seed), cohort, seed), copy_module(own.model)),
                 own.datamodule,
                 asked,
+                sampler=sampler,
             )
 
         ended = [by] if len(names) == 1 else names
-        for seed in range(first, first + (seeds or SEEDS)) if not arguments else ():
+        for seed in range(first, first + (seeds or SEEDS)) if not arguments and not another_game else ():
             for members, values in trained_in(run, ended, seed, cli.trainer.max_epochs).items():
                 if store.missing(seed, [members]):
                     store.add(seed, members, {LAST: [[value] for value in values]})
@@ -143,13 +151,15 @@ def retrain(
         majority = _majority(cli, by)
         if isinstance(asked, ModelScore) and scores_positive(asked):
             by = title_of(asked, cli.datamodule.positive_class)
+    changed = changed_settings(run, identity) if overrides else []
+    changed += ["all members of a coalition train in every round"] if another_game else []
     trained = [str(seed) for seed in found.seeds]
     facts = {
         "majority": majority,
         "seeds": " ".join(trained),
         "rounds": cli.trainer.max_epochs,
         "trainings": _design(found.which, len(found.masks) == 2 ** len(clients), len(clients)),
-        "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
+        "changed": "; ".join(changed),
     }
     by_score = dict(zip(names, found.utilities.unbind(-1)))
     columns = _shared_out(found.masks, by_score, str(metric), trained, found.which in RANKING_ONLY)
@@ -215,9 +225,8 @@ def _shared_out(
     return columns | {name: values_of(masks, of, rank_only)["share"] for name, of in others.items()}
 
 
-def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
-    """Return the configuration's trainer, with a loop in which exactly the clients of ``cohort`` take part in every
-    round."""
+def _trainer(cli: FederatedCLI, cohort: ClientSampler, seed: int) -> L.Trainer:
+    """Return the configuration's trainer, with a loop in which the clients take part that ``cohort`` draws."""
     loop = find_loop(cli.trainer)
     others = [c for c in callbacks_of(cli.trainer) if c is not loop and not of_the_run(c)]
     # mypy: set by Lightning's connectors
@@ -263,6 +272,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             judges=options.judges,
             rounds=options.rounds,
             seeds=options.seeds,
+            participation=options.participation,
             overrides=rest,
             say=say,
         )

@@ -142,7 +142,7 @@ class LightningFit:
         self._change((self.data, "_dealt", self.data.to_device(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, run_state.finetuned)
-        self.config = config = self.plan.decide(trainer, self.data, config)
+        self.config = config = self.plan.decide(trainer, self.data, config, self.steps.limit)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks

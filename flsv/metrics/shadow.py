@@ -23,12 +23,15 @@ from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.games.performance import Judges, Mode
+from flsv.games.untrained import UNTRAINED
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 
+#: Number of last rounds whose values' spread is a part of the intervals.
+RECENT = 3
 Coalitions = Which | Sequence[Sequence[int]]
 #: Sets of coalitions, from the most accurate to the cheapest, with their cost for n clients in fits of the whole
 #: federation: a coalition of s clients costs s/n.
@@ -95,6 +98,13 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
     return torch.tensor(masks)
 
 
+def _rolled(stretches: Tensor) -> Tensor:
+    """Return the last L of the values ``[W, L, ...]`` of W successive parts of a run, after NaN if they are fewer."""
+    values = stretches.flatten(0, 1)
+    known = values[~values.flatten(1).isnan().all(1)]
+    return torch.cat([torch.full_like(stretches[0], float("nan")), known])[-stretches.shape[1] :]
+
+
 def _one_after_the_other(stretches: Tensor) -> Tensor:
     return torch.cat([*stretches])
 
@@ -118,8 +128,14 @@ class ShadowShapley(MeasuredMetric):
     a round is the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the
     values are exact; with fewer coalitions they are estimates by :func:`flsv.functional.few_coalitions_shapley`. They
     equal the values of ``flsv retrain`` with the same seed and number of rounds: coalition models carry over between
-    rounds, so values are not summed over rounds. With a sampler, a coalition trains with its members that are drawn; if
-    none is drawn, its model does not change.
+    rounds, so values are not summed over rounds.
+
+    With a sampler each coalition draws its own cohorts among its members, as many clients as the run draws, or all if
+    it has fewer: "the same protocol without me" (:meth:`flsv.sampling.ClientSampler.among`). All coalitions draw with
+    the same random numbers, so that the full coalition draws the run's cohorts. Clients then also train in rounds for
+    which the run has not drawn them, in this process and not in their visits: refused are clients on sites, and
+    samplers that choose by values or losses, which each coalition would have of its own. The full coalition is trained
+    as the others are and compared with the run after every round.
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
@@ -136,8 +152,8 @@ class ShadowShapley(MeasuredMetric):
     Each coalition has an aggregator, filters and the metric that the aggregator reads of its own; attacks, compression
     and client algorithms apply to every coalition. Refused before training are personalizers; parts of the module that
     stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
-    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, since a coalition of
-    whose members nobody is drawn has no round, and clients on sites.
+    of these models; and, of what rows cannot train,
+    clients on sites.
 
     A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
     federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:
@@ -165,11 +181,13 @@ class ShadowShapley(MeasuredMetric):
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
             its own.
-        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-two-out"`` of ten to
-            twelve, ``"pairs+leave-one-out"`` of others; by fits the truest of ``"all"``, these two, ``"both"`` and
-            ``"singles"`` within ``max_fits``),
+        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of eight and nine,
+            ``"pairs+leave-two-out"`` of ten to twelve, ``"complements"`` of more; by fits the truest of ``"all"``,
+            ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``),
             ``"singles"`` (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all
-            but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two), ``"all"``,
+            but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two),
+            ``"complements"`` (each alone, all but one, and coalitions of all sizes between, each with its complement:
+            as many as ``"pairs+leave-one-out"``, and three times the visits of 20 clients), ``"all"``,
             or a list of lists of members. The empty and the full coalition are always evaluated.
         performance: the performance measure of a model, see :mod:`flsv.games.performance`.
         per_class: compute values per class, with the number of classes taken from the data.
@@ -225,6 +243,7 @@ class ShadowShapley(MeasuredMetric):
         self._interval = every or 1
         self._last: int | None = None
         self._pending: str | None = None
+        self._build: Callable[[int, Tensor], None] | None = None
         self._judged: Tensor | None = None
         self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
@@ -232,7 +251,7 @@ class ShadowShapley(MeasuredMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
-        return {"utility": self._game}
+        return {"utility": self._game, "untrained": self._starts}
 
     @property
     def trains(self) -> Coalitions:
@@ -243,6 +262,11 @@ class ShadowShapley(MeasuredMetric):
     def pending(self) -> str | None:
         """Why there are no values yet, in words; None if no values are awaited."""
         return self._pending
+
+    def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:
+        """Set the function that builds untrained models with other initial weights, ``build(i, out [P])``; None: there
+        are none. Called before the first round."""
+        self._build = build
 
     def await_training(self, after_the_run: bool) -> None:
         """Set whether coalitions are trained when the run has ended, see :meth:`complete`; called before the first
@@ -260,10 +284,19 @@ class ShadowShapley(MeasuredMetric):
             raise RuntimeError("no coalitions are trained in this round: ShadowShapley needs a FederatedLoop.")
         return partial(round.trained.play, round.games, self.measured_by)
 
+    def _starts(self, round: Round) -> Callable[[], Tensor] | None:
+        games, build = round.games, self._build
+        if games is None or build is None or self.judges == "clients":
+            return None
+        return lambda: games.utility_of_models(build, UNTRAINED, self.measured_by)
+
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
         for name in ("values", "errors"):
             self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+        # Utilities of untrained models, and the values after the last rounds; NaN where they are not known.
+        self.add_state("starts", torch.full((UNTRAINED, width), float("nan")).double(), dist_reduce_fx=latest)
+        self.add_state("recent", torch.full((RECENT, num_clients, width), float("nan")), dist_reduce_fx=_rolled)
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
         # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
@@ -271,7 +304,12 @@ class ShadowShapley(MeasuredMetric):
         self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=_one_after_the_other)
 
     def update(
-        self, client_ids: Tensor, coalitions: Tensor, utility: Callable[[Tensor], Tensor], round_index: int = 0
+        self,
+        client_ids: Tensor,
+        coalitions: Tensor,
+        utility: Callable[[Tensor], Tensor],
+        round_index: int = 0,
+        untrained: Callable[[], Tensor] | None = None,
     ) -> None:
         """Compute the values of the coalitions' game after a round.
 
@@ -280,6 +318,8 @@ class ShadowShapley(MeasuredMetric):
             coalitions: bool ``[K, n]``, which include the empty and the full coalition.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``.
             round_index: the round's index, from 0.
+            untrained: returns the utilities ``[R]`` or ``[R, M]`` of untrained models with other initial weights; None:
+                they are not known.
         """
         if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
             raise ValueError(f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}.")
@@ -291,6 +331,8 @@ class ShadowShapley(MeasuredMetric):
         utilities = utility(masks)
         if self.judges == "clients":
             self._judged = utilities[masks.all(1)].mean()
+        if untrained is not None and self.starts.isnan().any():
+            self.starts = untrained().to(self.starts).reshape(self.starts.shape)
         if self._pending is not None:
             ends = utilities.detach().to(self.ends).reshape(1, 2, -1)
             self.ends = torch.cat([self.ends, ends])
@@ -311,7 +353,12 @@ class ShadowShapley(MeasuredMetric):
             return
         found = few_coalitions_shapley(masks, utilities)
         self.values = found.values.to(self.values).reshape(self.values.shape)
-        errors = one_seed_stderr(found.values, found.stderr)
+        self.recent = torch.cat([self.recent[1:], self.values[None].to(self.recent)])
+        # Values that do not follow each other round by round differ by what was learned between them, too.
+        recent = self.recent if self._interval == 1 and self.recent.isfinite().all() else None
+        starts = None if self.starts.isnan().any() else self.starts.cpu()
+        one = (values.reshape(self.values.shape).cpu() for values in (found.values, found.stderr))
+        errors = one_seed_stderr(*one, starts, None if recent is None else recent.cpu())
         self.errors = errors.to(self.errors).reshape(self.errors.shape)
 
     def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
@@ -355,7 +402,7 @@ class ShadowShapley(MeasuredMetric):
             >>> metric = ShadowShapley(num_clients=2)
             >>> metric.update(torch.arange(2), coalition_masks("all", 2), lambda masks: masks.sum(1).double())
             >>> metric.intervals()
-            (tensor([0.9178, 0.9178]), tensor([1.0822, 1.0822]))
+            (tensor([0.8520, 0.8520]), tensor([1.1480, 1.1480]))
         """
         if self.per_class:
             return None

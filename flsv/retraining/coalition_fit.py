@@ -26,7 +26,7 @@ from flsv.games.performance import ModelScore
 from flsv.results.folder import Reporting
 from flsv.retraining.coalition_training import GlobalModelScoring
 from flsv.retraining.proof import NUDGE
-from flsv.sampling import FixedCohort
+from flsv.sampling import ClientSampler
 from flsv.training.rows.row_checks import of_the_run
 
 #: A coalition's utilities after each of R rounds, by the name of the performance: ``[R]``, or ``[R, M]`` per class.
@@ -91,12 +91,13 @@ class Nowhere(DummyLogger):
         return self.folder
 
 
-def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
-    """Make a coalition's loop: the coalition's clients take part in every round, and nothing is shown or written.
+def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
+    """Make a coalition's loop: its clients take part as the coalition's sampler draws them, and nothing is shown or
+    written.
 
     Args:
         loop: the :class:`flsv.FederatedLoop` of the whole federation.
-        cohort: the sampler that always draws the coalition's clients.
+        cohort: the coalition's sampler, see :meth:`flsv.sampling.ClientSampler.among`.
         seed: the seed of every random choice.
     """
     read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
@@ -182,9 +183,12 @@ def into_a_coalitions_fit(
         end: a function that is called when training has ended, after all hooks.
     """
     held: Any = trainer
-    cohort = FixedCohort(order.members)
     scoring = CoalitionScoring(data, measures, order)
-    own = [coalition_loop(c, cohort, order.seed) if hasattr(c, "without_files") else c for c in callbacks_of(trainer)]
+    callbacks: list[Any] = callbacks_of(trainer)
+    own = [
+        coalition_loop(c, c.config.sampler.among(order.members), order.seed) if hasattr(c, "without_files") else c
+        for c in callbacks
+    ]
     held.callbacks = [scoring, *(each for each in own if not of_the_run(each))]
     held.loggers = [Nowhere() for _ in trainer.loggers]
     for logger in held.loggers:

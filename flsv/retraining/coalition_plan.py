@@ -29,10 +29,13 @@ from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.games.copy_module import copy_module
 from flsv.games.performance import CLASSIFICATION, ModelScore
+from flsv.games.untrained import untrained_models
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.privacy import GaussianPrivacy
 from flsv.retraining.coalition_fit import CoalitionFailed, CoalitionFits
+from flsv.retraining.coalition_rounds import samplers_among
 from flsv.retraining.copied_fits import CopiedFits, Spare
+from flsv.retraining.drawn_coalitions import DrawnCoalitions
 from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
 from flsv.retraining.shadow import ShadowTraining, ends_of, not_as_rows
 from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called
@@ -102,11 +105,13 @@ class CoalitionPlan:
         self._no_fork: str | None = None
         self._no_copy = ""
         self._initial: dict[str, Any] | None = None
-        self._rows: ShadowTraining | None = None
+        self._rows: ShadowTraining | DrawnCoalitions | None = None
+        self._seed = 0
+        self._drawn: Callable[..., DrawnCoalitions] | None = None
         self._loaded: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_spare": None, "_forks": None}
+        return {**vars(self), "_spare": None, "_forks": None, "_drawn": None}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs: the decision, the initial weights and the coalitions' models."""
@@ -148,13 +153,16 @@ class CoalitionPlan:
             forks.close()
         self._forks = None
 
-    def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
+    def decide(
+        self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig, limit: float = 1.0
+    ) -> FederationConfig:
         """Decide how coalitions are trained, and show the decision.
 
         Args:
             trainer: the trainer, with its module on its device.
             data: the data module, with its samples assigned to clients.
             config: the federation's configuration.
+            limit: Lightning's ``limit_train_batches``, per client and local epoch.
 
         Returns:
             The configuration to train with: if coalitions are trained during the run, with another client algorithm.
@@ -169,7 +177,11 @@ class CoalitionPlan:
                 f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
                 f"{sorted(kept)[0]!r} and others stay at the clients. Share all that is trained, or {WITHOUT}."
             )
-        elsewhere = callable(config.engine)
+        elsewhere, self._seed = callable(config.engine), config.seed or 0
+        try:
+            samplers_among(config.sampler, self.masks(data.num_clients))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"ShadowShapley trains each of many coalitions alone, and {error}") from None
         if not self._decided:
             why_not = self._why_not_rows(trainer, config)
             self.why = ranks_of(trainer).broadcast(0, why_not, "how coalitions are trained")
@@ -178,12 +190,16 @@ class CoalitionPlan:
         for metric in self._metrics.values():
             metric.await_training(after_the_run=self.why is not None)
         if self.why is None:
-            rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
-            alone = not elsewhere and ranks_of(trainer).size == 1 and isinstance(config.sampler, FullParticipation)
-            if not alone or (self._spare is None and self._forks is None):
+            give_up = None
+            if not elsewhere and ranks_of(trainer).size == 1 and (self._spare or self._forks):
+                give_up = partial(self._give_up, data.num_clients)
+            else:
                 self._spare = None
-                return self.as_rows(config)
-            return self.as_rows(config, partial(self._give_up, data.num_clients))
+            full = isinstance(config.sampler, FullParticipation)
+            if not full:
+                self._drawn = partial(DrawnCoalitions, trainer, limit=limit, saved=self._loaded, give_up=give_up)
+            rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
+            return self.as_rows(config, give_up) if full else config
         if elsewhere:
             raise ConfigurationError(
                 f"ShadowShapley: {self.why}; and the clients' data are elsewhere, where no coalition can be trained "
@@ -194,11 +210,6 @@ class CoalitionPlan:
                 f"ShadowShapley: {self.why}. To train coalitions after the run, the Trainer, its callbacks and the "
                 f"module are copied before it, since {self._no_fork}; and one of them cannot be copied "
                 f"({self._no_copy}). Leave that out, or leave ShadowShapley out."
-            )
-        if not isinstance(config.sampler, FullParticipation):
-            raise ConfigurationError(
-                f"ShadowShapley: {self.why}. Trained after the run, a coalition of whose members sampler="
-                f"{config.sampler!r} draws nobody has no round. Let all clients take part, or use flsv retrain."
             )
         rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
         return config
@@ -252,9 +263,10 @@ class CoalitionPlan:
         """Describe the decision, its reason and its cost, for the log."""
         names, masks = ", ".join(self._metrics), self.masks(num_clients)
         if self.why is None:
+            own = ", each with cohorts of its own," if self._drawn is not None else ""
             return (
-                f"{names}: clients train the models of {len(masks) - 2} coalitions beside their own, as rows of one "
-                "batched model"
+                f"{names}: clients train the models of {len(masks) - 2} coalitions{own} beside their own, as rows of "
+                "one batched model"
             )
         reason, _, need = self.why.rpartition(". ")
         need = f"; as rows of one batched model it would need: {need[0].lower()}{need[1:]}" if reason else ""
@@ -271,7 +283,10 @@ class CoalitionPlan:
         names, masks = ", ".join(self._metrics), self.masks(num_clients)
         count = len(masks) - 2
         if self.why is None:
-            how = f"clients trained the models of {count} coalitions beside their own, as rows of one batched model"
+            own = ", each with cohorts of its own," if self._drawn is not None else ""
+            how = (
+                f"clients trained the models of {count} coalitions{own} beside their own, as rows of one batched model"
+            )
         else:
             fits = f"{fits_of(masks):.3g} fits in all"
             how = f"{count} coalitions were trained after the run, each by a fit of its own, {fits}"
@@ -280,7 +295,9 @@ class CoalitionPlan:
     # ---- in a round
 
     def ends(self, space: ParameterSpace, module: L.LightningModule, num_clients: int) -> list[Strategy]:
-        """Make the strategy that provides the models of the empty and the full coalition during the run.
+        """Make the strategy that provides coalitions' models during the run, beside a client algorithm.
+
+        It provides the models of the empty and the full coalition, and with a sampler it trains the others.
 
         Args:
             space: the map between the module and its vectors ``[P]``.
@@ -288,13 +305,20 @@ class CoalitionPlan:
             num_clients: the federation's number of clients.
 
         Returns:
-            The strategy in a list; an empty list if all coalitions are trained during the run.
+            The strategy in a list; an empty list if a client algorithm trains all coalitions.
         """
-        if self.why is None or self._initial is None:
+        if self._initial is None:
+            return []
+        for metric in self._metrics.values():
+            metric.compare_starts(untrained_models(module, self._initial, space, self._seed))
+        if self.why is None and self._drawn is None:
             return []
         start = copy_module(module)
         start.load_state_dict(self._initial)
-        return [_Ends(space.read(start), num_clients)]
+        if self._drawn is None:
+            return [_Ends(space.read(start), num_clients)]
+        self._rows = self._drawn(masks=self.masks(num_clients), space=space, initial=space.read(start))
+        return [self._rows]
 
     # ---- after the last round
 

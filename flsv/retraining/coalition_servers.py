@@ -1,8 +1,9 @@
 """Servers that aggregate the models of many coalitions of clients, each of which is a federation of its own.
 
 The coalitions are trained after a run (:mod:`flsv.retraining.side_by_side`) or during it
-(:mod:`flsv.retraining.shadow`). For FedAvg each next model is a weighted sum, to which the clients' models are added
-one by one. For any other aggregator each coalition has a copy of the aggregator, and of the metric that it reads.
+(:mod:`flsv.retraining.shadow`, :mod:`flsv.retraining.drawn_coalitions`). For FedAvg each next model is a weighted sum,
+to which the clients' models are added one by one. For any other aggregator each coalition has a copy of the aggregator,
+and of the metric that it reads.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +23,19 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.functional.distances import distances
+from flsv.sampling import ClientSampler
+from flsv.sampling.base import chances_of
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
 from flsv.server.round_server import NoModel
 
 
 def servers_of(
-    federation: FederationInfo, masks: Tensor, models: Tensor, saved: Mapping[int, Any] | None = None
+    federation: FederationInfo,
+    masks: Tensor,
+    models: Tensor,
+    saved: Mapping[int, Any] | None = None,
+    samplers: Sequence[ClientSampler | None] | None = None,
 ) -> Averages | Servers:
     """Make the servers of K coalitions: one object for all with plain FedAvg, otherwise one server per coalition.
 
@@ -36,6 +44,7 @@ def servers_of(
         masks: bool ``[K, n]``, the members of each coalition.
         models: ``[K, P]``, the models that the coalitions start from.
         saved: the servers' ``state_dict`` from a checkpoint; None: the run begins.
+        samplers: each coalition's sampler; None: all members take part in every round.
     """
     # Without uploads, an outlier filter that excludes nobody drops only updates that are not finite, which `Averages`
     # refuses, too.
@@ -43,7 +52,10 @@ def servers_of(
     if type(federation.strategies["aggregator"]) is FedAvg and whole and not federation.uploads:
         return Averages(federation)
     rows = masks.any(1).nonzero().flatten().tolist()
-    return Servers({row: OneServer(federation, models[row], None if saved is None else saved[row]) for row in rows})
+    own = [None] * len(masks) if samplers is None else samplers
+    return Servers(
+        {row: OneServer(federation, models[row], None if saved is None else saved[row], own[row]) for row in rows}
+    )
 
 
 def read_metrics(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
@@ -186,10 +198,17 @@ class OneServer:
         federation: the properties of the whole federation.
         start: ``[P]``, the model that the coalition starts from.
         saved: the server's ``state_dict`` from a checkpoint; None: the run begins.
+        sampler: the coalition's sampler; None: all members take part in every round.
     """
 
-    def __init__(self, federation: FederationInfo, start: Tensor, saved: Mapping[str, Any] | None) -> None:
-        clients = federation.num_clients
+    def __init__(
+        self,
+        federation: FederationInfo,
+        start: Tensor,
+        saved: Mapping[str, Any] | None,
+        sampler: ClientSampler | None = None,
+    ) -> None:
+        clients, self._sampler = federation.num_clients, sampler
         aggregator, metrics, filters = copy.deepcopy(
             (federation.strategies["aggregator"], read_metrics(federation), federation.filters)
         )
@@ -253,7 +272,10 @@ class OneServer:
         instructions = server.instruct(state.cohort, state)
         server.send(instructions)
         matrix = torch.stack([update.vector for update in updates]) if updates else state.model()[None][:0]
-        round = server.receive(updates, matrix, instructions, state, clients, server_data, broken=self._broken)
+        chances = None
+        if self._sampler is not None:
+            chances = partial(chances_of, self._sampler, state.num_clients, {}, state.round_index, state.cohort)
+        round = server.receive(updates, matrix, instructions, state, clients, server_data, chances, self._broken)
         round = server.finish(round, state)
         state.complete(round, state.cohort)
         return state.model()

@@ -12,15 +12,15 @@ from pandas import DataFrame
 
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
-from flsv.functional.shapley.few_coalitions import Which
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.report.shares import RANKING_ONLY
+from flsv.retraining.coalition_rounds import find_loop, samplers_among
 from flsv.retraining.retrained_utility import TrainedGame
-from flsv.retraining.side_by_side import find_loop
 from flsv.retraining.train_coalitions import Here, train_seeds, values_of
 from flsv.retraining.utility_store import UtilityStore
-from flsv.retraining.whole_fits import Spare, all_take_part, coalition_loop
-from flsv.sampling import FixedCohort
+from flsv.retraining.whole_fits import Participation, Spare, coalition_loop, sampler_of
+from flsv.sampling import ClientSampler
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
@@ -37,6 +37,7 @@ def retrain(
     mode: Mode | None = None,
     seeds: Count = 3,
     judges: Judges = "server",
+    participation: Participation = "drawn",
 ) -> DataFrame:
     """Compute clients' values by training the federation again for each of several coalitions of clients.
 
@@ -54,6 +55,8 @@ def retrain(
         metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
+        participation: with a sampler, whether each coalition draws its own cohorts among its members, as many clients
+            as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
 
@@ -87,8 +90,10 @@ def retrain(
     data.setup("fit")
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
     given = module if isinstance(module, L.LightningModule) else None
-    if line := all_take_part(find_loop(trainer)):
-        rank_zero_info(f"flsv: {line}")
+    sampler = sampler_of(find_loop(trainer), participation)
+    samplers_among(
+        sampler, few_coalitions(data.num_clients, which)
+    )  # what cannot draw among clients is refused before anything is trained
     if given is not None and seeds > 1:
         rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
 
@@ -96,13 +101,13 @@ def retrain(
         """Make the game of a seed, in which each coalition is trained by copies of the trainer and the module."""
         spare = Spare(trainer, module() if given is None else given)  # type: ignore[operator]  # else it is a factory
 
-        def make(cohort: FixedCohort) -> tuple[L.Trainer, L.LightningModule]:
+        def make(cohort: ClientSampler) -> tuple[L.Trainer, L.LightningModule]:
             mine, copied = spare.made()
             own, loop = callbacks_of(mine), find_loop(mine)
             own[:] = [coalition_loop(each, cohort, seed) if each is loop else each for each in own]
             return mine, copied
 
-        return TrainedGame(make, data, measure)
+        return TrainedGame(make, data, measure, sampler=sampler)
 
     store = UtilityStore(None, ["utility"])
     samples = data.num_samples.tolist()

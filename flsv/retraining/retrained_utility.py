@@ -24,7 +24,7 @@ from flsv.games.members import Members, members_of
 from flsv.games.performance import Mode, ModelScore, performance_of, warn_of_rarity
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.retraining.coalition_training import GlobalModelScoring, train_alone
-from flsv.sampling.fixed_cohort import FixedCohort
+from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -33,20 +33,22 @@ class TrainedGame:
     of :class:`RetrainedUtility`, whose attributes it has.
 
     Args:
-        make: a function that makes a trainer and a module for one fit of a coalition, ``make(cohort)``.
+        make: a function that makes a trainer and a module for one fit of a coalition, given the coalition's sampler.
         data: as for :class:`RetrainedUtility`, like the further arguments.
         metric: the performance of models.
         mode: whether less or more of a logged value is better.
         ranks: the processes among which the trainings are divided.
+        sampler: the sampler of the whole federation; None: all members of a coalition take part in every round.
     """
 
     def __init__(
         self,
-        make: Callable[[FixedCohort], tuple[L.Trainer, L.LightningModule]],
+        make: Callable[[ClientSampler], tuple[L.Trainer, L.LightningModule]],
         data: FederatedDataModule,
         metric: UtilityMetric | str | Metric | ModelScore | Sequence[str] = "accuracy",
         mode: Mode | None = None,
         ranks: Ranks = ALONE,
+        sampler: ClientSampler | None = None,
     ) -> None:
         measure: Measure
         if isinstance(metric, Sequence) and (metric in METRICS or not isinstance(metric, str)):
@@ -59,7 +61,7 @@ class TrainedGame:
             warn_of_rarity([measure], data)
         self._make, self.data, self.metric = make, data, measure
         self.num_players = data.num_clients
-        self.ranks = ranks
+        self.ranks, self.sampler = ranks, sampler or FullParticipation()
         self.initial: dict[str, Any] | None = None
         self.model: Tensor | None = None
         self.scores: dict[Members, Scores] = {}
@@ -67,7 +69,7 @@ class TrainedGame:
 
     def made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
         """Make a trainer and a module for one fit of a coalition."""
-        return self._make(FixedCohort(members))
+        return self._make(self.sampler.among(members))
 
     def __call__(self, masks: Tensor) -> Tensor:
         """Return the utilities of coalitions, float64 ``[K]`` (or ``[K, M]``), after training those that have not been
@@ -147,10 +149,12 @@ class RetrainedUtility(TrainedGame):
         ranks: the processes among which the trainings are divided, such as
             ``flsv.engines.ranks.ranks_of_environment()``; each of them calls the utility with the same masks, and gets
             all scores. Each process runs one training at a time.
+        sampler: the sampler of the whole federation, of which each coalition gets its own, see
+            :meth:`flsv.sampling.ClientSampler.among`; None: all members of a coalition take part in every round.
 
     Attributes:
         num_players: n, the number of clients.
-        ranks: the argument ``ranks``.
+        ranks, sampler: the arguments of the same names.
         scores: ``{coalition: scores}`` of the coalitions trained so far; a coalition is the tuple of its members,
             ascending.
         seconds: ``{coalition: seconds}``, how long each coalition's training took.
@@ -181,16 +185,17 @@ class RetrainedUtility(TrainedGame):
 
     def __init__(
         self,
-        trainer: Callable[[FixedCohort], L.Trainer],
+        trainer: Callable[[Any], L.Trainer],
         module: L.LightningModule,
         data: FederatedDataModule,
         metric: UtilityMetric | str | Metric | ModelScore | Sequence[str] = "accuracy",
         max_clients: int = 8,
         mode: Mode | None = None,
         ranks: Ranks = ALONE,
+        sampler: ClientSampler | None = None,
     ) -> None:
         kept = copy_module(module)
-        super().__init__(lambda cohort: (trainer(cohort), copy_module(kept)), data, metric, mode, ranks)
+        super().__init__(lambda cohort: (trainer(cohort), copy_module(kept)), data, metric, mode, ranks, sampler)
         if self.num_players > max_clients:
             raise ConfigurationError(
                 f"RetrainedUtility: {self.num_players} clients make {2**self.num_players - 1:,} federations to train; "

@@ -24,11 +24,13 @@ from flsv.core.strategy import FederationInfo
 from flsv.engines.one_process import shared_space
 from flsv.metrics.shadow import Coalitions, coalition_masks
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
+from flsv.sampling import FullParticipation
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.training.rows.coalition_rows import CoalitionRows, not_the_same
 from flsv.training.rows.row_checks import not_batched, not_by_rounds
 from flsv.training.rows.row_step import NotBatched
 from flsv.training.rows.row_trial import why_not_rows
+from flsv.training.rows.step_watch import GENERATORS
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 #: Largest size in bytes of the coalitions' models, at the server and in messages, with which they are trained as rows.
@@ -56,7 +58,14 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalit
         return f"{why}. Leave it out"
     if config.engine == "vmap":
         return 'with engine="vmap" clients are rows already. Use engine="sequential"'
-    if why := not_batched(trainer, None, config.optimizer_state, schedules=True, accumulates=True):
+    full = isinstance(config.sampler, FullParticipation)
+    if not full and callable(config.engine):
+        return (
+            f"each coalition draws its own cohorts by sampler={config.sampler!r}, and sites train in rounds for which "
+            "the run draws them"
+        )
+    # With a sampler a client has not taken as many steps in all coalitions.
+    if why := not_batched(trainer, None, config.optimizer_state, schedules=full, accumulates=full):
         return why
     if why := not_by_rounds(trainer):
         return f"{why}. Take a schedule that steps by rounds or batches"
@@ -65,7 +74,7 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalit
         return why
     if callable(config.engine):  # the data are elsewhere: every site checks its first steps
         return None
-    return why_not_rows(trainer, space, config.seed or 0, draws=("torch",))
+    return why_not_rows(trainer, space, config.seed or 0, draws=("torch",) if full else GENERATORS)
 
 
 def _too_large(masks: Tensor, space: ParameterSpace) -> str | None:
@@ -75,7 +84,7 @@ def _too_large(masks: Tensor, space: ParameterSpace) -> str | None:
         masks: bool ``[K, n]``, the members of each coalition.
         space: the map between the module and its vectors ``[P]``.
     """
-    members = _trained(masks)
+    members = trained_masks(masks)
     size = (len(members) + 3 * int(members.sum())) * space.size * space.dtype.itemsize  # three copies while they cross
     if size <= MOST_BYTES:
         return None
@@ -153,7 +162,7 @@ class ShadowTraining(ClientAlgorithm):
     def _set_up(self, federation: FederationInfo) -> None:
         self._visit = self._left = None
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
-        self._members = _trained(self._masks)
+        self._members = trained_masks(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
@@ -201,14 +210,7 @@ class ShadowTraining(ClientAlgorithm):
         assert round.server_vector is not None
         if self._given_up:
             return ends_of(self._initial, round.server_vector, self._masks.shape[1])
-        trained = iter(self._rows)
-        ends = {0: self._initial, self._masks.shape[1]: round.server_vector}
-        models = [ends[size] if size in ends else next(trained) for size in self._masks.sum(1).tolist()]
-
-        def build(index: int, out: Tensor) -> None:
-            out.copy_(models[index])
-
-        return TrainedCoalitions(self._masks, build)
+        return models_of(self._masks, self._initial, round.server_vector, self._rows)
 
     # ---- at a client
 
@@ -246,6 +248,24 @@ class ShadowTraining(ClientAlgorithm):
         return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}
 
 
+def models_of(masks: Tensor, nobody: Tensor, everybody: Tensor, rows: Tensor) -> TrainedCoalitions:
+    """Return the trained coalitions of a round.
+
+    Args:
+        masks: bool ``[K, n]``, the members of each coalition, the empty and the full coalition among them.
+        nobody: ``[P]``, the empty coalition's model.
+        everybody: ``[P]``, the full coalition's model.
+        rows: ``[R, P]``, the models of the others, in their order.
+    """
+    trained, ends = iter(rows), {0: nobody, masks.shape[1]: everybody}
+    models = [ends[size] if size in ends else next(trained) for size in masks.sum(1).tolist()]
+
+    def build(index: int, out: Tensor) -> None:
+        out.copy_(models[index])
+
+    return TrainedCoalitions(masks, build)
+
+
 def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoalitions:
     """Return the two trained coalitions that need no training: the empty and the full coalition.
 
@@ -255,13 +275,10 @@ def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoali
         num_clients: the number n of clients.
     """
 
-    def build(index: int, out: Tensor) -> None:
-        out.copy_(everybody if index else nobody)
-
-    return TrainedCoalitions(torch.tensor([[False], [True]]).expand(-1, num_clients), build)
+    return models_of(torch.tensor([[False], [True]]).expand(-1, num_clients), nobody, everybody, nobody[None])
 
 
-def _trained(masks: Tensor) -> Tensor:
+def trained_masks(masks: Tensor) -> Tensor:
     """Return the rows of ``masks [K, n]`` that are neither the empty nor the full coalition."""
     sizes = masks.sum(1)
     return masks[(sizes > 0) & (sizes < masks.shape[1])]

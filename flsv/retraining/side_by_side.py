@@ -1,48 +1,39 @@
 """SideBySideUtility: trains the federations of many coalitions side by side.
 
-A client has the same batches in every coalition, since batches depend on the seed, the round and the client only. So
-the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
-(:mod:`flsv.training.rows.kernel`). Up to rounding the models equal those of :class:`flsv.retraining.RetrainedUtility`,
-which trains one coalition after the other; for small models all coalitions of six clients take about as long as two
-fits. The coalitions' servers are in :mod:`flsv.retraining.coalition_servers`.
+The rounds are those of :mod:`flsv.retraining.coalition_rounds`. Up to rounding the models equal those of
+:class:`flsv.retraining.RetrainedUtility`, which trains one coalition after the other; for small models all coalitions
+of six clients take about as long as two fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from flsv._lightning.evaluation import as_given
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.rounding import ROUNDINGS, Rounding, rounding_of
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import State
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.one_process import shared_space
 from flsv.games.coalition_utility import utility_of
-from flsv.retraining.coalition_servers import servers_of, unlike_alone
+from flsv.retraining.coalition_rounds import CoalitionRounds, find_loop, step_schedules
+from flsv.retraining.coalition_servers import unlike_alone
 from flsv.retraining.coalition_training import make_evaluator
 from flsv.retraining.retrained_utility import TrainedGame
+from flsv.sampling import FixedCohort
 from flsv.training.client_manager import ClientManager
-from flsv.training.cohort import CohortLoader
-from flsv.training.rows.kernel import RowTraining, SharedBatches, clipping, models_of, states_of
-from flsv.training.rows.row_checks import moves_batches, not_batched, not_by_rounds, strange_hooks
-from flsv.training.rows.row_step import batched_steps
+from flsv.training.rows.row_checks import not_batched, not_by_rounds, strange_hooks
 from flsv.training.rows.row_trial import why_not_rows
 from flsv.training.rows.step_watch import GENERATORS
 from flsv.training.slots import Slots
 from flsv.training.store import ClientStore
 from flsv.training.turn import optimizer_slots
-from flsv.uploads import UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import seed_global_rngs
 
 #: Largest distance between two models that must be equal, relative to the distance that they have moved, and as a
 #: multiple of the precision's tolerance for a number.
@@ -50,10 +41,6 @@ TOLERANCE, TOLERANCES = 0.01, 10.0
 #: Coalitions that are trained for a check: the full coalition, the empty one, and the full one from an initial model
 #: that is changed by the relative amount NUDGE, or by as much as a factor is rounded, to measure how rounding grows.
 CHECKED, NUDGE = (True, False, True), 1e-6
-#: Largest size in bytes of the models that are trained at once, with all copies; and the smallest number of models.
-BYTES, LEAST = 2**30, 8
-#: Number of copies of each model in memory: before the round, in training, after the round, gradient, optimizer state.
-COPIES = 6
 
 
 class NotSideBySide(ConfigurationError):
@@ -143,11 +130,6 @@ def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["flo
         )
 
 
-def find_loop(trainer: L.Trainer) -> Any:
-    """Return the FederatedLoop among a trainer's callbacks."""
-    return next(each for each in callbacks_of(trainer) if hasattr(each, "without_files"))
-
-
 class CoalitionTraining(L.Callback):
     """Callback that replaces a FederatedLoop: it trains all coalitions at the start of training, then ends the fit.
 
@@ -185,7 +167,6 @@ class CoalitionTraining(L.Callback):
         self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
         self._trainer: Any = None
         self.rounding = ROUNDINGS["float32"]
-        self._left = False  # whether batches reach the module unchanged
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._initial is not None:
@@ -194,7 +175,8 @@ class CoalitionTraining(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
         config = self._loop.config
-        why = _why_not(config) or not_batched(trainer, None, config.optimizer_state, schedules=True)
+        drawn = not isinstance(config.sampler, FixedCohort)  # then a client's steps are not the same in all coalitions
+        why = _why_not(config) or not_batched(trainer, None, config.optimizer_state, schedules=not drawn)
         if why := why or not_by_rounds(trainer) or _hooks_of_rounds(trainer):
             raise ConfigurationError(f"{why}.")
         self._trainer, (self._space, _) = trainer, shared_space(pl_module, config)
@@ -207,132 +189,28 @@ class CoalitionTraining(L.Callback):
 
     def _train(self) -> Tensor:
         """Train all coalitions for all rounds, and return their models ``[3 + K, P]``, the checked ones first."""
-        trainer, space, config = self._trainer, self._space, self._loop.config
-        module, data, metrics = trainer.lightning_module, trainer.datamodule, self._loop.contribution_metrics
-        size = space.size * space.dtype.itemsize
-        chunk = BYTES // (COPIES * size)
-        if chunk < LEAST:
-            raise ConfigurationError(
-                f"{LEAST} models of {size / 2**20:.0f} MB and what their training takes are too large to train at once."
-            )
+        trainer, space, loop = self._trainer, self._space, self._loop
+        module, data, metrics = trainer.lightning_module, trainer.datamodule, loop.contribution_metrics
         for optimizer in trainer.optimizers:
             optimizer._opt_called = True  # torch warns of a schedule before a step
-        self._store = ClientStore()
-        self._slots = Slots(optimizer_slots(trainer, "reset"), self._store)
-        algorithm: Any = config.client_algorithm
-        change, clip = None if algorithm is None else algorithm.change, clipping(trainer)
-        self._kernel = RowTraining(module, trainer.optimizers[0], clip, shared=True, change=change)
+        store = ClientStore()
+        slots = Slots(optimizer_slots(trainer, "reset"), store)
         models = space.read(module).expand(len(self._masks), -1).clone()
         models[len(CHECKED) - 1] = self.rounding.nudged(models[0], NUDGE)
-        masks = self._masks.to(module.device)
         metrics.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
-        info = config.federation_info(models[0], space, data, self._seed, trainer.optimizers, metrics.metrics)
-        servers = servers_of(info, masks, models)
-        manager = ClientManager(trainer, data, space, self._store)
+        manager = ClientManager(trainer, data, space, store)
         self.clients = manager.clients
-        self._kept: dict[tuple[int, int], State] = {}
+        limit = trainer.limit_train_batches
+        rounds = CoalitionRounds(trainer, loop, space, self._masks, models, self._seed, limit, slots=slots)
         for index in range(trainer.max_epochs or 0):
             trainer.fit_loop.epoch_progress.current.completed = index  # current_epoch in a step
-            servers.begin_round(masks, models, index)
-            for rows in torch.arange(len(masks), device=masks.device).split(chunk):
-                self._train_clients(index, rows, masks[rows], models, servers)
-            models = servers.end_round(models, manager.clients, manager.server)
+            models = rounds.train(index, models, manager.clients, manager.server)
             if not models.isfinite().all():
                 raise ConfigurationError("some coalitions come to models with NaN.")
-            self._store.commit()
-            self._step_schedules("epoch", index + 1)
+            store.commit()
+            step_schedules(trainer, "epoch", index + 1)
         trainer.fit_loop.epoch_progress.current.completed = 0
         return models
-
-    def _train_clients(self, index: int, places: Tensor, masks: Tensor, models: Tensor, servers: Any) -> None:
-        """Train the clients of R coalitions in a round, and hand the trained models to the coalitions' servers.
-
-        Args:
-            index: the round's index, from 0.
-            places: int64 ``[R]``, the coalitions' rows in ``models``.
-            masks: bool ``[R, n]``, the members of these coalitions.
-            models: the models of all coalitions, at the start of the round.
-            servers: the servers of all coalitions.
-        """
-        trainer, config, module = self._trainer, self._loop.config, self._trainer.lightning_module
-        loader = CohortLoader(
-            trainer.datamodule,
-            masks.any(0).nonzero().flatten().tolist(),
-            seed=self._seed,
-            round_index=index,
-            local_epochs=config.local_epochs,
-            limit=trainer.limit_train_batches,
-        )
-        batches = iter(loader)
-        for visit in loader.visits:
-            rows = places[masks[:, visit.client]]
-            drawn = self._begun(islice(batches, visit.batches), index, visit.client)
-            shared = SharedBatches(drawn, visit.batches, len(rows))
-            self._slots.enter(visit.client)
-            self._slots.begin_batch(0, visit.batches)
-            self._steps, self._batches = 0, visit.batches
-            states = states_of(self._space, module, models[rows])
-            with batched_steps(trainer):
-                trained, losses = self._kernel.train(states, shared, self._after_step)
-            self._slots.leave(stage=True)
-            sent = models_of(self._space, trained, models)
-            self._upload(index, visit.client, rows, models, sent, losses)
-            servers.receive(visit.client, rows, sent, visit.batches, losses)
-
-    def _upload(self, index: int, client: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
-        """Apply a client's uploads to the models and losses of the R coalitions that it is in, in place.
-
-        Args:
-            index: the round's index, from 0.
-            client: the client's number.
-            rows: int64 ``[R]``, these coalitions' rows in ``models``.
-            models: the models of all coalitions, at the start of the round.
-            sent: ``[R, P]``, the trained models, which are overwritten.
-            losses: ``[R]``, their training losses, which are overwritten.
-        """
-        uploads, clients, cut = self._loop.config.uploads, self._masks.shape[1], self._space.num_parameters
-        for place, row in enumerate(rows.tolist() if uploads else ()):
-            kept = self._kept.setdefault((row, client), {})
-            context = UploadContext(client, clients, cut, index, self._seed, kept)
-            sent[place], _ = upload(uploads, sent[place], models[row], models[row], context)
-            losses[place] = sanitize_report(uploads, context, "loss", float(losses[place]))
-
-    def _after_step(self) -> None:
-        self._steps += 1
-        self._step_schedules("step", self._steps)
-        self._slots.begin_batch(self._steps, self._batches)
-
-    def _step_schedules(self, interval: str, count: int) -> None:
-        """Step the schedulers of one interval.
-
-        Args:
-            interval: ``"epoch"`` after a round, ``"step"`` after a client's batch.
-            count: the number of rounds or of the client's batches so far.
-        """
-        for config in self._trainer.lr_scheduler_configs:
-            if config.interval == interval and count % config.frequency == 0:
-                config.scheduler.step()
-
-    def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
-        """Yield a client's batches as ``training_step`` gets them; seed the random numbers after the first batch.
-
-        The random numbers of the later batches and of the steps are then the same as in a federation of one
-        coalition."""
-        first = self._given(next(batches))
-        seed_global_rngs(self._seed, "train", round_index, client)
-        yield first
-        for batch in batches:
-            yield self._given(batch)
-
-    def _given(self, batch: Any) -> Any:
-        """Return a batch as ``training_step`` gets it; after a first batch that needs no change, batches are returned
-        as they are."""
-        if self._left:
-            return batch
-        given = as_given(self._trainer, batch)
-        same = all(a is b for a, b in zip(tree_leaves(given), tree_leaves(batch)))
-        self._left = same and not moves_batches(self._trainer)
-        return given
 
 
 def _hooks_of_rounds(trainer: L.Trainer) -> str | None:

@@ -25,8 +25,9 @@ from flsv.retraining.coalition_fit import coalition_loop as coalition_loop
 from flsv.retraining.copied_fits import Spare as Spare
 from flsv.retraining.proof import difference
 from flsv.retraining.utility_store import Row, UtilityStore
-from flsv.sampling import FullParticipation
+from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.atomic_files import whole_lines
+from flsv.utilities.choices import Participation as Participation
 from flsv.utilities.csv_files import parse_float, parse_int, read_rows
 from flsv.utilities.result_file import read_members
 
@@ -48,16 +49,15 @@ def called(measure: str | ModelScore) -> str:
     return measure.title if measure.called else f"{measure.title} ({measure.mode})"
 
 
-def all_take_part(loop: Any) -> str | None:
-    """Return the notice that coalitions train without the federation's sampler; None: all its clients always take part.
+def sampler_of(loop: Any, participation: Participation = "drawn") -> ClientSampler:
+    """Return the sampler of which each coalition gets its own, see :meth:`flsv.sampling.ClientSampler.among`.
 
     Args:
         loop: the :class:`flsv.FederatedLoop` of the whole federation.
+        participation: ``"drawn"``: each coalition draws its own cohorts among its members, as many clients as the run
+            draws; ``"all"``: all members of a coalition train in every round.
     """
-    sampler = loop.config.sampler
-    if isinstance(sampler, FullParticipation):
-        return None
-    return f"all members of a coalition train in every round, and the run drew its cohorts by {sampler!r}: another game"
+    return loop.config.sampler if participation == "drawn" else FullParticipation()
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:

@@ -19,7 +19,12 @@ _ROUNDING = 1e-4
 class ClientSampler(Strategy):
     """Base class of samplers, which draw the clients of a round (its cohort) and compute each client's probability to
     be drawn.
+
+    Attributes:
+        members: the clients among whom the sampler draws, see :meth:`among`; None: all clients.
     """
+
+    members: Sequence[int] | None = None
 
     @abstractmethod
     def sample(
@@ -54,6 +59,26 @@ class ClientSampler(Strategy):
             round_index: the round, from 0.
         """
         return self.sample(len(clients), contributions, generator, round_index)
+
+    def among(self, members: Sequence[int]) -> ClientSampler:
+        """Return the sampler of a coalition that trains by the same protocol without the other clients.
+
+        It draws among the coalition's members only, as many as this sampler draws, or all if they are fewer. It takes
+        the same random numbers, so that the coalition of all clients draws the very cohorts of the run, and others
+        draw cohorts that differ no more than they must.
+
+        Args:
+            members: the ids of the coalition's clients, at least one.
+
+        Raises:
+            ConfigurationError: the sampler cannot draw among some of the clients only, as here in the base class: it
+                chooses by values or losses, which each coalition would have of its own, or does not say how.
+        """
+        raise ConfigurationError(
+            f"{self!r} cannot draw the cohorts of a coalition that trains without the others: it chooses by values or "
+            "losses, or has no method `among`. Use UniformSampler or BernoulliSampler, or retrain with "
+            'participation="all", where all members of a coalition train in every round.'
+        )
 
     @property
     def asks(self) -> bool:
@@ -102,6 +127,11 @@ def cohort_of(
         raise RuntimeError(
             f"{sampler!r} drew {cohort} ({drawn.dtype}) for round {round_index + 1}: expected at least one client, "
             f"each once, by integers of 0 to {num_clients - 1} in one dimension. Of a mask: mask.nonzero().flatten()."
+        )
+    if sampler.members is not None and not {*cohort} <= {*sampler.members}:
+        raise RuntimeError(
+            f"{sampler!r} drew {cohort} for the coalition {list(sampler.members)}: a sampler that overrides `sample` "
+            "must draw among its `members`, if they are not None."
         )
     return cohort
 

@@ -6,6 +6,7 @@ Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Literal
 
 import torch
@@ -54,7 +55,16 @@ class BernoulliSampler(ClientSampler):
 
     def coins(self, num_clients: int, contributions: Contributions) -> Tensor:
         """Compute the probability of each client's coin, ``[n]``."""
-        return torch.full((num_clients,), self.expected_cohort / num_clients)
+        if self.members is None:
+            return torch.full((num_clients,), self.expected_cohort / num_clients)
+        coin = min(1.0, self.expected_cohort / len(self.members))
+        return torch.zeros(num_clients).index_fill(0, torch.tensor(self.members), coin)
+
+    def among(self, members: Sequence[int]) -> ClientSampler:
+        own = copy(self)
+        own.members = sorted(members)
+        own.min_cohort = 1 if len(members) == 1 else self.min_cohort
+        return own
 
     def sample(
         self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0

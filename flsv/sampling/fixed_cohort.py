@@ -45,6 +45,14 @@ class FixedCohort(ClientSampler):
         chances[self.clients] = 1
         return chances
 
+    def among(self, members: Sequence[int]) -> ClientSampler:
+        if both := {*self.clients} & {*members}:
+            return FixedCohort([*both])
+        raise ConfigurationError(
+            f"{self!r} draws none of the clients {list(members)} in any round, so that a coalition of these alone has "
+            "no round. Leave them out of the data, or draw them."
+        )
+
     def check(self, num_clients: int) -> None:
         if self.clients[-1] >= num_clients:
             raise ConfigurationError(f"{self!r} cannot be met: the federation has clients 0 to {num_clients - 1} only.")

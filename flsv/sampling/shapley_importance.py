@@ -12,6 +12,7 @@ from torch import Tensor
 from flsv.core.strategy import Contributions
 from flsv.functional import importance_probabilities
 from flsv.functional.nan_to_mean import nan_to_mean
+from flsv.sampling.base import ClientSampler
 from flsv.sampling.bernoulli import BernoulliSampler
 from flsv.utilities.declared import Positive
 
@@ -37,6 +38,7 @@ class ShapleyImportanceSampler(BernoulliSampler):
     """
 
     metric_shape = ("n",)
+    among = ClientSampler.among  # it chooses by the metric's values
 
     def __init__(self, expected_cohort: Positive, metric: str = "ssv", min_cohort: Literal[1, 2] = 2) -> None:
         super().__init__(expected_cohort, min_cohort)

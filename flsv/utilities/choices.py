@@ -9,7 +9,17 @@ Negatives = Literal["zero", "shift", "softmax", "refuse"]
 Judges = Literal["server", "clients"]
 #: Which coalitions are trained, see :func:`flsv.functional.few_coalitions`.
 Which = Literal[
-    "auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "all"
+    "auto",
+    "singles",
+    "pairs",
+    "leave-one-out",
+    "both",
+    "pairs+leave-one-out",
+    "pairs+leave-two-out",
+    "complements",
+    "all",
 ]
 #: Which samples ``flsv compare`` tests models on, see :class:`flsv.cli.compare.OwnModels`.
 Tests = Literal["shared", "own"]
+#: Who trains in a round of a coalition if the run draws cohorts: as many members as the run draws, or all members.
+Participation = Literal["drawn", "all"]

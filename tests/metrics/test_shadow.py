@@ -40,8 +40,7 @@ from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.shadow import ShadowTraining
-from flsv.sampling import FixedCohort, UniformSampler
-from flsv.testing.fits import Turns
+from flsv.sampling import FixedCohort
 from flsv.training.algorithms import SCAFFOLD, FedProx
 from flsv.training.rows.row_step import RowStep
 from flsv.uploads import TopK
@@ -61,7 +60,7 @@ from helpers.coalitions_by_hand import (
 from helpers.fits import assert_resumes, fit, trainer_for, vector
 from helpers.models import Plain, adam, network
 
-EVERYBODY, SOME = [[0, 1, 2]] * ROUNDS, [[0, 2], [1], [0, 1]]
+EVERYBODY = [[0, 1, 2]] * ROUNDS
 
 #: A module, the loop's options, the cohorts, and the server's weighting and rate.
 PLAIN: dict[str, Any] = {
@@ -69,7 +68,6 @@ PLAIN: dict[str, Any] = {
     "dropout": lambda: (Plain(network(batch_norm=False, dropout=0.4)), {}, EVERYBODY, "samples", 1.0),
     "uniform": lambda: (Plain().double(), {"aggregator": FedAvg("uniform")}, EVERYBODY, "uniform", 1.0),
     "half": lambda: (Plain().double(), {"aggregator": FedAvg(server_lr=0.5)}, EVERYBODY, "samples", 0.5),
-    "absent": lambda: (Plain(network(batch_norm=False)), {"sampler": Turns(SOME)}, SOME, "samples", 1.0),
 }
 
 
@@ -166,7 +164,7 @@ def test_the_federation_trains_as_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["FedAvg", "CGSV"])
 def test_shadow_shapley_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
     def federation() -> FederatedLoop:
-        return shadow_loop(ShadowShapley(), sampler=UniformSampler(2), **FEDERATIONS.get(name, dict)())
+        return shadow_loop(ShadowShapley(), **FEDERATIONS.get(name, dict)())
 
     whole = assert_resumes(federation, tmp_path, Plain, data)
     rows = whole.state_dict()["coalitions"]["rows"]["rows"]
@@ -245,7 +243,6 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
     "colluders": ("compare the updates of one cohort", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
     "share": ("others stay at the clients", lambda: {"share": ["!net.4.*"]}),
-    "a sampler": ("draws nobody has no round", lambda: {"optimizer_state": "persist", "sampler": UniformSampler(2)}),
     "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
     "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),
 }  # fmt: skip

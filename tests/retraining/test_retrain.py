@@ -12,8 +12,6 @@ from flsv import FederatedLoop, Reporting
 from flsv.cli import main
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics.shadow import coalition_masks
-from flsv.retraining.whole_fits import all_take_part
-from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Manual, Plateau
@@ -57,13 +55,6 @@ def test_seeds_have_weights_of_their_own_where_the_module_is_made(tmp_path: Path
     assert not torch.equal(*made)
     assert (found["low"] < found["value"]).all()
     assert found["share"].isna().all()  # each alone only ranks
-
-
-def test_that_all_take_part_is_said_where_the_run_draws_cohorts() -> None:
-    assert all_take_part(FederatedLoop()) is None
-    assert "drew its cohorts by UniformSampler(cohort_size=2)" in str(
-        all_take_part(FederatedLoop(sampler=UniformSampler(2)))
-    )
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,10 +156,12 @@ def test_side_by_side_in_chunks_gives_the_same_utilities(tmp_path: Path, monkeyp
 
     whole = utilities()
     size = sum(p.numel() for p in network(batch_norm=False).parameters()) * 4
-    monkeypatch.setattr("flsv.retraining.side_by_side.BYTES", 6 * 4 * size)  # four at a time, four and three of them
-    monkeypatch.setattr("flsv.retraining.side_by_side.LEAST", 4)
+    monkeypatch.setattr(
+        "flsv.retraining.coalition_rounds.BYTES", 6 * 4 * size
+    )  # four at a time, four and three of them
+    monkeypatch.setattr("flsv.retraining.coalition_rounds.LEAST", 4)
     torch.testing.assert_close(utilities(), whole, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr("flsv.retraining.side_by_side.LEAST", 5)
+    monkeypatch.setattr("flsv.retraining.coalition_rounds.LEAST", 5)
     with pytest.raises(NotSideBySide, match="too large to train at once"):
         utilities()
 

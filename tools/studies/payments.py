@@ -36,7 +36,7 @@ from flsv.functional.shapley.few_coalitions import CURVE_FROM
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.games.members import members_of
 from flsv.games.performance import performance_of
-from flsv.retraining import side_by_side
+from flsv.retraining import coalition_rounds, side_by_side
 from flsv.retraining.coalition_training import make_evaluator
 from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import isolated_rngs
@@ -90,7 +90,7 @@ def untrained(each: Federation, seed: int) -> tuple[dict[str, Tensor], Tensor]:
 def recorded(last: int, rounds: int) -> Iterator[list[Tensor]]:
     """The models after each of the last rounds of coalitions that are trained within."""
     kept: list[Tensor] = []
-    make = side_by_side.servers_of
+    make = coalition_rounds.servers_of
 
     def servers_of(*args: Any, **more: Any) -> Any:
         servers, done = make(*args, **more), 0
@@ -106,11 +106,11 @@ def recorded(last: int, rounds: int) -> Iterator[list[Tensor]]:
         servers.end_round = end_round
         return servers
 
-    side_by_side.servers_of = servers_of
+    coalition_rounds.servers_of = servers_of
     try:
         yield kept
     finally:
-        side_by_side.servers_of = make
+        coalition_rounds.servers_of = make
 
 
 def train(each: Federation, masks: Tensor, seed: int, weights: dict[str, Tensor], last: int = ROUNDS) -> Tensor:

@@ -4,19 +4,22 @@ Retraining a federation for every coalition of its n clients costs 2^n trainings
 (:func:`few_coalitions`) and estimates the Shapley values from their utilities (:func:`few_coalitions_shapley`).
 
 **Coalitions.** The empty and the grand coalition are always evaluated. The designs add coalitions of one player, of
-two, of all but one and of all but two. ``"auto"`` takes all 2^n coalitions for up to 7 players, the sizes 1, 2, n - 2
-and n - 1 for 10 to 12 players, and the sizes 1, 2 and n - 1 for 8, 9 and from 13 players on.
+two, of all but one and of all but two, or pairs of a coalition and its complement of all sizes between. ``"auto"``
+takes all 2^n coalitions for up to 7 players, the sizes 1, 2 and n - 1 for 8 and 9, 1, 2, n - 2 and n - 1 for 10 to 12
+players, and from 13 players on the sizes 1 and n - 1 and complementary pairs of all sizes: as many coalitions as those
+of the sizes 1, 2 and n - 1, with half of all players on average in place of two.
 
 **All 2^n coalitions.** The values are exact and nothing is fitted. Their error is then the difference between one seed
 of the trainings and the next: :func:`interval_over_seeds` estimates it from several seeds, and
 :mod:`flsv.functional.shapley.one_seed` has a measured figure for a single seed.
 
 **Fewer coalitions.** A Gaussian process is fitted to the utilities. It is the surrogate of
-:mod:`flsv.functional.shapley.surrogate` with a fixed kernel, the sum of two parts:
+:mod:`flsv.functional.shapley.surrogate` with a fixed kernel, the sum of two or three parts:
 
 - the inner product of membership vectors, for additive games;
 - a Gaussian kernel of squared width 0.3 on the vectors z / |S| with which a coalition S averages its members' models
-  (z_i: membership of player i), so that coalitions with similar averages have similar utilities.
+  (z_i: membership of player i), so that coalitions with similar averages have similar utilities;
+- for 8 to 10 players exp(-d / 4), with d the number of players by which two coalitions differ.
 
 The Shapley value is linear in the game, so that the value of the fitted game and its variance have a closed form. Let
 L_i g be the Shapley value of player i in the game g, k the kernel, X the evaluated coalitions, U their utilities, K the
@@ -26,9 +29,9 @@ matrix k(X, X) with the noise variance added to its diagonal, and v the prior va
     E[L_i g | U] = L_i k(., X) K^-1 U,        Var(L_i g | U) = v - L_i k(., X) K^-1 k(X, .) L_i'.
 
 The gap between the sum of the fitted values and U(grand) - U(empty) is divided equally among the players. From ten
-players on, most sizes of coalitions are not evaluated, and the values are the mean of this fit's values and those of a
-curve over the coalitions' size (:mod:`flsv.functional.shapley.size_effects`); for fewer players the fit alone is more
-accurate.
+players on, if some sizes are evaluated completely and the others not at all, the values are the mean of this fit's
+values and those of a curve over the coalitions' size (:mod:`flsv.functional.shapley.size_effects`); for fewer players,
+and with coalitions of all sizes, the fit alone is more accurate.
 
 **Signal and noise variance** maximize the marginal likelihood, under the condition that the noise variance is at most
 the variance of one part of the kernel. Without the condition the likelihood of so few coalitions can have its maximum
@@ -49,6 +52,8 @@ The method is this package's own.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -56,7 +61,7 @@ from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
-from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
+from flsv.functional.shapley.kernels import Kernel, distance, gaussian, gram, kernel_shapley, membership
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES
@@ -72,6 +77,8 @@ MOST_FOR_TWO = 12
 
 #: The parts whose sum is the kernel of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
+#: The third part, and the numbers of players from and to which it is added.
+NEAR, NEAR_FROM, NEAR_TO = distance(4.0), MOST_FOR_ALL + 1, 10
 #: The largest noise variance to fit, in units of the variance of one part.
 MOST_NOISE = 1.0
 
@@ -81,11 +88,13 @@ def default_design(num_players: int) -> Which:
 
     Example:
         >>> [default_design(players) for players in (7, 8, 12, 13)]
-        ['all', 'pairs+leave-one-out', 'pairs+leave-two-out', 'pairs+leave-one-out']
+        ['all', 'pairs+leave-one-out', 'pairs+leave-two-out', 'complements']
     """
     if num_players <= MOST_FOR_ALL:
         return "all"
-    return "pairs+leave-two-out" if CURVE_FROM <= num_players <= MOST_FOR_TWO else "pairs+leave-one-out"
+    if num_players > MOST_FOR_TWO:
+        return "complements"
+    return "pairs+leave-two-out" if num_players >= CURVE_FROM else "pairs+leave-one-out"
 
 
 @checked
@@ -99,8 +108,10 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
             players but one (n + 2 in all). ``"both"``: each player alone and all but one (2 n + 2 in all).
             ``"pairs+leave-one-out"``: each player alone, every two players, and all but one.
             ``"pairs+leave-two-out"``: these and all but two (n^2 + n + 2 in all). ``"all"``: all 2^n coalitions.
-            ``"auto"``: ``"all"`` for up to 7 players, ``"pairs+leave-two-out"`` for 10 to 12,
-            ``"pairs+leave-one-out"`` for 8, 9 and from 13 on.
+            ``"complements"``: each player alone, all but one, and in place of every two players as many coalitions of
+            all sizes between, drawn once and for all, each with its complement. ``"auto"``: ``"all"`` for up to 7
+            players, ``"pairs+leave-one-out"`` for 8 and 9, ``"pairs+leave-two-out"`` for 10 to 12, ``"complements"``
+            from 13 on.
 
     Raises:
         ConfigurationError: ``which`` is unknown, there is no player, or ``"all"`` is asked for with more than 22
@@ -123,14 +134,35 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     pairs = one[first] | one[second]
     if which.startswith("pairs"):
         masks.append(pairs)
-    if which in ("leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out"):
+    if which in ("leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "complements"):
         masks.append(~one)
     if which == "pairs+leave-two-out":
         masks.append(~pairs)
+    if which == "complements":
+        masks.append(_complements(num_players))
     if which == "all":
         check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
         masks.append(all_coalitions(num_players))
     return _distinct(torch.cat(masks))
+
+
+def _complements(num_players: int) -> Tensor:
+    """Draw coalitions of all sizes from 2 to n - 2, each with its complement, about n (n - 1) / 2 in all.
+
+    They are the same in every call. Sizes are equally frequent, and all players are in equally many coalitions."""
+    n, draw, drawn = num_players, torch.Generator().manual_seed(0), list[Tensor]()
+    known: set[tuple[bool, ...]] = set()
+    count = n * (n - 1) // 4 if n > 3 else 0
+    for place in range(count):
+        size = 2 + ((2 * place + 1) * (n - 3) - 1) // (2 * count)
+        while True:
+            mask = torch.zeros(n, dtype=torch.bool)
+            mask[torch.randperm(n, generator=draw)[:size]] = True
+            if tuple(mask.tolist()) not in known:
+                break
+        known |= {tuple(mask.tolist()), tuple((~mask).tolist())}
+        drawn += [mask, ~mask]
+    return torch.stack(drawn) if drawn else torch.empty(0, n, dtype=torch.bool)
 
 
 def _distinct(masks: Tensor) -> Tensor:
@@ -148,7 +180,8 @@ def few_coalitions_shapley(
     """Compute Shapley values from the utilities of some coalitions, by a Gaussian process fitted to them.
 
     From ten players on, the values are the mean of the fit's and of those of a curve over the coalitions' size, if all
-    coalitions of one player and of all but one are evaluated. With all 2^n coalitions the values are exact.
+    coalitions of one player and of all but one are evaluated and no other size in part. With all 2^n coalitions the
+    values are exact.
 
     Args:
         masks: the K evaluated coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them; see
@@ -193,12 +226,18 @@ def few_coalitions_shapley(
         return ShapleyEstimate(exact, torch.zeros_like(exact), len(masks))
     solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
-    by_size = size_effects_shapley(masks.cpu(), columns) if n >= CURVE_FROM else None
+    by_size = size_effects_shapley(masks.cpu(), columns) if n >= CURVE_FROM and _whole_sizes(masks) else None
     if by_size is not None:
         values = (values + by_size) / 2
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
+
+
+def _whole_sizes(masks: Tensor) -> bool:
+    """Return whether of each size all coalitions are among ``masks [K, n]``, or none."""
+    n, counts = masks.shape[1], torch.bincount(masks.sum(1), minlength=masks.shape[1] + 1).tolist()
+    return all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))
 
 
 def _beyond(prior: tuple[Tensor, Tensor], masks: Tensor, utilities: Tensor, noise: float | None) -> ShapleyEstimate:
@@ -262,7 +301,7 @@ def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> t
     Example:
         >>> masks = few_coalitions(2, "all")
         >>> retrained_shapley(masks, torch.tensor([[0.0, 5.0, 1.0, 2.0]]))
-        (tensor([2., 3.], dtype=torch.float64), tensor([0.2056, 0.2056], dtype=torch.float64))
+        (tensor([2., 3.], dtype=torch.float64), tensor([0.3701, 0.3701], dtype=torch.float64))
     """
     if len(utilities) == 1:
         found = few_coalitions_shapley(masks, utilities[0])
@@ -293,7 +332,7 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
     y = (utilities - mean) / scale
     kernel = torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)  # a constant's values are 0
     values, before = torch.zeros(len(masks), n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-    for part in PARTS:
+    for part in (*PARTS, NEAR) if NEAR_FROM <= n <= NEAR_TO else PARTS:
         gram_matrix = gram(part, masks, masks)
         # Each part has unit variance over the coalitions, as in surrogate_shapley.
         weight = 1 / float((gram_matrix.diagonal().mean() - gram_matrix.mean()).clamp_min(1e-12))

@@ -287,7 +287,8 @@ class InRunValues(ClientAlgorithm):
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)
         size = sum(float(p.norm()) * float(g.norm()) for p, g in pairs)
-        products, rounded = self._products[0], rounding_of(context.module.trainer).number
+        module: Any = context.module
+        products, rounded = self._products[0], rounding_of(module.trainer).number
         gap = float(products.sum()) - whole
         if not abs(gap) <= _TOLERANCE * float(products.abs().sum()) + rounded * size:
             raise ConfigurationError(

@@ -1,5 +1,7 @@
 """Values of few coalitions: the Gaussian process, KernelSHAP, and what tells values apart."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,14 @@ from scipy.optimize import LinearConstraint, minimize
 from scipy.stats import studentized_range
 from torch import Tensor
 
-from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley, interval_over_seeds, kernel_shap
+from flsv.functional import (
+    exact_shapley,
+    few_coalitions,
+    few_coalitions_shapley,
+    interval_over_seeds,
+    kernel_shap,
+    permutation_shapley,
+)
 from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
 from flsv.functional.shapley.kernels import Kernel, averaged_membership, gaussian, gram, membership
@@ -60,12 +69,18 @@ def test_a_values_variance_is_that_of_all_coalitions(n: int, kernel: Kernel) -> 
     )
 
 
-@pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
-def test_it_is_the_surrogate_of_the_same_kernels(which: str) -> None:
-    """Fitted there in the dual, whose Shapley values follow from the kernels."""
-    n, masks = 6, few_coalitions(6, which)  # type: ignore[arg-type]
+def hamming(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    return torch.exp(-(s - j + t - j) / 4)
+
+
+@pytest.mark.parametrize(
+    ("n", "which", "more"), [(6, "singles", []), (6, "leave-one-out", []), (6, "both", []), (9, "pairs", [hamming])]
+)
+def test_it_is_the_surrogate_of_the_same_kernels(n: int, which: Which, more: list[Any]) -> None:
+    """Fitted there in the dual, whose Shapley values follow from the kernels; of eight to ten players with a third."""
+    masks = few_coalitions(n, which)
     utilities = played(masks, *game(n))
-    fitted, _ = fit_surrogate([list(PARTS)], masks, utilities[:, None])
+    fitted, _ = fit_surrogate([[*PARTS, *more]], masks, utilities[:, None])
     left = utilities[:2] - fitted(masks[:2])[:, 0]
     expected = fitted.shapley()[:, 0] + (left[1] - left[0]) / n
     torch.testing.assert_close(few_coalitions_shapley(masks, utilities).values, expected, rtol=0, atol=1e-9)
@@ -161,7 +176,44 @@ def test_by_default_all_coalitions_of_seven_players_of_more_those_of_one_two_all
     assert torch.equal(few_coalitions(7), few_coalitions(7, "all"))
     assert few_coalitions(8).sum(1).tolist() == [0, 8] + [1] * 8 + [2] * 28 + [7] * 8
     assert torch.equal(few_coalitions(12), few_coalitions(12, "pairs+leave-two-out"))
-    assert torch.equal(few_coalitions(13), few_coalitions(13, "pairs+leave-one-out"))
+    assert torch.equal(few_coalitions(13), few_coalitions(13, "complements"))
+
+
+@pytest.mark.parametrize("n", [4, 13, 16, 20])
+def test_complements_are_of_all_sizes_and_as_many_as_pairs(n: int) -> None:
+    masks = few_coalitions(n, "complements")
+    known = {tuple(mask) for mask in masks.tolist()}
+    assert len(known) == len(masks)
+    assert {tuple(mask) for mask in (~masks).tolist()} == known
+    assert len(masks) in (len(few_coalitions(n, "pairs+leave-one-out")) - further for further in (0, 1))
+    counts = masks.sum(1).bincount().tolist()
+    assert counts[:2] == [1, n]
+    assert max(counts[2:-2]) - min(counts[2:-2]) <= 2
+    assert masks.sum(0).unique().tolist() == [len(masks) // 2]  # each client is in half of them
+
+
+def test_complements_are_nearer_to_the_exact_values_of_many_players() -> None:
+    """In a game of covered classes, whose values follow from many permutations."""
+    n = 20
+    covers = torch.rand(n, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 4
+
+    def utility(masks: Tensor) -> Tensor:
+        return 1 - torch.where(masks[:, :, None], 1 - covers, 1.0).prod(1).mean(1)
+
+    exact = permutation_shapley(utility, n, budget=20_000, generator=torch.Generator().manual_seed(0)).values
+    error = {}
+    for which in ("pairs+leave-one-out", "complements"):
+        masks = few_coalitions(n, which)  # type: ignore[arg-type]
+        error[which] = float((few_coalitions_shapley(masks, utility(masks)).values - exact).abs().mean())
+    assert error["complements"] < 0.6 * error["pairs+leave-one-out"]
+
+
+def test_the_curve_is_left_out_where_a_size_is_there_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = few_coalitions(13, "complements")
+    utilities = torch.rand(len(masks), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = few_coalitions_shapley(masks, utilities).values
+    monkeypatch.setattr("flsv.functional.shapley.few_coalitions.CURVE_FROM", 99)
+    assert torch.equal(few_coalitions_shapley(masks, utilities).values, found)
 
 
 @pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])

@@ -9,17 +9,22 @@ from flsv.functional.shapley.few_coalitions import few_coalitions, retrained_sha
 from flsv.functional.shapley.one_seed import one_seed_stderr
 
 
-def test_one_seed_stderr_adds_the_fits_the_seeds_and_untrained_models_errors() -> None:
-    """0.02 of 2.0 paid, 0.3 of the fit, and untrained models that deviate by 0.1 (of the sample) over two clients."""
-    found = one_seed_stderr(torch.tensor([2.0, -1.0]), torch.tensor([0.3, 0.0]), torch.tensor([0.0, 0.1, 0.2]))
-    np.testing.assert_allclose(found.numpy(), [(0.09 + 0.0025 + 0.0016) ** 0.5, (0.0025 + 0.0016) ** 0.5], atol=1e-7)
+def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds() -> None:
+    """0.035 of 2.0 paid, 0.3 of the fit, untrained models that deviate by 0.1 (of the sample) over two clients, and
+    values that have the variances 0.02 and 0.006 between the last two rounds."""
+    values, fit = torch.tensor([2.0, -1.0]), torch.tensor([0.3, 0.0])
+    found = one_seed_stderr(values, fit, torch.tensor([0.0, 0.1, 0.2]))
+    np.testing.assert_allclose(found.numpy(), [(0.09 + 0.0025 + 0.0049) ** 0.5, (0.0025 + 0.0049) ** 0.5], atol=1e-7)
+    recent = values + torch.tensor([[0.1, 0.3**0.5 / 10], [-0.1, -(0.3**0.5) / 10]])
+    found = one_seed_stderr(values, fit, torch.tensor([0.0, 0.1, 0.2]), recent)
+    np.testing.assert_allclose(found[1].item() ** 2, 0.0025 + 0.0049 + (0.02 + 0.006) / 2, atol=1e-7)
     columns = one_seed_stderr(torch.tensor([[2.0, 0.0], [-1.0, 4.0]]), torch.zeros(2, 2))
-    np.testing.assert_allclose(columns.numpy(), [[0.05, 0.1], [0.05, 0.1]])
+    np.testing.assert_allclose(columns.numpy(), [[0.09, 0.18], [0.09, 0.18]])
 
 
 @pytest.mark.slow
 def test_a_seeds_interval_holds_the_other_seeds_values_as_often_as_it_says() -> None:
-    """Of the tuning set, on which its two constants were chosen: 80 to 95 % of the clients, by whichever is known."""
+    """Of the tuning set, on which its two constants were chosen: 85 to 95 % of the clients, by whichever is known."""
     held: dict[bool, list[float]] = {False: [], True: []}
     for name in names("tuning"):
         truth = truth_table(federation(name))
@@ -32,7 +37,7 @@ def test_a_seeds_interval_holds_the_other_seeds_values_as_often_as_it_says() -> 
                     values, torch.zeros_like(values), truth.utilities[:, 0] if known else None
                 )
                 held[known].append(float(((values - others).abs() <= half).double().mean()))
-    assert all(0.8 < np.mean(each) < 0.95 for each in held.values())
+    assert all(0.85 < np.mean(each) < 0.95 for each in held.values())
 
 
 def test_one_training_of_each_coalition_has_an_interval() -> None:
@@ -40,4 +45,4 @@ def test_one_training_of_each_coalition_has_an_interval() -> None:
     utilities = masks.double().sum(1)[None]
     values, half = retrained_shapley(masks, utilities)
     torch.testing.assert_close(values, torch.ones(3).double())
-    torch.testing.assert_close(half, torch.full((3,), 1.6448536 * 0.075).double())
+    torch.testing.assert_close(half, torch.full((3,), 1.6448536 * 0.135).double())

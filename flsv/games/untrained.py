@@ -1,0 +1,56 @@
+"""Untrained models with other initial weights than a run's, to see what the luck of the first weights changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from flsv.core.parameter_space import ParameterSpace
+from flsv.games.copy_module import copy_module
+from flsv.utilities.seeding import isolated_rngs
+
+#: The number of untrained models that are evaluated.
+UNTRAINED = 8
+
+
+def untrained_models(
+    module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace, seed: int
+) -> Callable[[int, Tensor], None] | None:
+    """Return a function ``build(i, out)`` that writes the i-th of several untrained models into ``out [P]``.
+
+    The weights of each layer that has ``reset_parameters``, as torch's layers have, are drawn anew; other weights are
+    the run's initial ones.
+
+    Args:
+        module: the module, which is not changed.
+        initial: the module's ``state_dict`` before the first round.
+        space: the map between the module and its vectors ``[P]``.
+        seed: the run's seed.
+
+    Returns:
+        The function; None: no layer of the module has ``reset_parameters``.
+
+    Example:
+        >>> import torch
+        >>> net = nn.Linear(1, 1)
+        >>> build = untrained_models(net, net.state_dict(), ParameterSpace(net), seed=0)
+        >>> first, second = torch.empty(2), torch.empty(2)
+        >>> build(0, first), build(1, second), torch.equal(first, second)
+        (None, None, False)
+    """
+    if not any(callable(getattr(layer, "reset_parameters", None)) for layer in module.modules()):
+        return None
+
+    def build(index: int, out: Tensor) -> None:
+        own = copy_module(module)
+        own.load_state_dict(initial)
+        with isolated_rngs(seed, "untrained", index):
+            for layer in own.modules():
+                reset: Any = getattr(layer, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+        space.read(own, out=out)
+
+    return build

@@ -1,0 +1,110 @@
+"""DrawnCoalitions: trains the models of coalitions beside a run whose sampler draws some clients in each round.
+
+What a person means by "without client i" is the same protocol among the others: each coalition draws its own cohorts
+among its members, as many clients as the run draws. A coalition thus trains clients that the run has not drawn, and
+these models cannot be trained within the clients' visits, as :mod:`flsv.retraining.shadow` does: they are trained at
+the end of each round, where the clients' data are, and the run trains as without them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flsv._lightning.rounding import rounding_of
+from flsv.core import Round, TrainedCoalitions
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.strategy import Strategy
+from flsv.engines.ranks import ranks_of
+from flsv.retraining.coalition_rounds import CoalitionRounds, find_loop
+from flsv.retraining.shadow import ends_of, models_of, trained_masks
+from flsv.retraining.side_by_side import NUDGE, check_same
+from flsv.training.rows.coalition_rows import not_the_same
+from flsv.training.rows.row_step import NotBatched, purely
+from flsv.training.rows.step_watch import GENERATORS
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs
+
+
+class DrawnCoalitions(Strategy):
+    """Strategy that trains the models of coalitions at the end of each round, each with cohorts of its own.
+
+    Two further rows show that this is right: the coalition of all clients draws the run's own cohorts, so that its
+    model must be the global model after every round, up to rounding, which a second row from a start that differs by a
+    millionth measures.
+
+    Args:
+        trainer: the fit's trainer, with its optimizers set up.
+        masks: bool ``[K, n]``, the members of each coalition, the empty and the full coalition among them.
+        space: the map between the module and its vectors ``[P]``.
+        initial: ``[P]``, the model before the first round.
+        limit: Lightning's ``limit_train_batches``, per client and local epoch.
+        saved: the ``state_dict`` of a checkpoint; None: the run begins.
+        give_up: a function that is called with the reason if rows turn out to differ from separate runs; from then on
+            no coalitions are trained. None: an error is raised instead.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        masks: Tensor,
+        space: ParameterSpace,
+        initial: Tensor,
+        limit: float,
+        saved: Mapping[str, Any] | None = None,
+        give_up: Callable[[str], None] | None = None,
+    ) -> None:
+        self._trainer: Any = trainer
+        self._masks, self._initial, self._give_up, self._given_up = masks, initial, give_up, False
+        everybody = masks.new_ones(2, masks.shape[1])
+        self._models = initial.expand(2 + len(trained_masks(masks)), -1).clone()
+        self._rounding = rounding_of(trainer)
+        self._models[1] = self._rounding.nudged(initial, NUDGE)
+        if saved is not None:
+            self._models = saved["rows"].to(initial)
+        loop = find_loop(trainer)
+        self._seed: int = loop.state.seed
+        members, ranks = torch.cat([everybody, trained_masks(masks)]), ranks_of(trainer)
+        self._rounds = CoalitionRounds(
+            trainer, loop, space, members, self._models, self._seed, limit, saved, ranks=ranks
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self._models, **self._rounds.state_dict()}
+
+    def end_round(self, round: Round) -> None:
+        if self._given_up:
+            return
+        clients = round.all_clients
+        assert clients is not None
+        assert round.server_vector is not None
+        try:
+            with (
+                warnings.catch_warnings(),
+                isolated_rngs(self._seed, "coalitions"),
+                purely(self._trainer.lightning_module, GENERATORS),
+            ):
+                warnings.simplefilter("ignore")  # only the run's own server warns, not the coalitions' servers
+                self._models = self._rounds.train(
+                    round.round_index, self._models, clients, round.server_data, lenient=True
+                )
+            check_same(
+                torch.stack([self._models[0], self._initial, self._models[1]]), round.server_vector, self._rounding
+            )
+        except ConfigurationError as error:
+            reason = error.reason if isinstance(error, NotBatched) else str(error)
+            if self._give_up is None:
+                raise not_the_same(reason) from error
+            self._given_up = True
+            self._give_up(reason)
+
+    def coalition_models(self, round: Round) -> TrainedCoalitions:
+        assert round.server_vector is not None
+        if self._given_up:
+            return ends_of(self._initial, round.server_vector, self._masks.shape[1])
+        return models_of(self._masks, self._initial, round.server_vector, self._models[2:])

@@ -1,0 +1,187 @@
+"""With a sampler each coalition draws its own cohorts: against plain loops that draw and train by hand."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flsv
+from flsv import FederatedLoop, Reporting
+from flsv.aggregation import FedAdam
+from flsv.functional import few_coalitions_shapley
+from flsv.metrics import ShadowShapley
+from flsv.metrics.shadow import coalition_masks
+from flsv.sampling import BernoulliSampler, FixedCohort, PowerOfChoice, SoftmaxSampler, UniformSampler
+from flsv.testing.fits import Turns
+from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+from helpers.coalitions_by_hand import SEED, KeepsModels, by_a_plain_loop, data, shadow_loop
+from helpers.fits import assert_resumes, fit, trainer_for, vector
+from helpers.models import Plain, adam, network
+
+ROUNDS = 4
+
+
+def uniform(members: Sequence[int], size: int, index: int) -> list[int]:
+    """The first members in a random order of all three clients."""
+    order = torch.randperm(3, generator=generator_for(SEED, "cohort", index)).tolist()
+    return [client for client in order if client in members][:size]
+
+
+def coins(members: Sequence[int], size: float, index: int) -> list[int]:
+    """Those whose coin of chance size / |S| falls, two at least, in the same numbers for all coalitions."""
+    draw = generator_for(SEED, "cohort", index)
+    while True:
+        numbers = torch.rand(3, generator=draw).tolist()
+        drawn = [client for client in members if numbers[client] < min(1.0, size / len(members))]
+        if len(drawn) >= min(2, len(members)):
+            return drawn
+
+
+SAMPLERS: dict[str, Any] = {
+    "one of three": (lambda: UniformSampler(1), lambda members, index: uniform(members, 1, index)),
+    "two of three": (lambda: UniformSampler(2), lambda members, index: uniform(members, 2, index)),
+    "coins": (lambda: BernoulliSampler(1.5), lambda members, index: coins(members, 1.5, index)),
+}
+
+
+def by_hand(start: Any, draw: Any) -> dict[tuple[bool, ...], Tensor]:
+    """Each coalition's model, ``[P]``."""
+    found = {}
+    for mask in coalition_masks("all", 3).tolist():
+        members = [client for client in range(3) if mask[client]]
+        cohorts = [sorted(draw(members, index)) for index in range(ROUNDS if members else 0)]
+        found[tuple(mask)] = by_a_plain_loop(start, members, cohorts)
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_coalition_draws_its_own_cohorts(tmp_path: Path, name: str) -> None:
+    """As rows beside the run, which trains as without them."""
+    make, draw = SAMPLERS[name]
+    module = Plain(network(batch_norm=False, dropout=0.3), adam)
+    start, plain = copy.deepcopy(module), copy.deepcopy(module)
+    federation = shadow_loop(sampler=make())
+    trained = fit(federation, tmp_path, module, data(), rounds=ROUNDS)
+    models = federation.metrics["shadow"].models  # type: ignore[attr-defined]
+    expected = by_hand(start, draw)
+    assert models.keys() == expected.keys()
+    for mask, model in expected.items():
+        torch.testing.assert_close(models[mask].double(), model, rtol=1e-4, atol=1e-5)
+    without = FederatedLoop(sampler=make(), seed=SEED, reporting=Reporting(table=False))
+    assert torch.equal(vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained))
+
+
+def game(start: Any, models: dict[tuple[bool, ...], Tensor]) -> Tensor:
+    """Minus the validation loss of each model."""
+    dealt, found = data(), []
+    dealt.setup("fit")
+    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
+    for mask in coalition_masks("all", 3).tolist():
+        net = copy.deepcopy(start.net).double().eval()
+        torch.nn.utils.vector_to_parameters(models[tuple(mask)], net.parameters())
+        found.append(-float(torch.nn.functional.cross_entropy(net(x.double()), y)))
+    return torch.tensor(found)
+
+
+#: What is trained by fits of the coalitions after the run, and by flsv.retrain one after the other.
+BY_FITS: dict[str, Any] = {"rows": {}, "fits": {"accumulate_grad_batches": 3}}
+
+
+@pytest.mark.parametrize("way", BY_FITS)
+@pytest.mark.parametrize("name", ["two of three", "coins"])
+def test_the_run_and_retraining_play_one_game(tmp_path: Path, name: str, way: str) -> None:
+    """A client has three batches at most, so that by an accumulation over three a client takes one step."""
+    make, draw = SAMPLERS[name]
+    module, options = Plain(network(batch_norm=False)), BY_FITS[way]
+    loop = shadow_loop(ShadowShapley(performance="negative_loss"), sampler=make())
+    found = flsv.retrain(trainer_for(loop, tmp_path, ROUNDS, **options), module, data(), seeds=1, which="all",
+                         metric="negative_loss")["value"]  # fmt: skip
+    everybody = flsv.retrain(trainer_for(loop, tmp_path, ROUNDS, **options), module, data(), seeds=1, which="all",
+                             metric="negative_loss", participation="all")["value"]  # fmt: skip
+    start = copy.deepcopy(module)
+    trainer_for(loop, tmp_path, ROUNDS, **options).fit(module, data())
+    values = loop.contributions["shadow"].double()
+    torch.testing.assert_close(values, torch.tensor(found), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(torch.tensor(everybody), torch.tensor(found), rtol=1e-4, atol=1e-5)
+    if way == "rows":
+        for cohorts, of in ((draw, found), (lambda members, index: members, everybody)):
+            utilities = game(start, by_hand(start, cohorts))
+            expected = few_coalitions_shapley(coalition_masks("all", 3), utilities).values
+            torch.testing.assert_close(torch.tensor(of), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"aggregator": FedAdam(0.02), "uploads": [TopK(0.3)]}])
+def test_drawn_coalitions_resume_to_the_bit(tmp_path: Path, options: Any) -> None:
+    def federation() -> FederatedLoop:
+        return shadow_loop(KeepsModels(coalitions="all"), sampler=UniformSampler(1), **copy.deepcopy(options))
+
+    whole = assert_resumes(federation, tmp_path, lambda: Plain(network(batch_norm=False)), data)
+    rows = whole.state_dict()["coalitions"]["rows"]["rows"]
+    assert rows.shape[0] == 2 + 6
+
+
+class Elsewhere(UniformSampler):
+    """Draws others than the coalition's members."""
+
+    def sample(self, *args: Any, **more: Any) -> Tensor:
+        return torch.tensor([0, 2])
+
+
+REFUSED: dict[str, tuple[str, Any]] = {
+    "by values": ("it chooses by values or losses", lambda: SoftmaxSampler(2, "shadow")),
+    "by losses": ("it chooses by values or losses", lambda: PowerOfChoice(1, 2)),
+    "of one's own": ("has no method `among`", lambda: Turns([[0, 1], [2]])),
+    "nobody": (r"draws none of the clients \[1\]", lambda: FixedCohort([0, 2])),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_samplers_that_cannot_draw_among_members_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    match, make = REFUSED[what]
+
+    def step(*_: Any) -> Any:
+        raise AssertionError("trained")
+
+    module = Plain(network(batch_norm=False))
+    monkeypatch.setattr(Plain, "training_step", step)
+    loop = shadow_loop(ShadowShapley(), sampler=make())
+    with pytest.raises(ConfigurationError, match=match):
+        fit(loop, tmp_path, module, data(), 1)
+    with pytest.raises(ConfigurationError, match=match):
+        flsv.retrain(trainer_for(loop, tmp_path, 1), module, data())
+
+
+def test_a_sampler_that_draws_others_ends_the_run(tmp_path: Path) -> None:
+    loop = shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
+    with pytest.raises(RuntimeError, match=r"drew \[0, 2\] for the coalition \[0\]"):
+        fit(loop, tmp_path, Plain(network(batch_norm=False)), data(), 1)
+
+
+class Later(Plain):
+    """From the third round on a step of rows is another than that of a client."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        other = self.current_epoch > 1 and type(self.net[0].weight) is not torch.nn.Parameter
+        return super().training_step(batch, batch_idx) * (2 if other else 1)
+
+
+def test_the_coalition_of_all_proves_the_rows(tmp_path: Path) -> None:
+    """It would not have the run's model: the coalitions are trained again, by fits."""
+    found = []
+    for module in (Later(network(batch_norm=False)), Plain(network(batch_norm=False))):
+        loop = shadow_loop(ShadowShapley(performance="negative_loss"), sampler=UniformSampler(2))
+        if isinstance(module, Later):
+            with pytest.warns(UserWarning, match="trained after the run.*another model than the run itself"):
+                fit(loop, tmp_path, module, data(), ROUNDS)
+        else:
+            fit(loop, tmp_path, module, data(), ROUNDS)
+        found.append(loop.contributions["shadow"])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
