@@ -22,7 +22,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.engines.ranks import ranks_of
 from flsv.retraining.coalition_rounds import CoalitionRounds, find_loop
-from flsv.retraining.shadow import ends_of, models_of, trained_masks
+from flsv.retraining.shadow import Prove, ends_of, models_of, trained_masks
 from flsv.retraining.side_by_side import NUDGE, check_same
 from flsv.training.rows.coalition_rows import not_the_same
 from flsv.training.rows.row_step import NotBatched, purely
@@ -47,6 +47,7 @@ class DrawnCoalitions(Strategy):
         saved: the ``state_dict`` of a checkpoint; None: the run begins.
         give_up: a function that is called with the reason if rows turn out to differ from separate runs; from then on
             no coalitions are trained. None: an error is raised instead.
+        prove: as for :class:`flsv.retraining.shadow.ShadowTraining`.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class DrawnCoalitions(Strategy):
         limit: float,
         saved: Mapping[str, Any] | None = None,
         give_up: Callable[[str], None] | None = None,
+        prove: Prove | None = None,
     ) -> None:
         self._trainer: Any = trainer
         self._masks, self._initial, self._give_up, self._given_up = masks, initial, give_up, False
+        self._prove = prove
         everybody = masks.new_ones(2, masks.shape[1])
         self._models = initial.expand(2 + len(trained_masks(masks)), -1).clone()
         self._rounding = rounding_of(trainer)
@@ -96,12 +99,18 @@ class DrawnCoalitions(Strategy):
             check_same(
                 torch.stack([self._models[0], self._initial, self._models[1]]), round.server_vector, self._rounding
             )
+            if self._prove is not None and (why := self.proved_by(self._prove, round.round_index)):
+                raise not_the_same(why)
         except ConfigurationError as error:
             reason = error.reason if isinstance(error, NotBatched) else str(error)
             if self._give_up is None:
                 raise not_the_same(reason) from error
             self._given_up = True
             self._give_up(reason)
+
+    def proved_by(self, prove: Prove, index: int) -> str | None:
+        """Call a function of the argument ``prove``'s kind with the coalitions' models after a round."""
+        return prove(index, self._seed, trained_masks(self._masks), self._models[2:])
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None
