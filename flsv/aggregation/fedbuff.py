@@ -22,6 +22,7 @@ from flsv.personalization import Personalizer
 from flsv.personalization.base import Starts
 from flsv.utilities.declared import NonNegative, Positive
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.host_copies import on_host
 
 
 class FedBuff(Aggregator):
@@ -66,7 +67,7 @@ class FedBuff(Aggregator):
 
     def staleness(self, round: Round) -> Tensor:
         """Count the server's steps since each client of the round downloaded its model, int64 ``[k]``."""
-        now, ids = round.round_index, round.client_ids.tolist()
+        now, ids = round.round_index, on_host(round.client_ids)
         # A client that has not sent anything yet started from the current model.
         steps = [now - self._versions.get(client, now) for client in ids]
         return torch.tensor(steps, device=round.client_ids.device)
@@ -81,7 +82,7 @@ class FedBuff(Aggregator):
         return vector, weights
 
     def end_round(self, round: Round) -> None:
-        self._versions.update(dict.fromkeys(round.client_ids.tolist(), round.round_index + 1))
+        self._versions.update(dict.fromkeys(on_host(round.client_ids), round.round_index + 1))
 
 
 class StaleStarts(Personalizer):
@@ -96,4 +97,4 @@ class StaleStarts(Personalizer):
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
         assert round.server_vector is not None
-        return dict.fromkeys(round.client_ids.tolist(), round.server_vector)
+        return dict.fromkeys(on_host(round.client_ids), round.server_vector)

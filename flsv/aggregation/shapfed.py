@@ -65,7 +65,7 @@ class ShapFedWA(Aggregator):
         if self.weighting == "samples":
             gamma = gamma * round.num_samples.to(gamma)
         total = gamma.sum()
-        return gamma / total if total > 0 else torch.full_like(gamma, 1 / len(gamma))
+        return torch.where(total > 0, gamma / total, 1 / len(gamma))
 
     def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
         """Compute the clients' contributions gamma ``[k]`` of earlier rounds, not yet normalized over the round's k

@@ -22,6 +22,7 @@ from flsv.core.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.core.parameter_space import Head, ParameterSpace
 from flsv.functional.common_entries import common_entries
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
 
 Start = Tensor | Client
@@ -233,16 +234,19 @@ class Round:
         width = (CPU_BLOCK_BYTES if result.device.type == "cpu" else BLOCK_BYTES) // result.element_size()
         for moved, before in zip(result[:cut].split(width), self.global_vector[:cut].split(width)):
             moved += (1 - total) * before
-        if cut < self.space.size and total != 1:
-            result[cut:] = result[cut:] / total if total != 0 else self.global_vector[cut:]
+        if cut < self.space.size:
+            averaged = torch.where(total != 0, result[cut:] / total, self.global_vector[cut:])
+            result[cut:] = torch.where(total != 1, averaged, result[cut:])
         # Entries that no client has changed (frozen weights, constant buffers) must not drift by rounding.
         rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
-        partly = abs(total.item() - 1) > rounding
+        partly = (total - 1).abs() > rounding
         for block, same in common_entries(self.client_vectors):
             common, before = self.client_vectors[0, block], self.global_vector[block]
-            if partly:  # parameters that all clients moved alike move by another amount
-                same &= (common == before) | (torch.arange(block.start, block.stop, device=same.device) >= cut)
-                common = common if total != 0 else before
+            # Parameters that all clients moved alike move by another amount. An accelerator would have to be asked.
+            if same.device.type != "cpu" or partly:
+                buffers = torch.arange(block.start, block.stop, device=same.device) >= cut
+                same &= ~partly | (common == before) | buffers
+                common = torch.where(total != 0, common, before)
             result[block] = common.where(same, result[block])
         return result
 
@@ -262,7 +266,7 @@ class Round:
         """Return this round as metrics see it: without the :attr:`unmeasured` clients, which count as left out."""
         if not self.unmeasured:
             return self
-        rows = [row for row, client in enumerate(self.client_ids.tolist()) if client not in self.unmeasured]
+        rows = [row for row, client in enumerate(on_host(self.client_ids)) if client not in self.unmeasured]
 
         def of(values: Any) -> Any:
             return None if values is None else values[rows]
@@ -291,26 +295,26 @@ class Round:
     def uploaded(self) -> Tensor:
         """Return how many numbers (entries of tensors) each of the cohort's k clients has sent in this round, int64
         ``[k]``."""
-        return self._channel.numbers(self.client_ids.tolist(), "up").to(self.client_ids.device)
+        return self._channel.numbers(on_host(self.client_ids), "up").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def downloaded(self) -> Tensor:
         """Return how many numbers (entries of tensors) each of the cohort's k clients has received in this round, int64
         ``[k]``."""
-        return self._channel.numbers(self.client_ids.tolist(), "down").to(self.client_ids.device)
+        return self._channel.numbers(on_host(self.client_ids), "down").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def uploaded_bytes(self) -> Tensor:
         """Return how many bytes each of the cohort's k clients has sent in this round, float64 ``[k]``."""
-        return self._channel.bytes(self.client_ids.tolist(), "up").to(self.client_ids.device)
+        return self._channel.bytes(on_host(self.client_ids), "up").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def downloaded_bytes(self) -> Tensor:
         """Return how many bytes each of the cohort's k clients has received in this round, float64 ``[k]``."""
-        return self._channel.bytes(self.client_ids.tolist(), "down").to(self.client_ids.device)
+        return self._channel.bytes(on_host(self.client_ids), "down").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
@@ -318,7 +322,7 @@ class Round:
         """Return the ids of the r clients that received or sent anything, int64 ``[r]``: the cohort first, then clients
         whose update was excluded or not finite."""
         others = (message.client for message in self._channel.messages)
-        return self.client_ids.new_tensor(list(dict.fromkeys([*self.client_ids.tolist(), *others])))
+        return self.client_ids.new_tensor(list(dict.fromkeys([*on_host(self.client_ids), *others])))
 
     @property
     def _channel(self) -> Channel:

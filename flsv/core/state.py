@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.core.client import Direction, Traffic
+from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
     from flsv.core.round import Round
@@ -128,7 +129,7 @@ class FederationState:
             senders: ids of the clients that have sent an update, including those whose update was excluded.
         """
         assert round.aggregation_weights is not None
-        ids = round.client_ids.cpu()
+        ids = torch.tensor(on_host(round.client_ids))
         self.weights = torch.full((self.num_clients,), float("nan"))
         self.weights[ids] = round.aggregation_weights.detach().float().cpu()
         self.participations[ids] += 1

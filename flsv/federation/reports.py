@@ -36,6 +36,7 @@ from flsv.results.tensorboard import TensorBoard, Trackers
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
+from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
     import pandas
@@ -158,7 +159,7 @@ class RunReports:
             state.round_index,
             federation.metrics.contributions,
             state.weights,
-            losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
+            losses={} if round.losses is None else dict(zip(on_host(round.client_ids), on_host(round.losses))),
             norms=federation.server.norms,
             scores=state.client_scores,
             evaluated=federation.evaluated,

@@ -25,6 +25,7 @@ from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import RoundServer
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for, seed_global_rngs
 
 
@@ -182,7 +183,7 @@ class FederationRun:
                 training.broken,
             )
             sent = [update.client_id for update in training.updates]
-            training.leave_out(set(sent) - set(round.client_ids.tolist()))
+            training.leave_out(set(sent) - set(on_host(round.client_ids)))
             round = server.finish(round, state)
             state.complete(round, [*training.broken, *sent])
             if self.config.evaluation.keeps:

@@ -12,6 +12,7 @@ from torch import Tensor
 from flsv.core import ClientMatrix, ClientUpdate
 from flsv.core.matrix import copied_rows
 from flsv.functional.distances import distances
+from flsv.utilities.host_copies import to_host
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Cohort:
         starts: each client's start point ``[P]``; None for a client whose start point the server does not know.
         num_samples: the numbers of samples, integers ``[k]``, that the metrics and the aggregator see.
         num_parameters: number of leading entries of a model that are parameters; the rest are buffers.
-        model_norm: norm of the global model's parameters at the start of the round.
+        model: the global model ``[P]`` at the start of the round; None: unknown.
         broken: ids of the clients whose model was not finite; these clients are not among the k.
         unmeasured: ids of the clients whose updates are aggregated but not measured.
         warnings: sentences for the warning of this round.
@@ -37,7 +38,7 @@ class Cohort:
     starts: tuple[Tensor | None, ...]
     num_samples: Tensor
     num_parameters: int
-    model_norm: float = 0.0
+    model: Tensor | None = None
     broken: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
     warnings: tuple[str, ...] = ()
@@ -58,14 +59,29 @@ class Cohort:
         """Lengths of the updates, float64 ``[k]`` on the CPU; a client whose start point is unknown reports its length
         itself.
         """
+        return self._lengths[0]
+
+    @property
+    def model_norm(self) -> float:
+        """Norm of the global model's parameters at the start of the round; 0 if the model is unknown."""
+        return self._lengths[1]
+
+    @cached_property
+    def _lengths(self) -> tuple[Tensor, float]:
+        """The updates' lengths and the model's norm, copied to the CPU at once."""
         cut = self.num_parameters
+        own = [] if self.model is None else [distances(self.model[None, :cut], self.model.new_zeros(1))]
         if self.common_start is not None:
-            return distances(self.matrix[:, :cut], self.common_start[:cut]).cpu()
-        lengths = [
-            update.norm if start is None else distances(row[None, :cut], start[:cut]).item()
-            for update, row, start in zip(self.updates, self.matrix, self.starts)
-        ]
-        return torch.tensor(lengths, dtype=torch.float64)
+            found = [distances(self.matrix[:, :cut], self.common_start[:cut])]
+        else:
+            found = [
+                self.matrix.new_tensor([update.norm], dtype=torch.float64)
+                if start is None
+                else distances(row[None, :cut], start[:cut])
+                for update, row, start in zip(self.updates, self.matrix, self.starts)
+            ]
+        lengths = torch.cat(to_host([*found, *own]))
+        return (lengths[:-1], lengths[-1].item()) if own else (lengths, 0.0)
 
     @cached_property
     def gram(self) -> Tensor | None:

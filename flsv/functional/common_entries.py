@@ -18,9 +18,10 @@ _DEVICE_BLOCK = 2**22
 
 
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Find the columns in which all rows are equal, block by block; blocks without such a column are left out.
+    """Find the columns in which all rows are equal, block by block.
 
-    If models differ everywhere, as after training, only two rows are compared.
+    On a CPU blocks without such a column are left out, and if models differ everywhere, as after training, only two
+    rows are compared.
 
     Args:
         rows: one model per row, ``[k, P]``, at least one.
@@ -37,6 +38,11 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         block = slice(begin, min(begin + width, rows.shape[1]))
         first = rows[0, block]
         same = first == first  # all but NaN
+        if rows.device.type != "cpu":  # to leave out rows or blocks, the host would wait for the device
+            for row in rows[1:]:
+                same &= row[block] == first
+            yield block, same
+            continue
         for row in rows[1:]:
             if torch.equal(row[block], first):
                 continue

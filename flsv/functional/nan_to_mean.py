@@ -16,6 +16,7 @@ def nan_to_mean(values: Tensor) -> Tensor:
         >>> nan_to_mean(torch.tensor([1.0, float("nan"), 3.0]))
         tensor([1., 2., 3.])
     """
-    known = ~values.isnan()
-    mean = values[known].mean() if known.any() else torch.ones((), dtype=values.dtype, device=values.device)
-    return torch.where(known, values, mean)
+    here = values.cpu()  # one wait for the device instead of three
+    known = ~here.isnan()
+    mean = here[known].mean() if known.any() else torch.ones((), dtype=here.dtype)
+    return torch.where(known, here, mean).to(values.device)

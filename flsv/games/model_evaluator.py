@@ -24,6 +24,7 @@ from flsv.games.validation_batches import checked_logits, kind_of, read_batches
 from flsv.games.vector_evaluator import Build, VectorEvaluator, row_builder
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.host_copies import to_host
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
 
 Backend = Literal["auto", "vmap", "serial"]
@@ -344,7 +345,8 @@ class _Sums:
         if support is not None:
             loss = torch.zeros(len(self.losses), dtype=torch.float64)
             # One column after the other: the rounding of sum(-1) depends on the number of rows.
-            for column in self.losses.cpu().double().unbind(1):
+            losses, correct = to_host([self.losses, self.correct])
+            for column in losses.double().unbind(1):
                 loss = loss + column
-            values |= {"correct": self.correct.cpu(), "loss": loss / support.sum()}
+            values |= {"correct": correct, "loss": loss / support.sum()}
         return Scores(values, support)

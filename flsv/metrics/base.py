@@ -23,6 +23,7 @@ from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import html_table
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.host_copies import on_host
 from flsv.utilities.plots import shows
 
 
@@ -356,7 +357,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
 
     def _check_asked(self, client_ids: Tensor, clients: Sequence[Client]) -> None:
         """Raise unless the objects ``clients`` are the round's clients, in the order of ``client_ids``."""
-        if [client.id for client in clients] != client_ids.tolist():
+        if [client.id for client in clients] != on_host(client_ids):
             raise ValueError(f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}.")
 
     @staticmethod

@@ -8,13 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from flsv.metrics.needs import BY_CLIENT, SHAPES
+from flsv.utilities.host_copies import on_host
 
 
 def check_clients(client_ids: Tensor, num_clients: int) -> None:
     """Raise ValueError unless the ids ``[k]`` are of different clients of a federation of ``num_clients``."""
     if client_ids.numel() == 0:
         raise ValueError("client_ids is empty: a round needs at least one client.")
-    ids = client_ids.flatten().tolist()  # one wait for the device
+    ids = on_host(client_ids)
     low, high = int(min(ids)), int(max(ids))
     if low < 0 or high >= num_clients:
         raise ValueError(f"client_ids must lie in [0, {num_clients}), num_clients={num_clients}; got {low} to {high}.")

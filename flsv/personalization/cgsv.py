@@ -18,6 +18,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Contributions
 from flsv.personalization.base import Personalizer, Starts
 from flsv.utilities.declared import Positive
+from flsv.utilities.host_copies import on_host
 
 
 class SparsifiedReward(Personalizer):
@@ -70,7 +71,7 @@ class SparsifiedReward(Personalizer):
         sizes = parameter_sizes(round.space)
         ranks = layer_ranks(round.server_update[:cut], sizes)
         result = {}
-        for client in round.client_ids.tolist():
+        for client in on_host(round.client_ids):
             kept = ranks_below(ranks, sizes, float(shares[client]))
             vector = round.server_vector.clone()
             vector[:cut] = models.get(client, round.global_vector)[:cut] + round.server_update[:cut] * kept

@@ -37,6 +37,7 @@ from flsv.personalization.pfedsv_client import collaborate, insert_entries, laye
 from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
 
 
@@ -179,7 +180,7 @@ class PFedSV(UploadKeeper):
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Personalized:
         assert round.server_vector is not None
-        cohort, vectors = round.client_ids.tolist(), round.client_vectors
+        cohort, vectors = on_host(round.client_ids), round.client_vectors
         before = self.store_uploads(round, lambda vector: select_entries(vector, self._personal))
         available = torch.zeros(self._num_clients, dtype=torch.bool)
         available[list(self._uploads)] = True

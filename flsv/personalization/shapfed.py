@@ -12,6 +12,7 @@ from flsv.core import Round
 from flsv.core.strategy import Contributions
 from flsv.functional import participant_weights
 from flsv.personalization.base import Personalizer, Starts
+from flsv.utilities.host_copies import on_host
 
 
 class ShapFedPersonalizer(Personalizer):
@@ -48,5 +49,5 @@ class ShapFedPersonalizer(Personalizer):
         cssv = contributions[self.metric]
         gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)])
         gamma = gamma.nan_to_num(float(gamma.nanmean().nan_to_num(1.0))).to(round.client_vectors)
-        mixed = zip(round.client_ids.tolist(), round.client_vectors, gamma)
+        mixed = zip(on_host(round.client_ids), round.client_vectors, gamma)
         return {client: torch.lerp(vector, round.server_vector, share) for client, vector, share in mixed}

@@ -7,6 +7,7 @@ from torch import Tensor
 from flsv.core import FederationState, LocalData, Round
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.personalization.base import OWN_MODEL, Personalizer, Starts
+from flsv.utilities.host_copies import on_host
 
 
 class Standalone(Personalizer):
@@ -39,5 +40,5 @@ class Standalone(Personalizer):
         local.state[OWN_MODEL] = local.model.clone()
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
-        self._visited = sorted({*self._visited, *round.client_ids.tolist()})
+        self._visited = sorted({*self._visited, *on_host(round.client_ids)})
         return {}

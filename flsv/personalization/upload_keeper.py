@@ -12,6 +12,7 @@ from flsv.core import Client, NoAnswer, Round, map_clients
 from flsv.core.strategy import FederationInfo
 from flsv.personalization.base import Personalizer
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.host_copies import on_host
 
 
 class UploadKeeper(Personalizer):
@@ -45,7 +46,7 @@ class UploadKeeper(Personalizer):
         before = dict(self._uploads)
         # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
         self._uploads.update(
-            {i: part(vector).clone() for i, vector in zip(round.client_ids.tolist(), round.client_vectors)}
+            {i: part(vector).clone() for i, vector in zip(on_host(round.client_ids), round.client_vectors)}
         )
         return before
 
@@ -65,7 +66,7 @@ class UploadKeeper(Personalizer):
             ``values``, filled.
         """
         assert round.clients is not None
-        ids = round.client_ids.tolist()
+        ids = on_host(round.client_ids)
         for row, (client, (others, worth)) in enumerate(zip(ids, map_clients(round.clients, judge))):
             if worth is not None:
                 values[row, [client, *others]] = worth.to(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from flsv.metrics import ContributionMetric
 from flsv.results.round_result import Event, RoundResult, Row
 from flsv.results.run_table import Numbers, changes, round_rows
 from flsv.utilities.charts import label_text
+from flsv.utilities.host_copies import to_host
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,18 +45,21 @@ def numbers_of(
         values: the metrics' values, ``{name: value}``, ``[n]`` or ``[n, M]`` for n clients and M columns.
         class_names: names of the classes, or None.
     """
+    found: list[tuple[str, dict[str, str] | None, list[Tensor]]] = []
     for name, value in values.items():
         metric = metrics[name]
         whole = overall(metric, value)
         if whole.ndim == 0:
             continue
         ends = metric.intervals(value=whole) if isinstance(metric, ContributionMetric) else None
-        yield Numbers(name, _plain(whole), ends=None if ends is None else [_plain(end) for end in ends])
+        found.append((name, None, [whole, *(ends or ())]))
         if columns := _named_columns(metric, value, class_names):
-            yield Numbers(name, _plain(value), columns)
-    for name, value in _diagnostics(metrics, values):
-        if value.ndim:
-            yield Numbers(name, _plain(value))
+            found.append((name, columns, [value]))
+    found += [(name, None, [value]) for name, value in _diagnostics(metrics, values) if value.ndim]
+    here = iter(_plain([tensor for *_, tensors in found for tensor in tensors]))
+    for name, columns, tensors in found:
+        whole, *ends = islice(here, len(tensors))
+        yield Numbers(name, whole, columns, ends=ends or None)
 
 
 def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | None) -> dict[str, str]:
@@ -70,7 +75,8 @@ def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | N
 def shared_numbers(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the metrics' numbers that belong to no single client, ``{name: number}``."""
     wholes = ((name, overall(metrics[name], value)) for name, value in values.items())
-    return {name: value.item() for name, value in (*wholes, *_diagnostics(metrics, values)) if value.ndim == 0}
+    single = {name: value for name, value in (*wholes, *_diagnostics(metrics, values)) if value.ndim == 0}
+    return {name: value.item() for name, value in zip(single, to_host(single.values()))}
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
@@ -104,8 +110,10 @@ def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) ->
             yield f"{name}/{what}", value
 
 
-def _plain(value: Tensor) -> Tensor:
-    return value.detach().cpu().double()
+def _plain(values: Sequence[Tensor]) -> list[Tensor]:
+    """Return float64 copies on the CPU; the tensors may lie on several devices."""
+    device = next((value.device for value in values if value.device.type != "cpu"), None)
+    return [value.double() for value in to_host(value if device is None else value.to(device) for value in values)]
 
 
 class RoundResults:

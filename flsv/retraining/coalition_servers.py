@@ -120,8 +120,7 @@ class Averages:
         after, rate, cut = self._next, self._aggregator.server_lr, self._cut
         if rate != 1:
             after[:, :cut] = torch.lerp(models[:, :cut], after[:, :cut], rate)
-        after[self._empty] = models[self._empty]
-        return after
+        return torch.where(self._empty[:, None], models, after)  # an index of bools would wait for the device
 
     def state_dict(self) -> dict[int, Any]:
         """Return an empty state: the next round needs only the coalitions' models."""

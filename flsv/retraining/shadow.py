@@ -31,6 +31,7 @@ from flsv.training.rows.row_checks import not_batched, not_by_rounds, not_by_val
 from flsv.training.rows.row_step import NotBatched
 from flsv.training.rows.row_trial import why_not_rows
 from flsv.training.rows.step_watch import GENERATORS
+from flsv.utilities.host_copies import to_host
 
 #: Checks the models of coalitions after a round: ``(index, seed, members [m, n], models [m, P])``.
 Prove = Callable[[int, int, Tensor, Tensor], str | None]
@@ -176,7 +177,8 @@ class ShadowTraining(ClientAlgorithm):
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
-        if self._left is not None and not torch.equal(self._left, state.model()):
+        left, self._left = self._left, None  # looked at once in a round: the host waits for the device
+        if left is not None and not torch.equal(left, state.model()):
             between = f"between rounds {state.round_index} and {state.round_index + 1}"
             reason = (
                 f"the module's weights or buffers have changed {between}, as by a hook around an epoch or by "
@@ -204,8 +206,8 @@ class ShadowTraining(ClientAlgorithm):
             return
         rows, present = self._rows.to(round.client_vectors), torch.zeros_like(self._members)
         sent = {update.client_id: update.reports[TRAINED].to(rows.device) for update in self._updates}
-        for client, models in sent.items():
-            present[self._places[client], client] = models[:, 0].bool().cpu()
+        for client, finite in zip(sent, to_host(models[:, 0] for models in sent.values())):
+            present[self._places[client], client] = finite.bool()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # only the run's own server warns, not the coalitions' servers
             self._servers.begin_round(present, rows, round.round_index)

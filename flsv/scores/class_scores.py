@@ -10,6 +10,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from flsv.scores.ranking import auroc, one_against_rest
+from flsv.utilities.host_copies import to_host
 
 NAN = float("nan")
 
@@ -79,14 +80,20 @@ class ClassScores(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scores as scalars by name; NaN before the first batch."""
-        present = self.support > 0
-        accuracy = self.correct.sum() / self.support.sum()
-        ranked = macro_auroc(dim_zero_cat(self.logits), dim_zero_cat(self.labels)) if self.logits else accuracy * NAN
-        return {
+        return self._from_host()[0]
+
+    def _from_host(self) -> tuple[dict[str, Tensor], int]:
+        """Return the scores, and how many classes occur; all numbers are copied to the host at once."""
+        ranked = [log_odds(dim_zero_cat(self.logits)), dim_zero_cat(self.labels)] if self.logits else []
+        correct, support, *ranked = to_host([self.correct, self.support, *ranked])
+        present = support > 0
+        accuracy = correct.sum() / support.sum()
+        scores = {
             "accuracy": accuracy,
-            "balanced_accuracy": (self.correct[present] / self.support[present]).mean(),
-            "auroc": ranked.to(accuracy),
+            "balanced_accuracy": (correct[present] / support[present]).mean(),
+            "auroc": (_macro_auroc(*ranked) if ranked else accuracy * NAN).to(accuracy),
         }
+        return {name: score.to(self.correct.device) for name, score in scores.items()}, int(present.sum())
 
 
 def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
@@ -102,7 +109,11 @@ def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
         >>> macro_auroc(torch.tensor([[2.0, 1.0], [1.0, 1.5], [0.0, 1.0]]), torch.tensor([0, 0, 1])).item()
         1.0
     """
-    labels, odds = labels.cpu(), log_odds(logits).cpu()
+    return _macro_auroc(*to_host([log_odds(logits), labels]))
+
+
+def _macro_auroc(odds: Tensor, labels: Tensor) -> Tensor:
+    """Compute :func:`macro_auroc` from log-odds ``[N, M]`` on the CPU."""
     if len(labels.unique()) < 2 or odds.isnan().any():
         return torch.tensor(NAN)
     return one_against_rest(auroc, odds, labels)
@@ -177,7 +188,7 @@ class EpochScores(ClassScores):
     def compute(self) -> dict[str, Tensor]:
         """Return scalars by name: ``loss``, ``accuracy``, ``balanced_accuracy`` and, if there are at most 100 classes
         of which two or more occur, ``auroc``."""
-        scores = {"loss": self.loss / self.weight, **super().compute()}
-        if not self.logits or int((self.support > 0).sum()) < 2:
+        scores, occurring = self._from_host()
+        if not self.logits or occurring < 2:
             del scores["auroc"]
-        return scores
+        return {"loss": self.loss / self.weight, **scores}

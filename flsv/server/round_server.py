@@ -26,10 +26,11 @@ from flsv.core import (
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.filters import Cohort, UpdateFilter, with_finite_check
-from flsv.functional.distances import all_finite, distances
+from flsv.functional.distances import all_finite
 from flsv.games import CoalitionGames
 from flsv.personalization import Personalized, Personalizer
 from flsv.server.contribution_metrics import ContributionMetrics
+from flsv.utilities.host_copies import from_host
 
 
 class NoModel(RuntimeError):
@@ -135,7 +136,7 @@ class RoundServer:
             starts=tuple(instructions[update.client_id].start for update in updates),
             num_samples=numbers([update.num_samples for update in updates]),
             num_parameters=cut,
-            model_norm=distances(model[None, :cut], model.new_zeros(1)).item(),
+            model=model,
             broken=broken,
         )
         self.norms = dict(zip(cohort.ids, cohort.norms.tolist()))
@@ -143,9 +144,9 @@ class RoundServer:
         updates = cohort.updates
         return Round(
             round_index=state.round_index,
-            client_ids=numbers(cohort.ids),
+            client_ids=from_host(cohort.ids, model.device),
             num_samples=cohort.num_samples,
-            losses=numbers([update.loss for update in updates]),
+            losses=from_host([update.loss for update in updates], model.device),
             num_steps=numbers([update.num_steps for update in updates]),
             global_vector=model,
             client_vectors=cohort.matrix,

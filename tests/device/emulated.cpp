@@ -44,13 +44,13 @@ struct Inside {
   Inside() { inside++; }
   ~Inside() { inside--; }
 };
-pybind11::object* watcher = nullptr;  // called with the kind of each copy and wait
-void count(std::atomic<int64_t>& what, const char* kind = nullptr) {
+pybind11::object* watcher = nullptr;  // called with the kind of each copy and wait, and how many numbers it is of
+void count(std::atomic<int64_t>& what, const char* kind = nullptr, int64_t numbers = 1) {
   if (inside) return;
   what++;
   if (!kind || !watcher) return;
   pybind11::gil_scoped_acquire held;
-  (*watcher)(kind);
+  (*watcher)(kind, numbers);
 }
 
 // ---- memory, device, random numbers
@@ -181,8 +181,8 @@ std::optional<at::Tensor> disguise_off(const std::optional<at::Tensor>& self) {
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool) {
   count(operators);
-  if (self.device().is_cpu() && !to.device().is_cpu()) count(to_device, "to_device");
-  if (!self.device().is_cpu() && to.device().is_cpu()) count(to_host, "to_host");
+  if (self.device().is_cpu() && !to.device().is_cpu()) count(to_device, "to_device", self.numel());
+  if (!self.device().is_cpu() && to.device().is_cpu()) count(to_host, "to_host", self.numel());
   auto plain = disguise_off(to);
   at::AutoDispatchBelowADInplaceOrView guard;
   plain.copy_(disguise_off(self), false);

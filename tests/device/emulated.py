@@ -14,7 +14,7 @@ import sysconfig
 import tempfile
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torchgen
 import yaml
-from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 _SOURCE = Path(__file__).with_name("emulated.cpp")
@@ -110,11 +110,14 @@ def counts() -> dict[str, int]:
 
 
 @contextmanager
-def places() -> Iterator[Counter[tuple[str, str]]]:
-    """Count the copies and waits within the context by kind and by the line of flsv, else of Lightning, that asks."""
+def places(least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
+    """Count the copies and waits within the context by kind and by the line of flsv, else of Lightning, that asks; of
+    copies only those of at least ``least`` numbers."""
     found: Counter[tuple[str, str]] = Counter()
 
-    def note(kind: str) -> None:
+    def note(kind: str, numbers: int) -> None:
+        if numbers < least:
+            return
         frame, outside = sys._getframe(1), "autograd"
         while frame is not None:
             name = frame.f_code.co_filename
@@ -166,3 +169,14 @@ class EmulatedAccelerator(Accelerator):
 def on_the_device() -> dict[str, Any]:
     """Arguments of a ``Trainer`` that trains there."""
     return {"accelerator": "auto", "strategy": SingleDeviceStrategy(DEVICE, accelerator=EmulatedAccelerator())}
+
+
+def put_every_trainer_on_it(replace: Callable[[Any, str, Any], None]) -> None:
+    """Put each Trainer there that would train on the CPU; ``replace`` is ``setattr``, or that of a monkeypatch."""
+    make = SingleDeviceStrategy.__init__
+
+    def there(self: SingleDeviceStrategy, device: Any = "cpu", *args: Any, **options: Any) -> None:
+        make(self, DEVICE if str(device) == "cpu" else device, *args, **options)
+
+    replace(SingleDeviceStrategy, "__init__", there)
+    replace(CPUAccelerator, "setup_device", lambda self, device: None)

@@ -293,7 +293,7 @@ def cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None
         ClientUpdate(client, int(size), row, norm=float((row - start).norm()))
         for client, size, row in zip(ids, samples.tolist(), rows)
     )
-    return Cohort(index, updates, rows, (start,) * len(ids), samples, round.space.num_parameters, float(start.norm()))
+    return Cohort(index, updates, rows, (start,) * len(ids), samples, round.space.num_parameters, start)
 
 
 def gives_a_cohort(case: FilterCase) -> None:

@@ -42,7 +42,8 @@ class CoalitionRows:
         told = context.instruction
         chosen = derive_seed(told.seed, "compared rows", told.round_index, told.client_id) % COMPARED == 0
         # In the first round all coalitions are the initial model: one row stands for all, and for the client's own.
-        self._alike = bool(len(rows)) and bool((rows == context.start).all())
+        # Later they are not, and to ask would make the host wait for the device.
+        self._alike = bool(len(rows)) and told.round_index == 0 and bool((rows == context.start).all())
         self._compared = self._alike or (chosen and bool(len(rows)))
         self._states: State = {}
         self._pending: list[tuple[Any, Any]] = []
@@ -124,10 +125,11 @@ class CoalitionRows:
         """
         context: Any = self._context
         apart, way = (row - context.trained).norm(), (context.trained - context.start).norm()
-        allowed = self._rounding.visit
+        allowed = self._rounding.visit * way
         if self._nudged:
-            allowed = max(allowed, float(self._rounding.caused(context.start, row, nudged) / way.clamp_min(1e-12)))
-        if context.trained.isfinite().all() and not apart <= allowed * way + 1e-6 * context.start.norm():
+            allowed = torch.maximum(allowed, self._rounding.caused(context.start, row, nudged))
+        near = apart <= allowed + 1e-6 * context.start.norm()
+        if (context.trained.isfinite().all() & ~near).item():  # one wait for the device
             raise not_the_same(
                 f"at client {context.instruction.client_id} the model of a coalition differs by "
                 f"{100 * float(apart / way.clamp_min(1e-12)):.1f} % from the client's own, and both began alike and "

@@ -1,0 +1,57 @@
+"""Copies of small tensors on the host: each copy from an accelerator waits for all that is still to be computed there.
+
+So numbers of several tensors are copied at once, and numbers that came from the host are not copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+_KNOWN: Any = WeakIdKeyDictionary()
+
+
+def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copy small tensors to the host, all of them at once.
+
+    They cross as float64, which holds floating-point numbers, and integers up to 2^53, exactly.
+
+    Args:
+        tensors: tensors of any shapes and dtypes, on one device.
+
+    Returns:
+        The tensors on the CPU, with their shapes and dtypes.
+
+    Example:
+        >>> to_host([torch.tensor([1, 2]), torch.tensor(0.5)])
+        [tensor([1, 2]), tensor(0.5000)]
+    """
+    known = [tensor.detach() for tensor in tensors]
+    if all(tensor.device.type == "cpu" for tensor in known):
+        return known
+    numbers = torch.cat([tensor.flatten().double() for tensor in known]).cpu()
+    parts = numbers.split([tensor.numel() for tensor in known])
+    return [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, known)]
+
+
+def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
+    """Return numbers as a tensor ``[k]`` on a device, which :func:`on_host` need not copy back."""
+    here = torch.tensor(numbers)
+    there = here.to(device)
+    _KNOWN[there] = here.tolist()
+    return there
+
+
+def on_host(tensor: Tensor) -> list[Any]:
+    """Return the numbers in a tensor ``[k]``, without a copy from its device if it is of :func:`from_host`.
+
+    Example:
+        >>> on_host(from_host([3, 1], torch.device("cpu")))
+        [3, 1]
+    """
+    known = _KNOWN.get(tensor)
+    return tensor.tolist() if known is None else list(known)

@@ -1,0 +1,29 @@
+"""Copies to the host: one for many tensors, and none of numbers that came from there."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from flsv.utilities.host_copies import from_host, on_host, to_host
+
+
+def test_tensors_cross_together_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.tensor([[1, 2**40]]), torch.tensor(0.1), torch.empty(0), torch.tensor([True, False])]
+    there = [tensor.to("meta") for tensor in tensors]
+    crossed: list[Tensor] = []
+
+    def cpu(self: Tensor) -> Tensor:
+        crossed.append(self)
+        return torch.cat([tensor.flatten().double() for tensor in tensors])
+
+    monkeypatch.setattr(Tensor, "cpu", cpu)
+    found = to_host(there)
+    assert len(crossed) == 1
+    assert all(mine.dtype == theirs.dtype and torch.equal(mine, theirs) for mine, theirs in zip(found, tensors))
+
+
+def test_numbers_from_the_host_are_remembered_as_the_tensor_holds_them() -> None:
+    losses = from_host([0.1, 2.0], torch.device("meta"))
+    assert on_host(losses) == torch.tensor([0.1, 2.0]).tolist()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        on_host(losses.clone())  # another tensor, which has to be copied
