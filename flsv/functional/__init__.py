@@ -3,7 +3,6 @@ or files.
 """
 
 from flsv.functional.allocation import allocate
-from flsv.functional.confidence import lower_bound
 from flsv.functional.divergences import divergence_weights, label_divergence
 from flsv.functional.fairness import collaborative_fairness
 from flsv.functional.fedce import contribution_estimates, leave_one_out_cosines, without_own
@@ -93,7 +92,6 @@ __all__ = [
     "lava",
     "leave_one_out",
     "leave_one_out_cosines",
-    "lower_bound",
     "normalize_shapley",
     "participant_weights",
     "permutation_shapley",

@@ -3,7 +3,7 @@ formula and no evaluation of a model is written here.
 
 - Whose updates agree with the majority? ClassSpecificShapley, CosineGradientShapley.
 - How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,
-  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut; mixed
+  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, OneRoundShapley, LeaveOneOut; mixed
   with agreement, BlendedContribution.
 - How much does each client add, by training every coalition alongside the federation? ShadowShapley. By linear models
   that stand for it, where training is too expensive? ProxyShapley.
@@ -20,7 +20,6 @@ from flsv.metrics.coalitions.blended_contribution import BlendedContribution
 from flsv.metrics.coalitions.cumulative_shapley import CumulativeShapley
 from flsv.metrics.coalitions.decayed_shapley import DecayedShapley
 from flsv.metrics.coalitions.leave_one_out import LeaveOneOut
-from flsv.metrics.coalitions.lower_bound_shapley import LowerBoundShapley
 from flsv.metrics.coalitions.one_round_shapley import OneRoundShapley
 from flsv.metrics.coalitions.partial_federated_shapley import PartialFederatedShapley
 from flsv.metrics.coalitions.surrogate_federated_shapley import SurrogateFederatedShapley
@@ -53,7 +52,6 @@ __all__ = [
     "GradientShapley",
     "InRunShapley",
     "LeaveOneOut",
-    "LowerBoundShapley",
     "OneRoundShapley",
     "PartialFederatedShapley",
     "PrivacyLoss",

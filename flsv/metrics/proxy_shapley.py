@@ -42,12 +42,12 @@ class ProxyShapley(MeasuredMetric):
     performance's unit, or ``[num_clients, num_classes]``; NaN for a client that never took part.
 
     When not to use it:
-        To pay by it, or to rank clients of a federation that can be measured otherwise: on twelve federations made
-        after its rules were chosen it was no better than :class:`BlendedContribution`, and worse with wrong labels and
-        rare classes (``docs/results/proxy.md``). If coalitions can be trained, take :class:`ShadowShapley`; its values
-        help as the ``prior`` of :func:`flsv.functional.few_coalitions_shapley`. Where clients hide
-        their samples' second moments, which are what they send; beside ``GaussianPrivacy`` it is refused. Where the
-        federation is far from trained: the linear models are always fully fitted.
+        For payment, or to rank clients of a federation that can be measured otherwise: on twelve federations made after
+        its rules were chosen it was no better than :class:`BlendedContribution`, and worse with wrong labels and rare
+        classes; with eight to twenty clients :class:`GradientAgreement` was better (``docs/results/proxy.md``). If
+        coalitions can be trained, take :class:`ShadowShapley`. Where clients hide their samples' second moments, which
+        are what they send; beside ``GaussianPrivacy`` it is refused. Where the federation is far from trained: the
+        linear models are always fully fitted.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.

@@ -57,9 +57,9 @@ def numbers_of(
             found.append((name, columns, [value]))
     found += [(name, None, [value]) for name, value in _diagnostics(metrics, values) if value.ndim]
     here = iter(_plain([tensor for *_, tensors in found for tensor in tensors]))
-    for name, columns, tensors in found:
-        whole, *ends = islice(here, len(tensors))
-        yield Numbers(name, whole, columns, ends=ends or None)
+    for name, names, tensors in found:
+        whole, *both = islice(here, len(tensors))
+        yield Numbers(name, whole, names, ends=(both[0], both[1]) if both else None)
 
 
 def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | None) -> dict[str, str]:

@@ -153,7 +153,6 @@ METRICS = [
         client_algorithm=InRunValues(),
     ),
     of(metrics.LeaveOneOut(momentum=0.3)),
-    of(metrics.LowerBoundShapley()),
     of(metrics.OneRoundShapley(2, coalition_weights="fixed")),
     of(metrics.PartialFederatedShapley(momentum=0.5)),
     of(metrics.PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),

@@ -10,7 +10,6 @@ import pytest
 import torch
 from functional.shapley.games import random_table, reference_shapley, table_game
 from functional.shapley.test_exact import SEMIVALUES, reference
-from scipy import stats
 from torch import Tensor
 
 from flsv import ConfigurationError, Reporting
@@ -22,11 +21,10 @@ from flsv.metrics import (
     CoalitionValue,
     CumulativeShapley,
     LeaveOneOut,
-    LowerBoundShapley,
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
-from flsv.metrics.coalitions import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
+from flsv.metrics.coalitions import Decay, MovingAverage, Sum, SurrogateAverage
 from flsv.sampling import FixedCohort, SoftmaxSampler, UniformSampler
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -71,7 +69,6 @@ FOLDS: dict[str, tuple[Any, Callable[[list[float], list[int]], float]]] = {
         Decay(0.5, normalize=False),
         lambda rounds, indices: sum(0.5 ** (index + 1) * value for index, value in zip(indices, rounds)),
     ),
-    "lower_bound": (LowerBound(0.5), lambda rounds, indices: sum(rounds) / len(rounds)),  # the mean itself
 }
 
 
@@ -98,7 +95,7 @@ def test_any_value_from_random_orders(value: Any) -> None:
         assert abs(float(found[client]) - expected) <= 4 * float(error[client]) + 1e-5
 
 
-ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum(), LowerBound()]
+ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum()]
 
 
 @pytest.mark.parametrize("estimator", ["auto", "permutation"])
@@ -172,34 +169,6 @@ def test_under_afedsv_a_free_rider_has_exactly_nothing_and_the_others_have_all(t
     assert loop.weights is not None
     assert loop.weights[3] == 0
     assert loop.contributions["paper"][3] > 0.1  # which is why there is another
-
-
-def test_lower_bounds_of_the_rounds_by_hand() -> None:
-    draw, metric = torch.Generator().manual_seed(0), LowerBoundShapley(5, confidence=0.8)
-    seen: dict[int, list[float]] = {}
-    for ids in ([0, 1, 2], [1, 2], [0, 2], [2, 3], [0, 3], [0, 2, 3]):
-        worth = torch.randn(len(ids), generator=draw)
-        metric.update(torch.tensor(ids), lambda masks, worth=worth: masks.float() @ worth)
-        for i, value in zip(ids, worth.tolist()):
-            seen.setdefault(i, []).append(value)
-    value = metric.compute()
-    assert value[4].isnan()
-    for i, values in seen.items():
-        mean = sum(values) / len(values)
-        bound = mean - stats.t.ppf(0.8, len(values) - 1) * stats.sem(values)
-        assert value[i].item() == pytest.approx(bound, abs=1e-5)
-        assert metric.diagnostics()["mean"][i].item() == pytest.approx(mean, abs=1e-6)
-
-
-def test_a_first_round_takes_the_estimators_error() -> None:
-    def noisy(masks: torch.Tensor) -> torch.Tensor:
-        return masks.double().sum(1) + (masks.double() @ torch.arange(1.0, 13.0).double()).sin()
-
-    metric = LowerBoundShapley(12, estimator="permutation", estimator_args={"budget": 200}, confidence=0.9)
-    metric.update(torch.arange(12), noisy, torch.Generator().manual_seed(0))
-    below = metric.diagnostics()["mean"] - metric.compute()
-    assert (below > 0).all()
-    torch.testing.assert_close(below, metric.variance.sqrt().squeeze(-1) * float(stats.norm.ppf(0.9)))
 
 
 def test_cumulative_sums_the_rounds_and_their_variances() -> None:

@@ -14,7 +14,7 @@ import torch
 import flsv.metrics
 from flsv import FederatedLoop, Reporting, allocate
 from flsv.cli import main
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, LowerBoundShapley
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley
 from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import basis_of, shares_of
 from flsv.utilities.errors import ConfigurationError
@@ -31,7 +31,7 @@ RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds\n"
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three clients, two rounds, two metrics to pay by and one whose page says not to."""
     folder = tmp_path_factory.mktemp("fitted")
-    games = {"sv": CumulativeShapley, "low": LowerBoundShapley}
+    games = {"sv": CumulativeShapley, "decayed": DecayedShapley}
     metrics: dict[str, Any] = {name: kind(performance="negative_loss") for name, kind in games.items()}
     metrics["cssv"] = ClassSpecificShapley()
     fit(FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False)), folder, data=toy_data(), rounds=2)
@@ -91,7 +91,7 @@ def test_pages_and_file_have_the_same_amounts(fitted: Path, tmp_path: Path) -> N
     ("metrics", "by", "said"),
     [
         (["cssv"], None, "the metrics' own pages say not to pay by them: flsv retrain .* --by cssv"),
-        (["sv", "low", "cssv"], None, "has values by sv, low and cssv. Say by which: --by sv or --by low"),
+        (["sv", "decayed", "cssv"], None, "values by sv, decayed and cssv. Say by which: --by sv or --by decayed"),
         (["sv"], "cssv", "--by cssv: .* has values by sv"),
         (["sv"], "retrained", "flsv retrain RUN adds retrained"),
         ([], None, "no contribution was measured"),

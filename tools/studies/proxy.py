@@ -3,12 +3,14 @@
     python tools/studies/proxy.py train [NAME...] [--folder runs/proxy]
     python tools/studies/proxy.py table [NAME...] [--folder runs/proxy]
     python tools/studies/proxy.py lies [NAME...]
+    python tools/studies/proxy.py many
 
 `train` fits every federation by a FederatedLoop with all coalitions (`fresh_payments.play`): seed 0 is the run, seeds
 100 to 102 are the truth; it goes on where it was stopped. `table` fits seed 0 with each cheap metric alone, in turns
 with fits without, keeps values and processor times, and compares all with the truth. `lies` says what a client
-gains by false statistics. Of four federations a backbone is
-most of the work: a small ResNet or ViT of timm, trained before on the five classes that the federation does not have.
+gains by false statistics. `many` looks at the benchmark's federations of 8 to 20 clients, whose coalitions are trained:
+each seed of the truth is once the run. Of four federations a backbone is most of the work: a small ResNet or ViT of
+timm, trained before on the five classes that the federation does not have.
 """
 
 from __future__ import annotations
@@ -29,14 +31,22 @@ from fresh_payments import coalitions_of, fit, play, truth_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from flsv import FederatedLoop, Reporting
+from flsv.benchmark import Federation, federation, truth_table
+from flsv.benchmark.federation import quiet
 from flsv.benchmark.scores import share_error, shares, spearman
+from flsv.benchmark.truth import FOLDER, MOST_CLIENTS
 from flsv.core import LocalData, opened
 from flsv.data import load_image_data
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
+from flsv.games.members import Members, members_of
 from flsv.games.proxy_game import ProxyGame, linear_statistics
-from flsv.metrics import BlendedContribution, ProxyShapley
+from flsv.games.stored_utility import COLUMNS
+from flsv.metrics import BlendedContribution, GradientAgreement, ProxyShapley
+from flsv.utilities.csv_files import read_rows
+from flsv.utilities.seeding import isolated_rngs
 
 RUN, TRUTHS, LEVEL = 0, (100, 101, 102), 0.9
 BEFORE, AFTER = range(5), range(5, 10)
@@ -211,7 +221,7 @@ class Kept(ProxyShapley):
 
     def _value(self, game: Any, generator: Any) -> None:
         super()._value(game, generator)
-        self.game = game(all_coalitions(len(game.players))).cpu()
+        self.game = game
 
 
 def cheap(each: Fresh, path: Path) -> dict[str, Any]:
@@ -239,7 +249,7 @@ def cheap(each: Fresh, path: Path) -> dict[str, Any]:
             for metric in metrics.values():
                 found["values"][name] = metric.compute().as_subclass(Tensor).double()
                 if isinstance(metric, Kept):
-                    found["games"][name] = metric.game
+                    found["games"][name] = metric.game(all_coalitions(len(metric.game.players))).cpu()
     found["seconds"] = {name: min(spent[1:]) for name, spent in found["seconds"].items()}
     of.release()
     torch.save(found, path)
@@ -371,13 +381,65 @@ def lies(wanted: Sequence[Fresh]) -> str:
     return grid(lines)
 
 
+MANY = ("eight_clients", "nine_clients", "ten_clients", "digits_20_clients", "fashion_20_clients")
+
+
+def of_one_fit(of: Federation, metrics: dict[str, Any]) -> dict[str, Tensor]:
+    """Each metric's values of one fit of a federation of the benchmark."""
+    loop = FederatedLoop(
+        metrics=metrics,
+        filters=[],
+        uploads=[*of.attackers()],
+        local_epochs=of.local_epochs,
+        reporting=Reporting(table=False, figures=0, files=False),
+        seed=RUN,
+    )
+    with isolated_rngs(RUN, "benchmark"), quiet():
+        of.trainer(loop).fit(of.module(), of.datamodule())
+    return {name: metric.compute().as_subclass(Tensor).double() for name, metric in metrics.items()}
+
+
+def many() -> str:
+    """Cheap values, and those of few coalitions without and with the prior, where there are more clients."""
+    lines = [["federation", "coalitions", "way", "misallocated, %", "rank"]]
+    for name in MANY:
+        of = federation(name)
+        truth, measure = truth_table(of), {"performance": of.performance, "mode": of.mode}
+        n, proxy = truth.num_clients, Kept(**measure)
+        cheap = {"proxy": proxy, "blended": BlendedContribution(**measure), "gradients": GradientAgreement()}
+        values = of_one_fit(of, cheap)
+        trained: dict[int, dict[Members, float]] = {}
+        for _, row in read_rows(FOLDER / f"{name}.csv", COLUMNS, skip=1):
+            trained.setdefault(row["seed"], {})[row["coalition"]] = row["utility"]
+        scores: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for place, seed in enumerate(truth.seeds):
+            rest = torch.cat([truth.values[:place], truth.values[place + 1 :]]).mean(0)
+            found = {("none", way): of_way for way, of_way in values.items()}
+            for which in ("singles", "both", "auto") if n <= MOST_CLIENTS else ("singles", "both"):
+                masks = few_coalitions(n, which)  # type: ignore[arg-type]
+                own = torch.tensor([trained[seed][members] for members in members_of(masks)])
+                prior = proxy.game(masks), values["proxy"]
+                found[which, "without"] = few_coalitions_shapley(masks, own).values
+                found[which, "proxy as prior"] = few_coalitions_shapley(masks, own, prior=prior).values
+            for key, value in found.items():
+                scores.setdefault(key, []).append((100 * share_error(value, rest), spearman(value, rest)))
+        for (which, way), of_seeds in scores.items():
+            errors, ranks = torch.tensor(of_seeds).T
+            lines.append([name, which, way, f"{errors.mean():.1f}", f"{ranks.mean():.2f}"])
+        of.release()
+    return grid(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "table", "lies"))
+    parser.add_argument("what", choices=("train", "table", "lies", "many"))
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--folder", type=Path, default=Path("runs/proxy"))
     options = parser.parse_args()
     be_quiet()
+    if options.what == "many":
+        print(many())
+        return
     known = catalogue()
     wanted = [known[name] for name in options.names or known]
     if options.what == "train":

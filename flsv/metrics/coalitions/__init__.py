@@ -3,6 +3,6 @@ it; no estimator (functional) and no game (games).
 """
 
 from flsv.metrics.coalitions.moving_average import MovingAverage, SurrogateAverage
-from flsv.metrics.coalitions.sums import Decay, LowerBound, Sum
+from flsv.metrics.coalitions.sums import Decay, Sum
 
-__all__ = ["Decay", "LowerBound", "MovingAverage", "Sum", "SurrogateAverage"]
+__all__ = ["Decay", "MovingAverage", "Sum", "SurrogateAverage"]

@@ -6,9 +6,9 @@ from typing import Literal
 
 from flsv.metrics.coalitions.fold import Fold
 from flsv.metrics.coalitions.moving_average import MovingAverage, SurrogateAverage
-from flsv.metrics.coalitions.sums import Decay, LowerBound, Sum
+from flsv.metrics.coalitions.sums import Decay, Sum
 
-FoldName = Literal["last", "average", "surrogate", "sum", "decay", "lower_bound"]
+FoldName = Literal["last", "average", "surrogate", "sum", "decay"]
 #: Each fold with its default arguments.
 FOLDS: dict[FoldName, Fold] = {
     "last": MovingAverage(0.0),
@@ -16,5 +16,4 @@ FOLDS: dict[FoldName, Fold] = {
     "surrogate": SurrogateAverage(),
     "sum": Sum(),
     "decay": Decay(),
-    "lower_bound": LowerBound(),
 }

@@ -1,4 +1,4 @@
-"""Sums of the rounds' values: plain, decayed, and the lower bound of their mean."""
+"""Sums of the rounds' values: plain and decayed."""
 
 from __future__ import annotations
 
@@ -10,30 +10,11 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.functional import ShapleyEstimate
-from flsv.functional.confidence import Confidence, lower_bound
 from flsv.functional.shapley.decayed import round_factor, round_shares
 from flsv.metrics.coalitions.fold import Fold, freedom_of
 from flsv.metrics.intervals import OverRounds
 from flsv.utilities.declared import NonNegative, Rules, checked
 from flsv.utilities.errors import ConfigurationError
-
-
-def merged_moments(states: Tensor) -> Tensor:
-    """Merge the counts, means and sums of squared deviations of W successive parts of a run, ``[W, n, 2M+1]``.
-
-    The formula is from Chan, Golub and LeVeque 1983. Each client's row holds a count [1], the means [M] and the sums of
-    squares [M].
-    """
-    merged = states[0]
-    width = (merged.shape[-1] - 1) // 2
-    for later in states[1:]:
-        count, more = merged[:, :1], later[:, :1]
-        total = (count + more).clamp_min(1)
-        shift = later[:, 1 : 1 + width] - merged[:, 1 : 1 + width]
-        mean = merged[:, 1 : 1 + width] + shift * more / total
-        squares = merged[:, 1 + width :] + later[:, 1 + width :] + shift.square() * count * more / total
-        merged = torch.cat([count + more, mean, squares], dim=1)
-    return merged
 
 
 @checked
@@ -131,48 +112,3 @@ class Decay(Sum):
     def unit(self) -> str:  # type: ignore[override]  # depends on the options
         """Unit of the value; a placeholder ``{}`` stands for the unit of a round's value."""
         return "decayed sum of shares of the rounds' gains" if self.normalize else "{}, decayed sum over rounds"
-
-
-@checked
-@dataclass(frozen=True)
-class LowerBound(Sum):
-    """Fold that computes a one-sided lower confidence bound of a client's mean value over its rounds; see
-    :func:`flsv.functional.lower_bound`.
-
-    Args:
-        confidence: confidence level of the bound, in [0.5, 1); 0.5 gives the mean itself.
-    """
-
-    over_rounds: ClassVar[OverRounds] = None  # the value is the end of an interval
-    unit: ClassVar[str] = "{} a round, lower bound"
-    sign = "the least plausible gain of a round by the client; below 0: no gain is established."
-
-    confidence: Confidence = 0.9
-
-    def init_states(self, metric: Any, num_clients: int, width: int) -> None:
-        super().init_states(metric, num_clients, width)
-        metric.add_state("moments", torch.zeros(num_clients, 2 * width + 1), dist_reduce_fx=merged_moments)
-
-    def update(self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float) -> Tensor:
-        values = super().update(metric, client_ids, estimate, factor)
-        now = torch.zeros_like(metric.moments)
-        now[client_ids] = torch.cat([torch.ones_like(values[:, :1]), values, torch.zeros_like(values)], dim=1)
-        metric.moments = merged_moments(torch.stack([metric.moments, now]))
-        return values
-
-    def compute(self, metric: Any) -> Tensor:
-        count, mean, squares = self._moments(metric)
-        return lower_bound(count.expand_as(mean), mean, squares, metric.variance.sqrt(), self.confidence).to(mean)
-
-    def error(self, metric: Any) -> None:
-        return None
-
-    def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Return each client's mean value over its rounds; nothing if values are per class."""
-        count, mean, _ = self._moments(metric)
-        return {} if metric.per_class else {"mean": mean.masked_fill(count == 0, float("nan")).squeeze(-1)}
-
-    @staticmethod
-    def _moments(metric: Any) -> tuple[Tensor, Tensor, Tensor]:
-        width = metric.total.shape[1]
-        return metric.moments[:, :1], metric.moments[:, 1 : 1 + width], metric.moments[:, 1 + width :]

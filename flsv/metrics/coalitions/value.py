@@ -85,8 +85,7 @@ class CoalitionValue(MeasuredMetric):
     weights a player's marginal contributions to coalitions of different sizes; the estimator, which selects the
     coalitions to evaluate; and the fold, which combines all rounds' values to one. The papers' choices are classes of
     their own: :class:`PartialFederatedShapley`, :class:`CumulativeShapley`,
-    :class:`SurrogateFederatedShapley`, :class:`DecayedShapley`, :class:`LowerBoundShapley`, :class:`OneRoundShapley`
-    and :class:`LeaveOneOut`.
+    :class:`SurrogateFederatedShapley`, :class:`DecayedShapley`, :class:`OneRoundShapley` and :class:`LeaveOneOut`.
 
     .. math::
         \phi_i = \sum_{s=0}^{k-1} \frac{q_s}{\binom{k-1}{s}} \sum_{S \subseteq C \setminus i, |S| = s}
@@ -122,8 +121,8 @@ class CoalitionValue(MeasuredMetric):
             ``estimator_args`` if there is one.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``; for ``"beta"`` also ``alpha`` and
             ``beta``.
-        fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"``, ``"decay"`` or
-            ``"lower_bound"``, or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
+        fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"`` or ``"decay"``,
+            or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
             ``Decay(0.9, normalize=False)``.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
             has the weight 1/k, whatever the size of the coalition. With fixed weights an update of zero changes no
