@@ -89,7 +89,7 @@ def test_it_is_a_plain_loop_over_coalitions_and_rounds(value: str, fold: str, es
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_any_value_from_random_orders(value: Any) -> None:
+def test_every_semivalue_from_random_orders_is_near_the_one_by_enumeration(value: Any) -> None:
     arguments = {"num_permutations": 4000, **({"alpha": 16.0} if value == "beta" else {})}
     metric = CoalitionValue(N, value=value, estimator="permutation", estimator_args=arguments, fold="sum")
     found, error = played(metric).compute(), metric.diagnostics()["stderr"]
@@ -191,7 +191,7 @@ def test_lower_bounds_of_the_rounds_by_hand() -> None:
         assert metric.diagnostics()["mean"][i].item() == pytest.approx(mean, abs=1e-6)
 
 
-def test_a_first_round_takes_the_estimators_error() -> None:
+def test_lower_bound_of_a_first_round_is_by_the_estimators_error() -> None:
     def noisy(masks: torch.Tensor) -> torch.Tensor:
         return masks.double().sum(1) + (masks.double() @ torch.arange(1.0, 13.0).double()).sin()
 
