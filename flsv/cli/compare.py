@@ -113,9 +113,6 @@ class OwnModels(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start = time.perf_counter()
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
-        server, received = self.loop.space.read(pl_module), self.loop.received()
-        trained = {**received, **self.loop.trained}
-        models: Mapping[str, Mapping[int, Tensor]] = {"received": received, "trained": trained, "global": {}}
         evaluate = ModelEvaluator(
             pl_module,
             self.loop.space,
@@ -124,24 +121,37 @@ class OwnModels(L.Callback):
             metric=_AUROC(data.num_classes),
             context=trainer.strategy.precision_plugin.forward_context,
         )
-        everybody, private = list(range(data.num_clients)), bool(self.loop.space.private_names)
-        found: list[Tensor] = []
+        server, everybody = self.loop.space.read(pl_module), list(range(data.num_clients))
         # Evaluate one client at a time if clients have samples of their own, or unshared parts of the model.
-        alone = private or self.tests == "own"
+        alone = self.tests == "own" or bool(self.loop.space.private_names)
+        found: list[Tensor] = []
         for clients in [[client] for client in everybody] if alone else [everybody]:
             if self.tests == "own":
                 evaluate = evaluate.on(on_device(trainer, data.client_loader(clients[0], "test")))
-            rows = torch.stack([own.get(client, server) for own in models.values() for client in clients])
-            # Clients without an own model have the global one, which is evaluated only once.
-            distinct, places = rows.unique(dim=0, return_inverse=True)
-            values = _values(evaluate, distinct)[places].view(len(models), len(clients), -1)
-            if private:
-                kept = self.loop.clients[clients[0]].ask(kept_private)
-                values[:2] = _values(evaluate.on(None, partial(dict, kept)), distinct)[places].view_as(values)[:2]
-            found.append(values)
-        for name, columns in zip(models, torch.cat(found, dim=1).mT):
+            found.append(self._scores_of(clients, server, evaluate))
+        for name, columns in zip(("received", "trained", "global"), torch.cat(found, dim=1).mT):
             self.scores[name] = dict(zip(MEASURES, columns.mean(1, keepdim=True) if name == "global" else columns))
         self.seconds = time.perf_counter() - start
+
+    def _scores_of(self, clients: Sequence[int], server: Tensor, evaluate: ModelEvaluator) -> Tensor:
+        """Compute the scores of some clients' received, trained and global models, ``[3, k, number of measures]``.
+
+        Args:
+            clients: the k clients; a single one if clients keep parts of the model.
+            server: the global model ``[P]``, which is also that of clients without a model of their own.
+            evaluate: evaluates models on these clients' test samples.
+        """
+        received = self.loop.received()
+        models: tuple[Mapping[int, Tensor], ...] = (received, {**received, **self.loop.trained}, {})
+        rows = torch.stack([own.get(client, server) for own in models for client in clients])
+        distinct, places = rows.unique(dim=0, return_inverse=True)  # equal models are evaluated only once
+        values = _values(evaluate, distinct)[places].view(len(models), len(clients), -1)
+        if self.loop.space.private_names:
+            (client,) = clients
+            kept = self.loop.clients[client].ask(kept_private)
+            own = _values(evaluate.on(None, partial(dict, kept)), distinct)[places].view_as(values)
+            values[:2] = own[:2]  # the global model has the server's entries where clients keep theirs
+        return values
 
 
 class _AUROC(ClassScores):

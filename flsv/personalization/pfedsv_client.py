@@ -12,6 +12,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.functional import permutation_shapley
 from flsv.functional.common_entries import keep_common
 from flsv.functional.pfedsv import SelfWeight, personalized_weights
+from flsv.functional.shapley.game import Utility
 from flsv.personalization.base import OWN_MODEL
 from flsv.utilities.errors import ConfigurationError
 
@@ -56,7 +57,7 @@ def collaborate(
     if personal is not None and extractor is not None:
         base = base.clone()
         base[~personal.to(base.device)] = extractor
-    models = torch.stack([select_entries(local.model, personal), *others])
+    models, joins = torch.stack([select_entries(local.model, personal), *others]), game == "joining"
 
     def evaluate(mixtures: Tensor, by: str = "accuracy") -> Tensor:
         chunks = mixtures.split(max(_CHUNK // len(base), 1))
@@ -70,18 +71,7 @@ def collaborate(
             result[rows] = evaluate(shares.to(models) @ models)
         return result
 
-    def joining(masks: Tensor) -> Tensor:
-        return utility(torch.cat([torch.ones(len(masks), 1, dtype=torch.bool), masks], dim=1))
-
-    players, joins = len(models), game == "joining"
-    if joins:
-        values = torch.cat([utility(torch.eye(1, players).bool()), torch.zeros(players - 1, dtype=torch.float64)])
-        if players > 1:
-            budget = permutations_factor * (players - 1) * players + 2
-            values[1:] = permutation_shapley(joining, players - 1, budget=budget, generator=generator).values
-    else:
-        budget = permutations_factor * players * (players - 1) + 2
-        values = permutation_shapley(utility, players, budget=budget, generator=generator).values
+    values = _values(utility, len(models), joins, permutations_factor, generator)
     cut = num_parameters if personal is None else int(personal[:num_parameters].sum())
     distances = (models - models[0])[:, :cut].norm(dim=1)
     weights = personalized_weights(values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight)
@@ -96,6 +86,33 @@ def collaborate(
         mixed = mixed if after >= before else models[0].clone()
     local.state[OWN_MODEL] = insert_entries(mixed, base, personal)
     return values
+
+
+def _values(utility: Utility, players: int, joins: bool, orders: int, generator: Generator) -> Tensor:
+    """Compute the Shapley values ``[players]`` of the models, of which the first is the client's own.
+
+    If the others join the client, it is in every coalition: its value is its own model's utility, and the game is the
+    other models'.
+
+    Args:
+        utility: accuracy of the mean of each coalition's models, by masks ``[K, players]``.
+        players: number of models.
+        joins: whether the others join the client's own model.
+        orders: orders per player that the budget of evaluations is made for.
+        generator: generator of the orders.
+    """
+    if not joins:
+        budget = orders * players * (players - 1) + 2
+        return permutation_shapley(utility, players, budget=budget, generator=generator).values
+
+    def joined(masks: Tensor) -> Tensor:
+        return utility(torch.cat([torch.ones(len(masks), 1, dtype=torch.bool), masks], dim=1))
+
+    own = utility(torch.eye(1, players).bool())
+    if players == 1:
+        return own
+    budget = orders * (players - 1) * players + 2
+    return torch.cat([own, permutation_shapley(joined, players - 1, budget=budget, generator=generator).values])
 
 
 def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:

@@ -95,7 +95,7 @@ class Speaks:
         return self.word
 
 
-def test_a_method_is_its_class_s_again() -> None:
+def test_patched_attributes_are_those_of_the_class_again_after_restore() -> None:
     speaker = Speaks()
     patched = PatchedAttributes([(speaker, "say", lambda: "no"), (speaker, "word", "maybe")])
     assert (speaker.say(), speaker.word) == ("no", "maybe")

@@ -15,7 +15,7 @@ def half() -> dict[str, Any]:
     return {"plugins": MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**19))}
 
 
-def test_a_client_finds_its_own_scale(tmp_path: Path) -> None:
+def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path: Path) -> None:
     everyone, alone = KeepUpdates(), KeepUpdates()
     fit(FederatedLoop(everyone, seed=1), tmp_path, rounds=1, **half())
     fit(FederatedLoop(alone, sampler=FixedCohort([1]), seed=1), tmp_path, rounds=1, **half())

@@ -9,7 +9,7 @@ from flsv.benchmark.built_in import BuiltInData
 from flsv.utilities.errors import ConfigurationError
 
 
-def test_digits_are_merged_and_thinned_out_on_both_sides() -> None:
+def test_built_in_digits_merge_and_thin_out_classes_in_training_and_validation() -> None:
     data = BuiltInData("digits", merge=6, keep=[1.0, 0.5, 0.5, 0.5, 0.25], val_fraction=0.4)
     counts = [torch.bincount(each.tensors[1], minlength=5) for each in (data.train_set, data.val_set)]
     target = load_digits().target

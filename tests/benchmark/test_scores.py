@@ -63,7 +63,7 @@ def told(values: list[float], low: list[float], high: list[float]) -> BenchResul
     return results
 
 
-def test_the_truth_is_held_as_a_share_where_there_is_an_interval_and_something_to_pay() -> None:
+def test_intervals_cover_the_truth_as_shares_of_the_payment() -> None:
     values = [2.0, 1.0, 1.0]
     # Shares 0.5, 0.25, 0.25 of a total of 4; half widths 0.05 as shares. True: 0.5, 0.3, 0.2.
     for half, held in ((0.2001, 1), (0.19, 1 / 3)):

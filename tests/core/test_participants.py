@@ -113,7 +113,7 @@ class Asked(ContributionMetric):
         return self.counts
 
 
-def test_a_counter_reads_the_same_after_a_resume(tmp_path: Path) -> None:
+def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path: Path) -> None:
     loop = assert_resumes(lambda: FederatedLoop(metrics={"asked": Asked()}, seed=0), tmp_path)
     assert loop.contributions["asked"].tolist() == [4.0, 4.0, 4.0]
     first, second = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))] * 2)

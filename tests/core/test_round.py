@@ -152,7 +152,7 @@ def test_rounds_in_files_equal_rounds_in_memory_to_the_bit(
     assert not list(tmp_path.rglob(".flsv-cohort*"))
 
 
-def test_files_have_no_name_and_copies_lie_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_matrix_and_its_copy_lie_in_files_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = empty_rows(3, torch.zeros(4), tmp_path)
     assert (in_a_file(few), in_a_file(copied_rows(few))) == (False, False)
     monkeypatch.setattr(matrix, "LARGE", 0)

@@ -70,7 +70,7 @@ def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None
     assert torch.equal(loop.state.model(), silent.state.model())
 
 
-def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
+def test_copies_that_were_named_stay_named_in_a_resumed_run(tmp_path: Path) -> None:
     """Though the copying ends before the run is stopped."""
     loops = []
     assert_resumes(lambda: loops.append(of_sybils(2, **watching())) or loops[-1], tmp_path, data=seven, rounds=(3, 5))

@@ -17,7 +17,7 @@ TABLE_2 = {  # Tastan et al., table 2: the models' balanced accuracies, and the 
 
 
 @pytest.mark.parametrize("method", TABLE_2)
-def test_table_2_of_the_paper(method: str) -> None:
+def test_collaborative_fairness_of_shapfeds_table_2_accuracies_is_as_printed(method: str) -> None:
     accuracy, printed = TABLE_2[method]
     # ShapFed's row gives 0.81 where the paper prints 0.84: its accuracies are means of runs, perhaps, and it is not.
     tolerance = 0.035 if method == "ShapFed" else 0.02

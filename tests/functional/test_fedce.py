@@ -21,7 +21,7 @@ def test_cosines_of_nothing_are_0() -> None:
     assert leave_one_out_cosines(updates @ updates.T, torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64))[0] == 0
 
 
-def test_the_floor_and_a_sum_of_0() -> None:
+def test_fedces_estimates_have_a_floor_and_are_equal_where_their_sum_is_0() -> None:
     # A client that points just where the others do, and whose data the others' model knows.
     found = contribution_estimates(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([1.0, 0.5, 0.5]))
     assert found[0] == pytest.approx(1e-3)

@@ -40,7 +40,7 @@ def test_no_false_alarm(norms):
 
 
 @pytest.mark.parametrize("model_norm", [0.0, 1.0, 1e4])
-def test_what_drowns_is_what_a_sum_in_float32_has_nothing_else_beside(model_norm):
+def test_update_drowns_the_others_where_a_float32_sum_loses_them(model_norm):
     rest = torch.tensor([1.0, 2.0, 0.5, 0.0])
     scale = max(1.0, model_norm)
     for size, drowns in ((4e6 * scale, False), (2e7 * scale, True)):

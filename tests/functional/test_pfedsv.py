@@ -68,7 +68,7 @@ def test_identical_models_take_all_in_proportion_to_their_values():
         ([0.1, 0.2], [0.0, float("inf")], 0),
     ],
 )
-def test_wrong_values_and_distances(values, distances, own):
+def test_personalized_weights_refuses_wrong_values_and_distances(values, distances, own):
     with pytest.raises(ValueError, match="expected"):
         personalized_weights(torch.tensor(values), torch.tensor(distances), own)
 
@@ -128,7 +128,7 @@ def test_top_k_download_with_a_wrong_own_index_raises():
         choose([nan, nan], own=2)
 
 
-def test_shapes_that_do_not_fit():
+def test_pfedsv_functions_refuse_shapes_that_would_broadcast():
     """Broadcasting would give numbers for them."""
     with pytest.raises(ValueError, match=r"got \[1, 1\] and \[3\]"):
         leave_one_out_cosines(torch.ones(1, 1), torch.ones(3))

@@ -187,7 +187,7 @@ def test_judging_by_clients_is_refused_before_training_where_they_cannot_judge(
             flsv.retrain(trainer, module(), data(**splits), judges="clients")
 
 
-def test_a_class_that_nobody_can_judge(tmp_path: Path) -> None:
+def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -> None:
     train, _ = toy_sets(130)
     x, y = train.tensors
     few = torch.cat([(y != 2).nonzero()[:, 0], (y == 2).nonzero()[:3, 0]])

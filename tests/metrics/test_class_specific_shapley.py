@@ -42,7 +42,7 @@ def test_running_value_is_algorithm_1(momentum: float) -> None:
     torch.testing.assert_close((1 + overall) / 2, participant_weights(wanted)[0], equal_nan=True)  # eq. 6
 
 
-def test_two_classes_are_one_number_and_it_is_said() -> None:
+def test_class_specific_shapley_warns_that_two_classes_have_one_value() -> None:
     with pytest.warns(UserWarning, match="two classes both have the same value"):
         ClassSpecificShapley().bind(3, 2)
     with warnings.catch_warnings():

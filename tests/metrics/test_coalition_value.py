@@ -86,7 +86,7 @@ def test_it_is_a_plain_loop_over_coalitions_and_rounds(value: str, fold: str, es
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_any_value_from_random_orders(value: Any) -> None:
+def test_every_semivalue_from_random_orders_is_near_the_one_by_enumeration(value: Any) -> None:
     arguments = {"num_permutations": 4000, **({"alpha": 16.0} if value == "beta" else {})}
     metric = CoalitionValue(N, value=value, estimator="permutation", estimator_args=arguments, fold="sum")
     found, error = played(metric).compute(), metric.diagnostics()["stderr"]

@@ -58,7 +58,7 @@ class Spoils(Upload):
         return update * {1: 1e6, 2: float("nan")}.get(departure.client, 1)
 
 
-def test_what_is_left_out_has_crossed_and_was_shared(tmp_path: Path) -> None:
+def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path: Path) -> None:
     """Client 1's update crosses and is excluded; client 2 sends none, and has received the model."""
     loop = FederatedLoop(
         metrics={"cost": CommunicationCost()},

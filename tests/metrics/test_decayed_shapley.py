@@ -127,7 +127,7 @@ def shares(values: np.ndarray) -> np.ndarray:
     return positive / positive.sum()
 
 
-def test_both_halves_by_hand_with_somebody_absent() -> None:
+def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None:
     """Client 2 misses the first round: it gains nothing there, and its cosine is that of its own round."""
     rounds = [([0, 1], [3.0, 1.0], [[2.0, 0.0], [1.0, 1.0]], [0.75, 0.25])]
     rounds += [([0, 1, 2], [1.0, -4.0, 2.0], [[1.0, 0.0], [0.0, -1.0], [3.0, 4.0]], [0.5, 0.25, 0.25])]

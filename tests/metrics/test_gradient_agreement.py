@@ -58,7 +58,7 @@ def test_the_formulas_and_the_intervals() -> None:
     np.testing.assert_allclose(high.numpy(), np.minimum(value + half, 1), rtol=1e-3, atol=1e-6)
 
 
-def test_who_is_absent_early_is_not_punished() -> None:
+def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
     """Slopes fall by half from round to round; two equal clients, one of which misses the first round."""
     metric, plain = GradientAgreement(num_clients=3, blend=0.0), torch.zeros(3)
     update = torch.ones(3, 5)

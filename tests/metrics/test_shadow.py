@@ -423,7 +423,7 @@ def test_callbacks_that_hold_the_module_act_on_the_coalitions(tmp_path: Path) ->
     assert torch.equal(*found)
 
 
-def test_what_is_given_up_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_run_whose_rows_are_given_up_resumes_to_the_bit(tmp_path: Path) -> None:
     def module() -> Plain:
         return Between(network(batch_norm=False))
 

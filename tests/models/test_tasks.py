@@ -80,7 +80,7 @@ def loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
     return DataLoader(TensorDataset(pieces), batch_size=batch_size)
 
 
-def test_the_first_predict_the_following(tmp_path):
+def test_character_model_predicts_each_following_character(tmp_path):
     model = CharacterModel(width=4, hidden=8)
     batches = loader()
     trainer = trainer_for(None, tmp_path, 1)

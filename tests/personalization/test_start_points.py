@@ -256,7 +256,7 @@ def test_shapfeds_equation_8_and_the_order_of_algorithm_1(tmp_path: Path) -> Non
         torch.testing.assert_close(loop.state.starts[client], starts[client], rtol=1e-5, atol=1e-5)
 
 
-def test_alone_a_latecomer_knows_nothing_of_those_before(tmp_path: Path) -> None:
+def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_path: Path) -> None:
     personalizer, module, sampler = Standalone(), Plain(), FixedCohort([0])
     order = iter([0, 0, 1, 2])
     sampler.sample = lambda *_, **__: torch.tensor([next(order)])  # type: ignore[method-assign]

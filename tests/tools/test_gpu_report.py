@@ -18,14 +18,14 @@ def report(folder: Path, *titles: str) -> tuple[int, pd.DataFrame]:
 
 
 @pytest.mark.slow
-def test_the_whole_list_on_the_cpu(tmp_path: Path) -> None:
+def test_gpu_report_passes_all_checks_on_the_cpu(tmp_path: Path) -> None:
     code, found = report(tmp_path, *(title for title in CHECKS if title != "ratios"))
     assert code == 0, found
     assert found.loc["two ranks on cpu 0 and 0: weights", "found"] == "0.0e+00"
     assert found.loc["transformer: .item() a batch", "verdict"] == "ok"
 
 
-def test_what_fails_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_report_with_a_failed_check_ends_with_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def apart(device: str, short: bool) -> Iterator[Row]:
         yield near("near", 1e-5, 1e-3)
         yield near("far", 1.0, 1e-3)
@@ -39,7 +39,7 @@ def test_what_fails_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found.loc["ranks", "found"] == "RuntimeError: and then"
 
 
-def test_differences_are_seen() -> None:
+def test_gpu_report_sees_two_fits_of_different_batches_apart() -> None:
     one, other = (ran("cpu", convolution, batches, measured=False) for batches in (2, 3))
     assert one.apart(one) == 0
     assert one.apart(other) > 1e-2

@@ -48,7 +48,7 @@ def test_guos_checks_tell_whether_values_agree_with_the_scenario(
         ("by loss", [2 / (2 + 4 / 2**0.5), 4 / 2**0.5 / (2 + 4 / 2**0.5), 0]),
     ],
 )
-def test_figure_4_of_pfedsv(weights: str, expected: list[float]) -> None:
+def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights: str, expected: list[float]) -> None:
     """Two others, at distances 1 and 3 of the parameters; the last entry is a buffer."""
     start, own = torch.tensor([0.0, -1, 0, 0]), torch.zeros(4)
     others = [torch.tensor([1.0, 0, 0, 9]), torch.tensor([0.0, 0, 3, 9])]

@@ -47,7 +47,7 @@ def test_a_users_project_is_typed(tmp_path: Path) -> None:
         assert f"[{kind}]" in found.stdout, found.stdout
 
 
-def test_the_project_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typed_user_project_runs_and_values_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROJECT.parent))
     import user_project as project  # type: ignore[import-not-found]
 

@@ -47,7 +47,7 @@ def test_each_has_its_own_reference() -> None:
     assert [each.positions for each in chain] == [[0], [1], [2]]
 
 
-def test_whom_nothing_concerns_is_sent_to_the_bit_and_whole() -> None:
+def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole() -> None:
     vector = torch.rand(1000)
     sent, traffic = upload([Scaling(3.0, clients=[0])], vector, torch.rand(1000), vector, WHO)
     assert sent is vector

@@ -61,7 +61,7 @@ def test_tables_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert head.count("two (") == 2
 
 
-def test_what_raises_is_a_warning_and_an_interrupt_is_not() -> None:
+def test_picture_that_raises_warns_and_an_interrupt_passes_on() -> None:
     with (
         pytest.warns(UserWarning, match=r"picture p could not be drawn \(ValueError: first\)\. The run goes"),
         drawing("p"),

@@ -95,7 +95,7 @@ def test_rows_that_are_not_finite_are_left_out_of_the_fit_and_stay_apart() -> No
         assert pca(broken)[7].isnan().all()
 
 
-def test_pca_with_wrong_use_raises() -> None:
+def test_pca_refuses_no_samples_and_samples_of_other_sizes() -> None:
     with pytest.raises(ConfigurationError, match="nothing to be fitted on"):
         PCA().fit(None, clients_of(sets(draw(0), 0)))
     with pytest.raises(ConfigurationError, match="with 20 and with 6 numbers"):

@@ -10,7 +10,7 @@ from flsv.functional import (
 from flsv.functional.shapley.gtg import _converged
 
 
-def test_between_round_truncation() -> None:
+def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:
     table = accuracy_table(6)
     gain = float((table[-1] - table[0]).abs() / max(abs(table[-1]), abs(table[0])))
     skipped = gtg_shapley(table_game(table), 6, round_truncation=gain + 1e-9)

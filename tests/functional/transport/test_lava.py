@@ -52,7 +52,7 @@ def lava_reference(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: 
 
 
 @pytest.mark.parametrize("weight", [3.0, 0.0])
-def test_as_pots_duals(weight: float) -> None:
+def test_lava_equals_pots_duals(weight: float) -> None:
     (x, y), (x2, y2) = blobs(40, 0), blobs(25, 1)
     x, x2, eps = x.double(), x2.double(), 4.0
     y, _ = flipped(y, 0.2, 4)
@@ -62,7 +62,7 @@ def test_as_pots_duals(weight: float) -> None:
     assert float(found.sum()) == pytest.approx(0, abs=1e-9)
 
 
-def test_class_distances() -> None:
+def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() -> None:
     (x, y), (x2, y2) = blobs(60, 0), blobs(50, 1)
     kept = y2 != 2
     x2, y2 = x2[kept], y2[kept]

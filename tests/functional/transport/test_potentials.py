@@ -62,7 +62,7 @@ def test_a_sets_potential_towards_itself_is_the_symmetric_one(blur: float) -> No
     np.testing.assert_allclose(f, again, atol=1e-3 * eps)
 
 
-def test_what_does_not_settle_is_said() -> None:
+def test_potentials_that_do_not_settle_warn() -> None:
     (x, _), (x2, _) = labeled(0, m=40), labeled(1, m=25)
     with pytest.warns(UserWarning, match=r"not settled after 5000 iterations: they may be off by .* raise eps"):
         debiased_potential(1e3 * x, 1e3 * x2, blur=1e-5)
