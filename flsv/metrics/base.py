@@ -85,8 +85,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     validation samples.
     """
 
-    to_pay_by = True
-    """Whether the metric divides a budget by default; False if its documentation advises against payment by it.
+    to_pay_by = False
+    """Whether shares of a budget are shown beside the metric's values. Set it to True if values measure how much a
+    client adds to the model, such as a gain in accuracy, so that twice the value may be paid twice as much.
     """
 
     mergeable = True

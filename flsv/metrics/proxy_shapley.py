@@ -42,7 +42,7 @@ class ProxyShapley(MeasuredMetric):
     performance's unit, or ``[num_clients, num_classes]``; NaN for a client that never took part.
 
     When not to use it:
-        To pay by it, or to rank clients of a federation that can be measured otherwise: on twelve federations made
+        For payment, or to rank clients of a federation that can be measured otherwise: on twelve federations made
         after its rules were chosen it was no better than :class:`BlendedContribution`, and worse with wrong labels and
         rare classes (``docs/results/proxy.md``). If coalitions can be trained, take :class:`ShadowShapley`; its values
         help as the ``prior`` of :func:`flsv.functional.few_coalitions_shapley`. Where clients hide

@@ -141,7 +141,7 @@ class TensorBoard(Sink):
         """Write a table of the clients, and the run's line in TensorBoard's table of runs."""
         if not self._in_table:
             self._write_hyperparameters(accuracies(self._logged()))
-        columns = client_columns(result.table, result.columns, len(self._labels), result.to_pay_by)
+        columns = client_columns(result, len(self._labels))
         text = text_table({"client": self._labels, **columns})
         self._writer.add_text("contributions", text, result.round_index)
         self.flush()

@@ -186,7 +186,7 @@ class CoalitionPlan:
         self.why = why
         for metric in self._metrics.values():
             metric.await_training(after_the_run=True)
-        rank_zero_warn(f"flsv: {self._in_words(num_clients)}. Until here they were rows of one batched model.")
+        rank_zero_warn(f"flsv: {self._in_words(num_clients)}. Until now they were trained during the run.")
 
     def as_rows(self, config: FederationConfig, give_up: Callable[[str], None] | None = None) -> FederationConfig:
         """Return the configuration in which clients train coalitions' models together with their own models.
@@ -215,15 +215,12 @@ class CoalitionPlan:
         """Describe the decision, its reason and its cost, for the log."""
         names, masks = ", ".join(self._metrics), self.masks(num_clients)
         if self.why is None:
-            return (
-                f"{names}: clients train the models of {len(masks) - 2} coalitions beside their own, as rows of one "
-                "batched model"
-            )
+            return f"{names}: {len(masks) - 2} coalitions are trained during the run, batched"
         reason, _, need = self.why.rpartition(". ")
-        need = f"; as rows of one batched model it would need: {need[0].lower()}{need[1:]}" if reason else ""
+        need = f". To train them during the run instead: {need[0].lower()}{need[1:]}" if reason else ""
         return (
-            f"{names}: {len(masks) - 2} coalitions are trained after the run, each by a fit of its own, which costs "
-            f"{fits_of(masks):.3g} more fits; values stand after training. The reason: {reason or self.why}{need}"
+            f"{names}: {len(masks) - 2} coalitions are trained after the run, each in a fit of its own, which costs "
+            f"{fits_of(masks):.3g} more fits; the values are known after these. Reason: {reason or self.why}{need}"
         )
 
     def told(self, num_clients: int) -> list[str]:
@@ -234,11 +231,11 @@ class CoalitionPlan:
         names, masks = ", ".join(self._metrics), self.masks(num_clients)
         count = len(masks) - 2
         if self.why is None:
-            how = f"clients trained the models of {count} coalitions beside their own, as rows of one batched model"
+            how = f"{count} coalitions were trained during the run, batched."
         else:
             fits = f"{fits_of(masks):.3g} fits in all"
-            how = f"{count} coalitions were trained after the run, each by a fit of its own, {fits}"
-        return waiting or [f"{names[0].upper()}{names[1:]}: {how}"]
+            how = f"{count} coalitions were trained after the run, each in a fit of its own ({fits})."
+        return waiting or [f"{names}: {how}"]
 
     # ---- in a round
 

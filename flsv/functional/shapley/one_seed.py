@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+#: What the brackets around values of trained coalitions promise.
+BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Deviation of a value between seeds, as a fraction of the sum of all positive values: without the effect of the
 #: untrained models, and with it.
 SEED_DEVIATION, WITH_UNTRAINED = 0.02, 0.025
