@@ -42,6 +42,7 @@ from flsv.training.slots import Slots
 from flsv.training.store import ClientStore
 from flsv.training.turn import optimizer_slots
 from flsv.uploads import UploadContext, sanitize_report, upload
+from flsv.utilities import progress
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
 
@@ -248,6 +249,7 @@ class CoalitionTraining(L.Callback):
         manager = ClientManager(trainer, data, space, self._store)
         self.clients = manager.clients
         self._kept: dict[tuple[int, int], State] = {}
+        progress.start("rounds", trainer.max_epochs or 0)
         for index in range(trainer.max_epochs or 0):
             trainer.fit_loop.epoch_progress.current.completed = index  # current_epoch in a step
             servers.begin_round(masks, models, index)
@@ -258,6 +260,8 @@ class CoalitionTraining(L.Callback):
                 raise ConfigurationError("some coalitions come to models with NaN.")
             self._store.commit()
             self._step_schedules("epoch", index + 1)
+            progress.advance()
+        progress.finish()
         trainer.fit_loop.epoch_progress.current.completed = 0
         return models
 
