@@ -85,14 +85,18 @@ def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
 def adding_up(run: Run) -> list[str]:
     """Return the names of the metrics whose values add up to the change of the model's performance that they divide
     among the clients."""
-    found = []
-    for metric, game in run.record.get("paid_in", {}).items():
-        if metric in run.metrics and None not in game.values():
-            whole = game["end"] - game["start"]
-            values = [value for value in run.final(metric) if value == value]
-            if whole and abs(math.fsum(values) - whole) <= TOLERANCE * abs(whole):
-                found.append(metric)
-    return found
+    games = run.record.get("paid_in", {})
+    return [metric for metric in games if metric in run.metrics and direction(run, metric)]
+
+
+def direction(run: Run, metric: str) -> int:
+    """Return whether a metric's values add up to the change of the performance that they divide (1), to its negative,
+    as for a logged value of which less is better (-1), or to neither (0)."""
+    game = run.record.get("paid_in", {}).get(metric)
+    if game is None or None in (game["start"], game["end"]):
+        return 0
+    whole, total = game["end"] - game["start"], math.fsum(value for value in run.final(metric) if value == value)
+    return next((sign for sign in (1, -1) if whole and abs(sign * total - whole) <= TOLERANCE * abs(whole)), 0)
 
 
 def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> Markup:

@@ -35,6 +35,8 @@ from flsv.utilities.csv_files import NAN
 
 #: Number of the waterfall's steps; of more clients, those with the highest and the lowest values are shown.
 MOST_STEPS = 12
+#: Letters of a label that fit beside the waterfall.
+MOST_LETTERS = 24
 #: Fractions of a payment that went to other partners in trials (docs/results/payments.md, docs/benchmark.md).
 BY_METRIC, BY_ONE_SEED = (0.17, 0.32), 0.08
 #: The sentences of page one.
@@ -138,7 +140,7 @@ class FirstPage:
             self._certainty(),
             *self._by_scores(),
             self._table(basis),
-            self._text("source", basis.title if basis.key == RETRAINED else f"metric {basis.title}", basis.of),
+            self._text("source", self._source(basis), basis.of),
             " ".join(filter(None, (self._text("brackets", BRACKETS), self._text("bracketed shares")))) or None,
             None if self.shares is None else WORDS["rules"][self.shares.budget.rule],
             self._text("missing", run.labels(unknown)),
@@ -147,6 +149,10 @@ class FirstPage:
             *self._order(basis),
             None if self.said.get("progress") == "waterfall" else self._bars(basis),
         )
+
+    @staticmethod
+    def _source(basis: Basis) -> str:
+        return basis.title if basis.key == RETRAINED else f"metric {basis.title}"
 
     def _amount(self, fraction: float, what: str, digits: int = 2) -> str:
         """Return a fraction of a payment as a text with some significant digits: as an amount of the budget, if there
@@ -220,7 +226,7 @@ class FirstPage:
 
     def _bars(self, basis: Basis) -> Markup:
         values, low, high = self._of_shown(basis.values, basis.low, basis.high)
-        return drawing.bars(self.names, values, (low, high), SAY["bars"].format(basis.title), basis.seeds > 1)
+        return drawing.bars(self.names, values, (low, high), SAY["bars"].format(self._source(basis)), basis.seeds > 1)
 
     # ---- what the model has learned
 
@@ -254,17 +260,17 @@ class FirstPage:
         known = [client for client in by_value(values) if values[client] == values[client]]
         order = ends_of(known, MOST_STEPS, MOST_STEPS // 2)
         names, heights = [self.run.label(client) for client in order], [values[client] for client in order]
-        whole = game["end"] - game["start"]
+        start, end, less = game["start"], game["end"], facts.direction(self.run, basis.key) < 0
+        if game["by"] == "negative_loss":  # shown as a loss
+            start, end, less = -start, -end, True
+        whole = start - end if less else end - start
         rest = whole - math.fsum(heights)
         if len(order) < self.run.num_clients and abs(rest) > facts.TOLERANCE * abs(whole):
             names, heights = [*names, "all others"], [*heights, rest]
-        sign = 1.0
-        if game["by"] == "negative_loss":
-            # A loss is shown as such; clients that raise it come first, or the waterfall could fall below 0 in between.
-            sign, names, heights = -1.0, names[::-1], heights[::-1]
-        heights = [sign * height for height in heights]
+        if less:  # clients that raise it come first, or the waterfall could fall below 0 in between
+            names, heights = names[::-1], [-height for height in heights[::-1]]
         unit = titled(game["by"], "plain")
-        return drawing.steps(names, heights, sign * game["start"], sign * game["end"], caption, unit, sign < 0)
+        return drawing.steps(names, heights, start, end, caption, unit if len(unit) <= MOST_LETTERS else "", less)
 
     # ---- what this rests on
 

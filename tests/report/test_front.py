@@ -71,6 +71,13 @@ def test_an_error_falls_and_never_below_0(tmp_path: Path) -> None:
     assert steps == "start 0.700, Graz 0.500, Lyon -0.100, Boston -0.800, end 0.300"
 
 
+def test_a_logged_value_of_which_less_is_better_falls(tmp_path: Path) -> None:
+    game = {"by": "val_loss", "start": 0.9, "end": 0.5, "sum": 0.4, "told_apart": None}
+    front, _, html = pages(make_game(tmp_path, {"sv": [0.3, 0.1]}, paid_in={"sv": game}))
+    assert "The model's val_loss, from 0.900 when training began to 0.500 when it ended" in front
+    assert "<desc>start 0.900, Lyon -0.100, Boston -0.300, end 0.500</desc>" in html
+
+
 def test_there_is_one_column_of_shares(tmp_path: Path) -> None:
     run = make_game(tmp_path, {"sv": [0.4, 0.1, 0.05]})
     assert [pages(run, budget)[1].count("| share |") for budget in (None, Budget(100.0))] == [1, 1]
