@@ -86,9 +86,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """
 
     to_pay_by = False
-    """Whether shares of a budget are shown beside the metric's values. Set it to True if values measure how much a
-    client adds to the model, such as a gain in accuracy, so that twice the value may be paid twice as much.
-    """
+    """Whether values measure how much a client adds to the model, so that tables show shares of a budget by them."""
 
     mergeable = True
     """Whether the metric's states of several parts of a run can be merged, by ``merge_state`` or between processes."""

@@ -101,16 +101,21 @@ def _metrics(run: Run, order: Sequence[int], names: Sequence[str], basis: Basis 
     kinds = {metric: run.kind(metric) for metric in run.metrics}
     by_kind = {kind: ", ".join(m for m in kinds if kinds[m] == kind) for kind in kinds.values() if kind}
     without = any(value != value for metric in run.metrics for value in run.final(metric))
-    earlier = basis.key == RETRAINED
-    intro = SAY["earlier"] if earlier and run.seeds == 1 else SAY["other_metrics"].format(basis.title)
     return section(
         "Metric by metric",
-        intro if earlier or len(run.metrics) > 1 else None,
+        _beside(run, basis),
         table(["partner", *columns], [list(row) for row in zip(names, *columns.values())]),
         *(SAY["intervals"].format(metrics, kind) for kind, metrics in by_kind.items()),
         SAY["without"] if without else None,
         *(_bars(run, metric, order, names) for metric in run.metrics),
     )
+
+
+def _beside(run: Run, basis: Basis) -> str | None:
+    """Return a sentence on how the run's metrics relate to the values on page one; None if they are the same."""
+    if basis.key == RETRAINED and run.seeds == 1:
+        return SAY["earlier"]
+    return SAY["other_metrics"].format(basis.title) if basis.key == RETRAINED or len(run.metrics) > 1 else None
 
 
 def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> Markup:

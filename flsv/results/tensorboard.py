@@ -40,6 +40,8 @@ from flsv.utilities.charts import client_labels, drawing
 FIRST = "Contributions/"
 #: Largest number of clients of which each has a run of its own.
 MOST_RUNS = 30
+#: Largest number of columns of a table beside the clients' names.
+WIDEST = 5
 #: Seconds after which a client's curves are written to the disk.
 FLUSH = 10
 #: Loggers of services that accept pictures.
@@ -142,8 +144,11 @@ class TensorBoard(Sink):
         if not self._in_table:
             self._write_hyperparameters(accuracies(self._logged()))
         columns = client_columns(result, len(self._labels))
-        text = text_table({"client": self._labels, **columns})
-        self._writer.add_text("contributions", text, result.round_index)
+        # TensorBoard breaks words in a wide table, so that there are several below each other.
+        heads = list(columns)
+        parts = [heads[place : place + WIDEST] for place in range(0, len(heads), WIDEST)]
+        tables = [text_table({"client": self._labels, **{head: columns[head] for head in part}}) for part in parts]
+        self._writer.add_text("contributions", "\n\n".join(tables), result.round_index)
         self.flush()
 
     def flush(self) -> None:
