@@ -10,13 +10,14 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
+from flsv.utilities import progress
 from flsv.utilities.display import display_path as display_path
 
 #: Arguments of ``flsv fit`` that hide progress bars and the model's summary.
@@ -168,31 +169,94 @@ def command_parser(prog: str, description: str | None, epilog: str | None = None
 
 
 class Waiting:
-    """A line on the terminal that says what the command is waiting for, and grows by a dot every second until
-    :meth:`end`.
+    """A line on a terminal that says what the command is doing until something else is printed. It shows the seconds
+    that have passed, and a bar while :mod:`flsv.utilities.progress` counts something.
 
     Args:
         what: the text of the line.
     """
 
     def __init__(self, what: str) -> None:
-        self._over = threading.Event()
-        self._dots = threading.Thread(target=self._add_dots, daemon=True)
-        print(what, end="", file=sys.stderr, flush=True)
-        self._dots.start()
+        self._what, self._count = what, ""
+        self._over, self._since = threading.Event(), time.monotonic()
+        self._draw()
+        self._thread = threading.Thread(target=self._keep_drawing, daemon=True)
+        self._thread.start()
 
-    def _add_dots(self) -> None:
+    def _keep_drawing(self) -> None:
         while not self._over.wait(1.0):
-            print(".", end="", file=sys.stderr, flush=True)
+            self._draw()
+
+    def _draw(self) -> None:
+        text = f"{self._what}{self._count}"
+        if (seconds := int(time.monotonic() - self._since)) > 0:
+            text += f" ({seconds} s)"
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def now(self, what: str) -> None:
+        """Replace the text."""
+        self._what, self._since = what, time.monotonic()
+        self._draw()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show a count, as a listener of :mod:`flsv.utilities.progress`."""
+        full = round(BAR * done / max(total, 1))
+        self._count = f" [{'=' * full}{' ' * (BAR - full)}] {done}/{total} {what}"
+
+    def hide(self) -> None:
+        """Stop showing the count."""
+        self._count = ""
 
     def end(self) -> None:
-        """Stop the dots and end the line; a second call does nothing."""
-        if not self._over.is_set():
-            self._over.set()
-            self._dots.join()
-            print(file=sys.stderr, flush=True)
+        """Remove the line."""
+        self._over.set()
+        self._thread.join()
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+#: Characters of a bar.
+BAR = 20
+_waiting: list[Waiting] = []
+_printed: set[str] = set()
+
+
+def waiting(what: str, quiet: bool = False, first: bool = False) -> None:
+    """Show on stderr what the command is doing: on a terminal as a line, until :func:`done_waiting` or until a
+    :func:`printer` prints something; else as a text that is printed once.
+
+    Args:
+        what: the text.
+        quiet: whether to show nothing.
+        first: whether the command begins.
+    """
+    if first:
+        _printed.clear()
+    if quiet:
+        return
+    if not sys.stderr.isatty():
+        if what not in _printed:
+            print(what, file=sys.stderr, flush=True)
+        _printed.add(what)
+    elif _waiting:
+        _waiting[0].now(what)
+    else:
+        _waiting.append(Waiting(what))
+        progress.attach(_waiting[0])
+
+
+def done_waiting() -> None:
+    """Remove the line of :func:`waiting`, if there is one."""
+    while _waiting:
+        line = _waiting.pop()
+        progress.detach(line)
+        line.end()
 
 
 def printer(quiet: bool) -> Callable[[str], None]:
-    """Return a ``print`` that flushes, or a function that prints nothing if ``quiet``."""
-    return (lambda text: None) if quiet else partial(print, flush=True)
+    """Return a ``print`` that flushes and ends :func:`waiting`, or a function that prints nothing if ``quiet``."""
+
+    def say(text: str) -> None:
+        done_waiting()
+        print(text, flush=True)
+
+    return (lambda text: None) if quiet else say

@@ -13,11 +13,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, Waiting, one_line_warnings, status_of, terminable
+from flsv.cli.command import NO_BARS, done_waiting, one_line_warnings, status_of, terminable, waiting
 from flsv.cli.configs import check_words
 from flsv.cli.parsers import check_arguments
 from flsv.utilities.atomic_files import Vanished
@@ -47,6 +46,8 @@ MANY_FITS = ("retrain", "repeat", "bench")
 KEEPING = (*MANY_FITS, "compare")
 #: Subcommands that distribute their fits over the processes of ``torchrun``.
 ON_RANKS = ("retrain",)
+#: Subcommands that say for themselves what they are doing.
+WAITING = ("report", "repeat", "retrain")
 #: Subcommands that do not import PyTorch.
 AT_ONCE = ("init", "new")
 QUIET = ("-q", "--quiet")
@@ -129,16 +130,15 @@ def _run(given: list[str]) -> int:
     if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
         check_words(given)
         check_arguments(first, given[1:])
-    waiting = None if quiet else _announce(first)
+    if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
+        waiting(f"flsv {first}: loading PyTorch", quiet or int(os.environ.get("RANK", 0)) > 0, first=True)
     try:
-        return _command(given, first, quiet, waiting)
+        return _command(given, first, quiet)
     finally:
-        if waiting is not None:
-            waiting.end()
+        done_waiting()
 
 
-def _command(given: list[str], first: str, quiet: bool, waiting: Waiting | None) -> int:
-    loaded = _nothing if waiting is None else waiting.end
+def _command(given: list[str], first: str, quiet: bool) -> int:
     if first == "--version":
         print(f"flsv {__version__}")
         return 0
@@ -146,26 +146,27 @@ def _command(given: list[str], first: str, quiet: bool, waiting: Waiting | None)
         _parser().print_help()
         return 0
     if first in OWN:
-        return _run_own(first, given[1:], quiet, loaded)
+        return _run_own(first, given[1:], quiet)
     if first in OF_LIGHTNING or first.startswith("-"):  # the latter such as --config before the subcommand
-        return _run_lightning(given, first, quiet, loaded)
+        return _run_lightning(given, first, quiet)
     names = [*OF_LIGHTNING, *OWN]
     near = difflib.get_close_matches(first, names, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ConfigurationError(f"there is no subcommand {first!r}. There are {', '.join(names)}.{hint}")
 
 
-def _run_own(command: str, args: list[str], quiet: bool, loaded: Callable[[], None]) -> int:
+def _run_own(command: str, args: list[str], quiet: bool) -> int:
     if command not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
     if command not in (*AT_ONCE, "report"):
         _leave_out(quiet or command in MANY_FITS)
     main: Any = importlib.import_module(f"flsv.cli.{command}").main
-    loaded()
+    if command not in WAITING:
+        done_waiting()
     return int(main(args, quiet) or 0)
 
 
-def _run_lightning(given: list[str], command: str, quiet: bool, loaded: Callable[[], None]) -> int:
+def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
     if given == ["fit"]:
         raise ConfigurationError(
             "flsv fit: say what to train on: --config quickstart for five clients with handwritten digits, "
@@ -174,23 +175,11 @@ def _run_lightning(given: list[str], command: str, quiet: bool, loaded: Callable
     _leave_out(quiet)
     from flsv.cli.parser import make_cli
 
-    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet, loaded=loaded)
+    waiting(f"flsv {command}: reading the configuration", quiet)
+    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet, loaded=done_waiting)
     if quiet and command == "fit":
         cli.say_where(1)
     return 0
-
-
-def _announce(command: str) -> Waiting | None:
-    """Show a waiting line while PyTorch is imported, which takes seconds, and return the line.
-
-    Return None if stderr is not a terminal or the command does not import PyTorch."""
-    if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
-        return Waiting(f"flsv {command}: loading PyTorch")
-    return None
-
-
-def _nothing() -> None:
-    """Do nothing: called in place of ending a waiting line if there is none."""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,20 +14,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import yaml
 from pandas import DataFrame
 
-from flsv.cli.command import NO_BARS, display_path, printer
+from flsv.cli.command import NO_BARS, display_path, done_waiting, printer, waiting
 from flsv.cli.parser import make_cli
 from flsv.cli.parsers import check_runs, repeat_parser
 from flsv.cli.saved_run import dealt_once
+from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.report import Run, open_run
 from flsv.report.reading import COLUMNS, RUNS, SUMMARY, seed_summary
 from flsv.results.folder import FolderLock, run_folder
 from flsv.results.terminal import print_table
-from flsv.results.text import percent
+from flsv.results.text import numbers, percent, with_intervals
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
@@ -43,6 +45,7 @@ def repeat(
     first_seed: int = 0,
     bars: bool = False,
     say: Callable[[str], None] = lambda text: None,
+    wait: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Run a federation several times with different seeds, and average the clients' contributions.
 
@@ -53,6 +56,7 @@ def repeat(
         first_seed: the first run's seed; the next runs have the following seeds.
         bars: whether to show the fits' progress bars.
         say: called with a line of text when a run begins.
+        wait: called with a text that says what is being done, before each step that takes long.
 
     Returns:
         A table with one row per metric and client and the columns :data:`flsv.report.reading.HEADER`, and the file that
@@ -64,10 +68,11 @@ def repeat(
             not give the same samples to the clients; the runs have no metrics.
     """
     check_runs(runs)
+    wait("flsv repeat: reading the configuration and the data")
     first = make_cli([*arguments, f"--seed_everything={first_seed}", *QUIET], run=False, quiet=True)
     kept = ResultFile(out / RUNS, COLUMNS, first.identity().flat())
     with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), first_seed) as file:
-        made = _runs(range(first_seed, first_seed + runs), file, kept, out, bars, say)
+        made = _runs(range(first_seed, first_seed + runs), file, kept, out, bars, say, wait)
     if not made[0].metrics:
         raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
     rows = seed_summary(made)
@@ -76,7 +81,13 @@ def repeat(
 
 
 def _runs(
-    seeds: Sequence[int], arguments: Sequence[str], kept: ResultFile, out: Path, bars: bool, say: Callable[[str], None]
+    seeds: Sequence[int],
+    arguments: Sequence[str],
+    kept: ResultFile,
+    out: Path,
+    bars: bool,
+    say: Callable[[str], None],
+    wait: Callable[[str], None],
 ) -> list[Run]:
     done = {row["run"]: out / row["folder"] for row in kept.rows}
     made: list[Run] = []
@@ -86,6 +97,7 @@ def _runs(
             run = open_run(done[name])
         else:
             say(f"Run {len(made) + 1} of {len(seeds)}: seed {seed}")
+            wait(f"flsv repeat: starting the run with seed {seed}")
             run = _fit(arguments, seed, out / name, bars)
             kept.add([[name, os.path.relpath(run.folder, out)]])
         made.append(run)
@@ -100,7 +112,7 @@ def _runs(
 def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
     own = [f"--trainer.default_root_dir={folder}", f"--seed_everything={seed}", f"--federation.seed={seed}", *QUIET]
     own.append(f"--trainer.enable_progress_bar={str(bars).lower()}")
-    run = open_run(run_folder(make_cli(["fit", *arguments, *own], quiet=True).trainer))
+    run = open_run(run_folder(make_cli(["fit", *arguments, *own], quiet=True, loaded=done_waiting).trainer))
     if not run.ended:
         raise ConfigurationError(f"the run in {folder} was stopped before its last round. Start the same again.")
     return run
@@ -110,17 +122,27 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv repeat`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = repeat_parser().parse_known_args(list(args))
     bars = sys.stdout.isatty() and not quiet
+    say, wait = printer(quiet), partial(waiting, quiet=quiet)
     with FolderLock(options.out):
         rows, path = repeat(
-            options.runs, rest, options.out, first_seed=options.first_seed, bars=bars, say=printer(quiet)
+            options.runs, rest, options.out, first_seed=options.first_seed, bars=bars, say=say, wait=wait
         )
-    for metric, mine in rows.groupby("metric", sort=False) if not quiet else ():
-        columns = {
-            "mean": mine["mean"].map("{:.4g}".format),
-            "90 % interval": mine["low"].map("{:.4g}".format) + " to " + mine["high"].map("{:.4g}".format),
-            "std of runs": mine["std"].map("{:.3g}".format),
-        }
-        if mine["share"].notna().any():
-            columns["share"] = mine["share"].map(percent)
-        print_table(f"{metric}, {options.runs} runs", mine["client_name"].tolist(), columns)
+    done_waiting()
+    if not quiet:
+        _show(rows, options.runs)
     print(f"Summary: {display_path(path)}")
+
+
+def _show(rows: DataFrame, runs: int) -> None:
+    """Print a table of each metric: those with shares first, then those that are no basis for payment."""
+    for paid in (True, False):
+        for metric, mine in rows.groupby("metric", sort=False):
+            if mine["share"].notna().any() != paid:
+                continue
+            ends = (mine[name].tolist() for name in ("mean", "low", "high"))
+            columns = {"mean": with_intervals(*ends), "std of runs": numbers(mine["std"].tolist())}
+            if paid:
+                columns["share"] = mine["share"].map(percent).tolist()
+            advice = "" if paid else ". Do not base payments on these values"
+            print_table(f"{metric}, mean of {runs} runs{advice}", mine["client_name"].tolist(), columns)
+    print(BRACKETS)

@@ -15,10 +15,11 @@ the amounts, but no amount is held back for them.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from flsv.cli.command import display_path
+from flsv.cli.command import display_path, done_waiting, waiting
 from flsv.cli.parsers import budget_of, report_parser
 from flsv.utilities.atomic_files import check_writable
 
@@ -29,13 +30,17 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     options = parser.parse_args(list(args))
     budget = budget_of(parser, options)
     from flsv.report import open_run, write_report  # imported late: it imports torch
-    from flsv.report.facts import fitness
-    from flsv.report.shares import SHARES, basis_of
+    from flsv.report.basis import basis_of
+    from flsv.report.front import fitness
+    from flsv.report.shares import SHARES
+    from flsv.results.terminal import width
 
+    waiting("flsv report: reading the run and drawing the page", quiet)
     check_writable(Path(options.run) if options.out is None else options.out.parent)
     page = write_report(options.run, options.client, options.out, budget)
     files = [page] if budget is None or options.client else [page, page.parent / SHARES]
+    done_waiting()
     print(f"Report: {', '.join(map(display_path, files))}")
     if budget is not None:
         run = open_run(options.run)
-        print(fitness(run, basis_of(run, budget.by)))
+        print(textwrap.fill(fitness(run, basis_of(run, budget.by)), width() or 10_000))

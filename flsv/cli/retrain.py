@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,13 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of
-from flsv.cli.command import display_path, printer
+from flsv.cli.command import display_path, done_waiting, printer, waiting
 from flsv.cli.parser import FederatedCLI, find_loop
 from flsv.cli.parsers import retrain_parser
 from flsv.cli.saved_run import changed_settings, check_data, judges_of, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.shapley.few_coalitions import Which, default_design, few_coalitions
+from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.games.copy_module import copy_module
 from flsv.games.performance import (
     CLASSIFICATION,
@@ -55,7 +57,7 @@ from flsv.report.shares import RANKING_ONLY, SHARE_BY, retrained_from
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
-from flsv.results.text import NONE, joined, percent
+from flsv.results.text import joined, percent, with_intervals
 from flsv.retraining.coalition_rounds import samplers_among
 from flsv.retraining.retrained_utility import TrainedGame
 from flsv.retraining.train_coalitions import SEEDS, Here, train_seeds, values_of
@@ -81,6 +83,7 @@ def retrain(
     participation: Participation = "drawn",
     overrides: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
+    wait: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Train a run's federation again with only some of its clients, and compute the clients' values from the results.
 
@@ -101,6 +104,7 @@ def retrain(
             as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
         overrides: arguments of ``flsv fit`` that override the run's configuration.
         say: called with lines of text: how many coalitions are trained, and why one after the other, if they are.
+        wait: called with a text that says what is being done, before each step that takes long.
 
     Returns:
         A table with one row per client, and the file that it was written to. ``by`` is the performance that models were
@@ -117,6 +121,11 @@ def retrain(
     _check_performance(metric, mode)
     ranks = ranks_of_environment()
     arguments = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
+
+    def told(text: str) -> None:
+        say(text)
+        wait("flsv retrain: training coalitions")
+
     with saved_run(run, arguments) as (make, first):
         cli = make(first)
         metric, mode, judges = _performance_of(find_loop(cli.trainer), metric, mode, judges)
@@ -147,7 +156,8 @@ def retrain(
             for members, values in trained_in(run, ended, seed, cli.trainer.max_epochs).items():
                 if store.missing(seed, [members]):
                     store.add(seed, members, {LAST: [[value] for value in values]})
-        found = train_seeds(Here(game), cli.datamodule.num_samples.tolist(), which, first, seeds, store, ranks, say)
+        wait("flsv retrain: training coalitions")
+        found = train_seeds(Here(game), cli.datamodule.num_samples.tolist(), which, first, seeds, store, ranks, told)
         majority = _majority(cli, by)
         if isinstance(asked, ModelScore) and scores_positive(asked):
             by = title_of(asked, cli.datamodule.positive_class)
@@ -244,16 +254,13 @@ def _majority(cli: FederatedCLI, metric: str) -> float:
 
 
 def _show(rows: DataFrame, planned: int | None) -> None:
-    cells = rows[["value", "low", "high"]].map(lambda value: f"{value:.4f}" if value == value else NONE)
-    columns = {
-        "value": cells["value"],
-        "90 % interval": (cells["low"] + " to " + cells["high"]).where(rows["low"].notna(), NONE),
-        "share": rows["share"].map(percent),
-    }
+    ends = (rows[name].tolist() for name in ("value", "low", "high"))
+    columns = {"value": with_intervals(*ends), "share": rows["share"].map(percent).tolist()}
     names, first = rows["client_name"].tolist(), rows.iloc[0].to_dict()
     print_table(f"{first['by']}, by retraining ({retrained_from(first, planned)})", names, columns)
     if len(first["seeds"].split()) == 1:
-        print("Of one seed: the intervals are what seeds differ by on average. Before more coalitions, use --seeds 3.")
+        print("With one seed, the intervals are an estimate. More seeds (--seeds 3) help more than more coalitions.")
+    print(BRACKETS)
     for text in retrained_caveats(rows.to_dict("records")):
         print(text)
 
@@ -261,6 +268,7 @@ def _show(rows: DataFrame, planned: int | None) -> None:
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = retrain_parser().parse_known_args(list(args))
+    waiting("flsv retrain: reading the run and its data", quiet or ranks_of_environment().rank > 0)
     say = printer(quiet or ranks_of_environment().rank > 0)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()
     with FolderLock(options.run) if alone else nullcontext():
@@ -275,7 +283,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             participation=options.participation,
             overrides=rest,
             say=say,
+            wait=partial(waiting, quiet=quiet or ranks_of_environment().rank > 0),
         )
+    done_waiting()
     if ranks_of_environment().rank:
         return
     if not quiet:

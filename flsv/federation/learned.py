@@ -30,6 +30,7 @@ from flsv.games.scores import score_batch
 from flsv.games.validation_batches import checked_logits, checked_pair
 from flsv.games.vector_evaluator import row_builder
 from flsv.metrics import ContributionMetric
+from flsv.results.text import joined
 from flsv.training.local_steps import limited
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
@@ -95,7 +96,8 @@ def learning_record(trainer: L.Trainer, run: FederationRun) -> dict[str, Any]:
     }
     for by in dict.fromkeys(verdict.by for verdict in found.values() if verdict.apart is False):
         rank_zero_warn(
-            f"The model is not told apart from a constant answer by {by}: who contributed what to it is chance."
+            f"Measured by {by}, the model is not clearly better than a constant prediction: the values may be due to "
+            "chance."
         )
     budgets = inconclusive_metrics(run.metrics.metrics, values)
     more = {"not_known": unknown} if unknown is not None else {}
@@ -145,7 +147,7 @@ def learning_results(trainer: L.Trainer, run: FederationRun) -> tuple[dict[str, 
     if found:
         known = any(verdict.apart is not None for verdict in found.values())
         measures = sorted({verdict.by for verdict in found.values()})
-        return found, None if known else f"no constant answer's {', '.join(measures)} is known"
+        return found, None if known else f"the {joined(measures)} of a constant prediction is not known"
     scores = _scores(trainer, run, model)
     if isinstance(scores, str):
         return {}, scores
@@ -202,7 +204,7 @@ def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | s
     if limit == 0:
         return "nothing is validated (limit_val_batches=0)"
     if data.no_classes is not None:
-        return f"there are no classes ({data.no_classes})"
+        return f"the data have no classes ({data.no_classes})"
     if space.private_names:
         return "a part of the model stays with the clients"
     correct, support = torch.zeros(2, data.num_classes, dtype=torch.int64)
@@ -221,7 +223,7 @@ def _scores(trainer: L.Trainer, run: FederationRun, model: Tensor) -> Scores | s
     except ConfigurationError as error:
         return str(error)
     except Exception as error:  # any error of a `forward` that the run itself does not need
-        return f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {error}"
+        return f"{type(module).__name__}.forward(x) raises {type(error).__name__}: {error}"
     return Scores({"correct": correct[None]}, support) if support.any() else "there are no validation samples"
 
 

@@ -25,7 +25,7 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
-from flsv.metrics import ContributionMetric
+from flsv.metrics import ContributionMetric, ShadowShapley
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
@@ -222,6 +222,7 @@ class RunReports:
             table=frame(self.results.rows(index, values, **of_clients, **state.client_scores)),
             columns={name: "column" if column_names(metrics[name]) else "class" for name in metrics if name in values},
             to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
+            trained=[name for name in values if isinstance(metrics[name], ShadowShapley)],
             learning_record={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
             logged={name: value for name, value in logged.items() if name not in self._monitored.names},
             pictures=self.results.pictures(index, values),

@@ -87,9 +87,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     validation samples.
     """
 
-    to_pay_by = True
-    """Whether the metric divides a budget by default; False if its documentation advises against payment by it.
-    """
+    to_pay_by = False
+    """Whether values measure how much a client adds to the model, so that tables show shares of a budget by them."""
 
     mergeable = True
     """Whether the metric's states of several parts of a run can be merged, by ``merge_state`` or between processes."""

@@ -76,6 +76,7 @@ class GradientAgreement(ContributionMetric):
     unit = "share"
     sign = "larger: the client's steps lower the validation loss, and agree with the cohort's."
     cost = "a gradient of the validation loss, and per client two dot products."
+    to_pay_by = True
     rules = (
         (
             lambda given: not given.balanced or given.loss is None,

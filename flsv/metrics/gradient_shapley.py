@@ -67,6 +67,7 @@ class GradientShapley(ContributionMetric):
     unit = "fall of the validation loss (nats)"
     sign = "positive: lowers the validation loss; negative: raises it; 0: no difference."
     cost = "a gradient of the validation loss, and per client a dot product; order 2: a Hessian product too."
+    to_pay_by = True
     rules = _RULES
     per_class = False
     over_rounds = "momentum"

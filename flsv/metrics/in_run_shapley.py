@@ -84,6 +84,7 @@ class InRunShapley(ContributionMetric):
     unit = "fall of the validation loss (nats), summed over rounds"
     sign = "positive: the client's samples lower the validation loss; negative: they raise it."
     cost = "a gradient of the validation loss a round, and ghost products in the steps that clients look at."
+    to_pay_by = True
     rules = _RULES
     over_rounds = "sum"
     reported_by = "FederatedLoop(client_algorithm=flsv.training.algorithms.InRunValues())"

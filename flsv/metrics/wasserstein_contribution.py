@@ -72,6 +72,7 @@ class WassersteinContribution(ContributionMetric):
     unit = "contribution share"
     sign = "from 0 to 1, shares that sum to 1 over the clients seen; more is closer to the validation data."
     cost = "linear in the number of clients; no coalition."
+    to_pay_by = True
     per_class = False
     needs_classes = True  # the distance is between samples with classes
     plot_lower_bound = 0.0

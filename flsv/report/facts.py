@@ -10,17 +10,17 @@ import numpy as np
 from markupsafe import Markup
 
 from flsv.report import drawing
-from flsv.report.html import heat, section, table, warning
+from flsv.report.basis import RANKING_ONLY, SHARE_BY, by_partners, retrained_from
+from flsv.report.certainty import moved
+from flsv.report.front import MOSTLY
+from flsv.report.html import heat, section, table
 from flsv.report.reading import Run
-from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, by_partners, retrained_from
 from flsv.results.terminal import inconclusive
-from flsv.results.text import NONE, WORDS, by_value, joined, number, percent, titled, value_columns
+from flsv.results.text import NONE, WORDS, number, percent, with_intervals
 from flsv.utilities.csv_files import NAN, number_or_nan
 
 #: The sentences of the pages.
 SAY: Mapping[str, str] = WORDS["page"]
-#: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
-_MOSTLY = 0.7
 #: Largest relative error with which values are said to add up to a difference.
 TOLERANCE = 0.01
 RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
@@ -29,11 +29,6 @@ RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
 def share(part: float, whole: float) -> float:
     """Return ``part / whole``; NaN if the whole is 0."""
     return part / whole if whole else NAN
-
-
-def at_chance(record: Mapping[str, Any]) -> list[str]:
-    """Return the names of the performances, each once, in which the model does not beat a constant prediction."""
-    return list({game["by"]: None for game in record.get("paid_in", {}).values() if game["told_apart"] is False})
 
 
 def of_rounds(record: Mapping[str, Any]) -> list[str]:
@@ -46,7 +41,7 @@ def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [WORDS["ranking_only"]] if rows[0].get("trainings") in RANKING_ONLY else []
     found += [WORDS["judged"]] if by_partners(rows[0]["by"]) else []
     majority = rows[0]["majority"]
-    return [*found, WORDS["one_class"].format(percent(majority))] if majority >= _MOSTLY else found
+    return [*found, WORDS["one_class"].format(percent(majority))] if majority >= MOSTLY else found
 
 
 def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
@@ -78,30 +73,30 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     return of
 
 
-def values_and_shares(run: Run, clients: Sequence[int], shares: bool = True) -> dict[str, list[str]]:
-    """Return ``{header: cells}`` with each metric's values and, if ``shares``, the shares by metrics suitable for
-    payment."""
+def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
+    """Return ``{metric: cells}`` with each metric's values and intervals."""
     known = {metric: (run.final(metric), *run.ends(metric)) for metric in run.metrics}
-    return value_columns(known, [metric for metric in known if shares and run.about(metric)["to_pay_by"]], clients)
+    return {
+        metric: with_intervals(*([each[client] for client in clients] for each in ends))
+        for metric, ends in known.items()
+    }
 
 
 def adding_up(run: Run) -> list[str]:
     """Return the names of the metrics whose values add up to the change of the model's performance that they divide
     among the clients."""
-    found = []
-    for metric, game in run.record.get("paid_in", {}).items():
-        if metric in run.metrics and None not in game.values():
-            whole = game["end"] - game["start"]
-            values = [value for value in run.final(metric) if value == value]
-            if whole and abs(math.fsum(values) - whole) <= TOLERANCE * abs(whole):
-                found.append(metric)
-    return found
+    games = run.record.get("paid_in", {})
+    return [metric for metric in games if metric in run.metrics and direction(run, metric)]
 
 
-def order_of(run: Run) -> list[int]:
-    """Return the clients sorted by the first metric's value, the highest first and clients without a value last;
-    without a metric, sorted by number."""
-    return by_value(run.final(run.metrics[0])) if run.metrics else list(range(run.num_clients))
+def direction(run: Run, metric: str) -> int:
+    """Return whether a metric's values add up to the change of the performance that they divide (1), to its negative,
+    as for a logged value of which less is better (-1), or to neither (0)."""
+    game = run.record.get("paid_in", {}).get(metric)
+    if game is None or None in (game["start"], game["end"]):
+        return 0
+    whole, total = game["end"] - game["start"], math.fsum(value for value in run.final(metric) if value == value)
+    return next((sign for sign in (1, -1) if whole and abs(sign * total - whole) <= TOLERANCE * abs(whole)), 0)
 
 
 def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> Markup:
@@ -181,25 +176,6 @@ def logged(run: Run) -> list[tuple[str, str]]:
     return [(name, number(NAN if value is None else value)) for name, value in run.record.get("logged", {}).items()]
 
 
-def fitness(run: Run, basis: Basis) -> str:
-    """Return a sentence on whether the values of ``basis`` are suitable to share out a budget, and how much of it they
-    would misallocate."""
-    if by := at_chance(run.record):
-        return WORDS["fitness"]["constant"].format(joined(titled(each, "plain") for each in by))
-    kind = "metric" if not basis.retrains else "retrained" if basis.seeds > 1 else "one_seed"
-    return WORDS["fitness"][kind].format(basis.seeds)
-
-
-def budget(shares: Shares) -> list[Markup | str]:
-    """Return texts on the values by which a budget is shared out, and on the intervals of the shares."""
-    basis = shares.basis
-    intervals = SAY["budget_intervals" if shares.table["share_low"].notna().any() else "budget_without_intervals"]
-    rule = WORDS["rules"][shares.budget.rule]
-    found: list[Markup | str] = [SAY["budget"].format(basis.title, basis.of, rule), intervals]
-    found += [warning(WORDS["judged"])] if basis.judged else []
-    return found if basis.to_pay_by else [*found, warning(SAY["not_to_pay_by"].format(basis.key))]
-
-
 def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
     """Return a section with ``parts`` on values by retraining; ``row`` of ``retrained.csv`` says what was trained."""
     samples = SAY["judged_by_partners" if by_partners(row["by"]) else "judged_by_server"]
@@ -216,8 +192,8 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
     cells = [
         [name, percent(row["share"]), *map(percent, of)] for name, row, of in zip(names, rows, zip(*paid.values()))
     ]
-    moved = [sum(abs(share - row["share"]) for share, row in zip(paid[head], rows)) / 2 for head in heads]
-    cells.append([SAY["to_others"], NONE, *map(percent, moved)])
+    shares = [row["share"] for row in rows]
+    cells.append([SAY["to_others"], NONE, *(percent(moved(shares, paid[head])) for head in heads)])
     return table(["client", "share", *(head.removeprefix(f"{SHARE_BY} ") for head in heads)], cells)
 
 

@@ -16,12 +16,15 @@ from typing import Any
 
 from markupsafe import Markup
 
+from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.report import facts
+from flsv.report.basis import RETRAINED, Basis, basis_shown
 from flsv.report.facts import SAY
-from flsv.report.html import section, table
+from flsv.report.front import at_chance, fitness
+from flsv.report.html import section, table, warning
 from flsv.report.reading import Run
-from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.results.text import NONE, WORDS, gain, known_mean, number, numbers, percent
+from flsv.report.shares import Shares
+from flsv.results.text import NONE, WORDS, gain, known_mean, number, numbers, percent, titled
 from flsv.utilities.csv_files import NAN
 
 #: With fewer clients, no number computed from all of them is shown.
@@ -33,22 +36,25 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
     given."""
     # Columns that are not classes may be other clients.
     by_class = [metric for metric in run.metrics if run.columns_are_classes(metric)]
-    chance = [WORDS["at_chance"].format(by) for by in facts.at_chance(run.record)]
+    basis = basis_shown(run) if shares is None else shares.basis
+    chance = [WORDS["at_chance"].format(titled(by, "plain")) for by in at_chance(run, basis)]
     if run.record.get("not_known"):
         chance.append(SAY["not_known_to_you"])
     front = [
-        section("", _gained(run, client)),
+        section("", _gained(run, client, basis)),
         _share(run, client, shares) if shares is not None else "",
-        section("What you contributed", *_contributions(run, client, shares is None)),
+        section("What you contributed", *_contributions(run, client, basis, shares)),
         _part(run, client),
+    ]
+    appendix = [
+        _others(run, client, basis),
         facts.over_time(run, [client], ["you"], dict(zip(run.metrics, run.metrics))),
         facts.classes(run, by_class, [client], ["you"], ""),
-        _retrained(run, client, shares is None),
         facts.reading(run, *facts.of_rounds(run.record), *chance, *_of_others(run, shares is not None)),
         section("The run", _facts(run, client)),
     ]
     subtitle = facts.subtitle(run, facts.algorithm(run))
-    return {"title": f"Contribution of {run.label(client)}", "subtitle": subtitle, "front": front, "appendix": []}
+    return {"title": f"Contribution of {run.label(client)}", "subtitle": subtitle, "front": front, "appendix": appendix}
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
@@ -56,21 +62,16 @@ def _public(run: Run, values: Sequence[float]) -> bool:
     return bool(run.ended) and sum(value == value for value in values) >= FEWEST
 
 
-def _gained(run: Run, client: int) -> str:
-    """Return a sentence on how much the model gained by this client; "" if no values add up to the model's gain."""
-    rows, metrics = run.retrained(), [name for name in facts.adding_up(run) if run.about(name)["to_pay_by"]]
-    if facts.at_chance(run.record):
+def _gained(run: Run, client: int, basis: Basis | None) -> str:
+    """Return a sentence on how much the model gained by this client; "" if the values do not tell."""
+    if basis is None or not basis.by or not basis.to_pay_by or at_chance(run, basis):
         return ""
-    if rows:
-        values, by = [row.get("value", NAN) for row in rows], next(row["by"] for row in rows if row)
-    elif metrics:
-        values, by = run.final(metrics[0]), run.record["paid_in"][metrics[0]]["by"]
-    else:
+    if basis.ranks_only or (basis.key != RETRAINED and basis.key not in facts.adding_up(run)):
         return ""
-    value = values[client]
+    value = basis.values[client]
     # The whole has two digits, like means.
-    whole = math.fsum(x for x in values if x == x) if _public(run, values) else NAN
-    return f"Your data {gain(by.partition(' (')[0], value, whole)}." if value == value else ""
+    whole = math.fsum(x for x in basis.values if x == x) if _public(run, basis.values) else NAN
+    return f"Your data {gain(basis.by.partition(' (')[0], value, whole)}." if value == value else ""
 
 
 def _part(run: Run, client: int) -> Markup:
@@ -93,48 +94,64 @@ def _part(run: Run, client: int) -> Markup:
     return section("Your part", *parts)
 
 
-def _contributions(run: Run, client: int, shares: bool) -> list[Markup | str]:
-    if not run.metrics:
-        return [SAY["no_metric"]]
-    parts: list[Markup | str] = []
-    rows, shown = [], facts.values_and_shares(run, [client])
-    for metric in run.metrics:
-        values = run.final(metric)
-        # Two digits: with more digits, or from several pages, the others' values could be derived.
-        of_all = number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
-        rows.append([metric, shown[metric][0], of_all])
-    parts.append(table(["", "your value", "mean of all"], rows))
-    kinds = {metric: kind for metric in run.metrics if (kind := run.kind(metric))}
-    parts += [SAY["intervals"].format(metric, kind) for metric, kind in kinds.items()]
-    if any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics):
-        parts.append(SAY["dash"])
-    return parts
+def _contributions(run: Run, client: int, basis: Basis | None, shares: Shares | None) -> list[Markup | str]:
+    """Return the client's value by ``basis``, with the mean over all clients, and what the value comes from."""
+    if basis is None:
+        return [WORDS["no_metric"]]
+    value, low, high = numbers([basis.values[client], basis.low[client], basis.high[client]])
+    cell = value if NONE in (low, high) else f"{value} [{low} to {high}]"
+    parts: list[Markup | str] = [
+        table(["", "your value", "mean of all"], [[basis.title, cell, _mean(run, basis.values)]]),
+    ]
+    if shares is None:
+        parts.insert(0, fitness(run, basis))
+    else:
+        parts.append(SAY["budget"].format(basis.title, basis.of))
+    return [*parts, *([BRACKETS] if basis.brackets else []), *([SAY["dash"]] if value == NONE else [])]
+
+
+def _mean(run: Run, values: Sequence[float]) -> str:
+    """Return the mean over all clients, if it may be shown. It has two digits: with more digits, or from several pages,
+    the others' values could be derived."""
+    return number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
+
+
+def _others(run: Run, client: int, basis: Basis | None) -> Markup:
+    """Return a section with the client's values by the metrics that the page is not about."""
+    others = [metric for metric in run.metrics if basis is None or metric != basis.key]
+    shown = facts.values_of(run, [client])
+    rows = []
+    for metric in others:
+        advice = "" if run.about(metric)["to_pay_by"] else SAY["not_to_pay_by"]
+        rows.append([metric, shown[metric][0], _mean(run, run.final(metric)), advice])
+    kinds = {metric: kind for metric in others if (kind := run.kind(metric))}
+    unknown = any(run.final(metric)[client] != run.final(metric)[client] for metric in others)
+    return section(
+        "Other measurements",
+        SAY["earlier"] if basis is not None and basis.key == RETRAINED and run.seeds == 1 and rows else None,
+        table(["", "your value", "mean of all", "payment"], rows) if rows else None,
+        *(SAY["intervals"].format(metric, kind) for metric, kind in kinds.items()),
+        SAY["dash"] if unknown else None,
+    )
 
 
 def _share(run: Run, client: int, shares: Shares) -> Markup:
     """Return a section with the client's share of a budget."""
-    basis = shares.basis
-    value, low, high = numbers([basis.values[client], basis.low[client], basis.high[client]])
-    known = shares.table["share_low"].notna()[client]
-    cells = ["", f"{value} [{low} to {high}]" if known else value, *shares.cells(client)]
+    basis, missing = shares.basis, client in shares.missing
+    value = number(basis.values[client])
+    cells = shares.cells(client)
     return section(
         f"Your share of {shares.title}",
-        facts.fitness(run, shares.basis),
-        table(["", "your value", *SHARE_HEAD], [cells]),
-        SAY["why_share"].format(value, cells[2].partition(" [")[0]) if shares.budget.rule == "zero" else None,
-        *facts.budget(shares),
-        SAY["no_share_of_yours"] if client in shares.missing else None,
+        fitness(run, basis),
+        warning(WORDS["judged"]) if basis.judged else None,
+        table(["", "share", "amount"], [["", *cells]]),
+        SAY["why_share"].format(value, cells[0].partition(" [")[0])
+        if shares.budget.rule == "zero" and not missing
+        else None,
+        SAY["bracket_shares"] if "[" in cells[0] else None,
+        WORDS["rules"][shares.budget.rule],
+        SAY["no_share_of_yours"] if missing else None,
     )
-
-
-def _retrained(run: Run, client: int, shares: bool) -> Markup:
-    rows = run.retrained()
-    if not rows or not rows[client]:
-        return Markup("")
-    # The total that the share is relative to is not shown either.
-    shown = slice(None if shares and _public(run, [row.get("value", NAN) for row in rows]) else -1)
-    cells = facts.retrained_cells(rows[client])[shown]
-    return facts.retrained(run, rows[client], table(facts.RETRAINED_HEAD[1:][shown], [cells]))
 
 
 def _of_others(run: Run, shares: bool) -> list[str]:

@@ -31,11 +31,11 @@ def write_report(
         client: the number or name of the client that the page is for; None: the page for the operator of the
             federation.
         out: the file, ``.html``; None: ``report.html`` in the run's folder, or in ``clients/<name>`` below it.
-        budget: a budget to share out by the run's values; the page shows the amounts. The report on all clients also
-            writes them to ``shares.csv`` beside it.
+        budget: a budget to share out by the run's values; the page shows the amounts.
 
     Returns:
-        The file.
+        The file. Beside the report on all clients, ``report.csv`` has each number of its first page, and ``shares.csv``
+        the shares of the budget, if there is one.
 
     Raises:
         ConfigurationError: there is no such run or client; ``out`` is not an ``.html`` file; or a budget cannot be
@@ -48,10 +48,12 @@ def write_report(
     file = folder / "report.html" if out is None else Path(out)
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
-    page = to_html(page_for_all(run, shares) if who is None else page_for_one(run, who, shares))
+    page, numbers = page_for_all(run, shares) if who is None else (page_for_one(run, who, shares), None)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
-        draft.write(page.encode())
+        draft.write(to_html(page).encode())
+    if numbers is not None:
+        save_table(file.with_suffix(".csv"), numbers)
     if shares is not None and who is None:
-        save_table(file.parent / SHARES, shares.table)
+        save_table(file.parent / SHARES, shares.written())
     return file

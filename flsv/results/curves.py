@@ -55,6 +55,7 @@ class Monitored(Sink):
         for result in results:
             found = _by_client(result.table)
             self._trainer.callback_metrics.update({name: torch.tensor(value) for name, value in found.items()})
+            self.names |= found.keys()
 
 
 def _by_client(rows: Iterable[Row]) -> dict[str, float]:

@@ -120,8 +120,8 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
         return lines
     return [
         *lines,
-        f"Repeat:  flsv repeat 5 {arguments}  # this was one seed: other seeds may differ more",
-        f"Retrain: flsv retrain {folder}  # what each client is worth by training without it",
+        f"Repeat:  flsv repeat 5 {arguments}  # other seeds give other values",
+        f"Retrain: flsv retrain {folder}  # values with three seeds, as a basis for payment",
     ]
 
 

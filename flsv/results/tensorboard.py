@@ -43,6 +43,8 @@ from flsv.utilities.charts import client_labels, drawing
 FIRST = "Contributions/"
 #: Largest number of clients of which each has a run of its own.
 MOST_RUNS = 30
+#: Largest number of columns of a table beside the clients' names.
+WIDEST = 5
 #: Seconds after which a client's curves are written to the disk.
 FLUSH = 10
 #: Loggers of services that accept pictures.
@@ -155,9 +157,12 @@ class TensorBoard(Sink):
         """Write a table of the clients, and the run's line in TensorBoard's table of runs."""
         if not self._in_table:
             self._write_hyperparameters(accuracies(self._logged()))
-        columns = client_columns(result.table, result.columns, len(self._labels), result.to_pay_by)
-        text = text_table({"client": self._labels, **columns})
-        self._writer.add_text("contributions", text, result.round_index)
+        columns = client_columns(result, len(self._labels))
+        # TensorBoard breaks words in a wide table, so that there are several below each other.
+        heads = list(columns)
+        parts = [heads[place : place + WIDEST] for place in range(0, len(heads), WIDEST)]
+        tables = [text_table({"client": self._labels, **{head: columns[head] for head in part}}) for part in parts]
+        self._writer.add_text("contributions", "\n\n".join(tables), result.round_index)
         self.flush()
 
     def flush(self) -> None:

@@ -7,9 +7,11 @@ are never cut. Into a pipe or a file tables are printed at full width.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -18,27 +20,31 @@ from typing import Any
 import lightning as L
 import pandas
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.rich_progress import CustomTimeColumn, ProcessingSpeedColumn
 from pandas import DataFrame
 from rich.progress import BarColumn
 from rich.table import Column
 
+from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part
-from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, own_title, ranking, value_columns
+from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, own_title, ranking, titled, value_columns
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.utilities import progress
 from flsv.utilities.charts import client_labels, shortened_name
 
 #: Largest number of clients that are all shown; of more, the ten highest and the ten lowest are shown.
 MOST = 20
+#: Performances with a name of their own, which begins a sentence with a capital letter.
+_SCORES = {"accuracy", *WORDS["titles"]}
 
 
 def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
     """Print a table of each client's samples, values and shares, the values per class, and sentences on the results.
 
-    The table has the metrics that are suitable for payment, or all metrics if none is suitable. TensorBoard and the
-    report show everything else that was measured.
+    The table has the metric by which a payment comes closest to one by retraining, with shares; if no metric is
+    suitable, it has all metrics, without shares. TensorBoard and the report show everything else that was measured.
 
     Args:
         result: the run's result.
@@ -46,70 +52,82 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
         where: lines that say where the results are.
     """
     table, count = result.table, len(client_names)
-    shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by or result.columns)}
+    shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by[:1] or result.columns)}
     first = next(iter(shown), None)
     rows = shown_clients(last(table, first, count) if first else None, count)
     title = "Contributions" if first else "Clients"
     if len(rows) < count:
         by = f", by {first}" if first else ""
         title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
-    columns = value_table(table, shown, count, result.to_pay_by)
-    if any("[" in cell for cells in columns.values() for cell in cells):
-        title += f"; in brackets: {WORDS['in_brackets']}"
-    print_table(title, client_names, columns, rows)
+    print_table(title, client_names, value_table(result, shown, count), rows)
     for name, kind in shown.items():
         keys = columns_in(table, name)
         if 0 < len(keys) <= 10:
             print_table(f"{name} by {kind}", client_names, class_columns(table, name, count), rows)
-    for line in (*_sentences(result, client_labels(count, client_names)), *where):
+    for line in _sentences(result, client_labels(count, client_names)):
+        print(_filled(line))
+    for line in where:
         print(line)
 
 
 def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
     """Return lines on the clients' ranking, on the change in the model's performance, and on the values that it
     logged."""
-    lines = [] if result.columns else [f"{WORDS['page']['no_metric']} {WORDS['name_one']}"]
+    lines = [] if result.columns else [f"{WORDS['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
-        values, low, high = (last(result.table, name, len(labels), what=what) for what in ("value", "low", "high"))
-        lines += ranking(labels, (values, low, high), name, result.learning_record)
+        ends = _with_ends(result, name, len(labels))
+        lines += ranking(labels, ends, name, result.learning_record)
+        if name not in result.trained:
+            lines.append(WORDS["fitness"]["metric"])
+        elif any(end == end for end in ends[1]):
+            lines.append(BRACKETS)
+    if result.columns and not result.to_pay_by:
+        lines.append(WORDS["none_suitable"])
     lines += lines_of(result.learning_record)
     if result.logged:
         lines.append(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}")
     return lines
 
 
-def value_table(
-    table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
-) -> dict[str, list[str]]:
+def _filled(line: str) -> str:
+    """Return a line filled to the terminal's width; what follows a label such as ``Model:`` stays below its text."""
+    label = line[:9] if line[6:9] == "   " else ""
+    return textwrap.fill(line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False)
+
+
+def _with_ends(result: RunResult, metric: str, clients: int) -> tuple[list[float], list[float], list[float]]:
+    """Return a metric's values, and the low and high ends of their brackets: NaN unless coalitions were trained, since
+    the intervals of other metrics hold the mean over many seeds far less often."""
+    values, low, high = (last(result.table, metric, clients, what=what) for what in ("value", "low", "high"))
+    nothing = [math.nan] * clients
+    return (values, low, high) if metric in result.trained else (values, nothing, nothing)
+
+
+def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
     """Return each client's samples, values and shares as ``{column: cells}``, without the column of the clients' names.
 
     Args:
-        table: the rows of the last round.
-        metrics: names of the metrics; their intervals are written in brackets behind the values. If empty, a column of
-            rounds is returned instead.
+        result: the run's result. Only the first of the metrics that are suitable for payment gets a column of shares.
+        metrics: names of the metrics.
         clients: n, the number of clients.
-        to_pay_by: names of the metrics whose values may be shared out; each gets a column of shares.
     """
-    known = {name: [last(table, name, clients, what=what) for what in ("value", "low", "high")] for name in metrics}
+    known = {name: _with_ends(result, name, clients) for name in metrics}
     counts = ("samples",) if known else ("samples", "rounds")
-    columns = {name: numbers(last(table, name, clients)) for name in counts}
-    return columns | value_columns(known, to_pay_by, range(clients))
+    columns = {name: numbers(last(result.table, name, clients)) for name in counts}
+    return columns | value_columns(known, result.to_pay_by[:1], range(clients))
 
 
-def client_columns(
-    table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
-) -> dict[str, list[str]]:
+def client_columns(result: RunResult, clients: int) -> dict[str, list[str]]:
     """Return all known numbers of each client as ``{column: cells}``: the columns of :func:`value_table`, rounds,
     weight and the scores of the client's own model.
 
     Args:
-        table: the rows of the last round.
-        metrics: names of the metrics.
+        result: the run's result.
         clients: n, the number of clients.
-        to_pay_by: names of the metrics whose values may be shared out.
     """
+    table = result.table
     there = set(table["metric"])
-    columns = value_table(table, metrics, clients, to_pay_by)
+    columns = value_table(result, result.columns, clients)
     columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients)), **columns}
     for name in ("weight", *OWN_SCORES):
         if name in there:
@@ -188,47 +206,45 @@ def inconclusive(record: Mapping[str, Any]) -> list[str]:
 
     Example:
         >>> inconclusive({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
-        'about 10,000 would tell one apart, in half of all cases'
+        'about 10,000 would distinguish a pair in half of all cases'
     """
     sentences = []
     for metric, sampled in record.get("undecided", {}).items():
         needed = float(f"{sampled['needed']:.2g}")
         sentences.append(
-            f"{metric}: no pair of clients can be told apart at this budget ({sampled['evaluations']:,} evaluations); "
-            f"about {needed:,.0f} would tell one apart, in half of all cases"
+            f"{metric}: with {sampled['evaluations']:,} evaluations, no two clients differ clearly; about "
+            f"{needed:,.0f} would distinguish a pair in half of all cases"
         )
     return sentences
 
 
 def lines_of(record: Mapping[str, Any]) -> list[str]:
-    """Return lines on the model whose performance the metrics divide among the clients: its performance at the start
-    and at the end, the sum of the values, and whether it beats a constant prediction. ``record`` is the run's learning
-    record.
+    """Return lines on the performances that the metrics divide among the clients, each once: at the start and at the
+    end, and whether the model is better than a constant prediction. ``record`` is the run's learning record.
 
     Example:
-        >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "sum": 0.2, "told_apart": False}
-        >>> print(*lines_of({"paid_in": {"sv": verdict}}))
-        Accuracy on the validation set rose from 10.0 % to 30.0 %; sv sums to 0.2: not told apart from a constant \
-prediction
+        >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "told_apart": True}
+        >>> lines_of({"paid_in": {"sv": verdict, "value": verdict}})
+        ['Accuracy on the validation set rose from 10.0 % to 30.0 %.']
     """
     lines = []
-    for metric, game in record.get("paid_in", {}).items():
-        whole = NONE if game["sum"] is None else f"{game['sum']:.4g}"
+    for game in record.get("paid_in", {}).values():
         line = change(game["by"], game["start"], game["end"])
-        line = line[0].upper() + line[1:] if "_" not in line.split()[0] else line
-        line += f"; {metric} sums to {whole}" if metric else ""
-        lines.append(line + (": not told apart from a constant prediction" if game["told_apart"] is False else ""))
-    lines += inconclusive(record)
+        # A name that the module logs is not changed.
+        lines.append(f"{line[0].upper()}{line[1:]}." if game["by"].partition(" of ")[0] in _SCORES else f"{line}.")
+        if game["told_apart"] is False:
+            lines.append(WORDS["at_chance"].format(titled(game["by"])))
+    lines += [f"{sentence}." for sentence in inconclusive(record)]
     lines += record.get("coalitions", [])
     if "not_known" in record:
-        lines.append(f"Whether the model has learned anything is not known: {record['not_known']}")
-    return lines
+        lines.append(f"{WORDS['page']['not_known'].format(record['not_known'])}")
+    return list(dict.fromkeys(lines))
 
 
 #: Seconds that work takes before it is shown.
 PATIENCE = 0.5
-#: Width that Rich's bar needs beside the logged values.
-_BESIDE = 60
+#: Width that Rich's bar needs beside the logged values; and below which it shows no times.
+_BESIDE, NARROW = 60, 100
 #: Methods of a progress bar that are replaced for the length of a fit.
 _REPLACED = ("get_metrics", "_get_train_description", "_init_progress", "init_train_tqdm")
 PAUSE = 0.1
@@ -264,7 +280,8 @@ class Terminal(Sink):
         def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
             shown = {k: v for k, v in get_metrics(trainer, module).items() if k != "v_num"}
             text = {k: v for k, v in self.text.items() if k != "round" or not self._has_round}
-            return {**(text if trainer.training else {}), **self._counts, **shown}
+            # What the module logs comes first: if there is too little room, the end is cut.
+            return {**shown, **self._counts, **(text if trainer.training else {})}
 
         self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]  # replaced on this bar alone
         self._has_round = self._count_rounds()
@@ -282,10 +299,18 @@ class Terminal(Sink):
                 if bar.progress is None:
                     return
                 *columns, logged = bar.progress.columns
+                wide = bar.progress.console.width
+                if wide < NARROW:  # the number that a person looks for is worth more than times
+                    columns = [
+                        each for each in columns if not isinstance(each, CustomTimeColumn | ProcessingSpeedColumn)
+                    ]
+                    bar.progress.columns = (*columns, logged)
                 for column in columns:
                     if not isinstance(column, BarColumn):  # the bar itself shrinks as far as needed
                         column._table_column = Column(no_wrap=True)
-                logged._table_column = Column(no_wrap=True, max_width=max(bar.progress.console.width - _BESIDE, 20))
+                logged._table_column = Column(
+                    no_wrap=True, max_width=max(wide - (_BESIDE if wide >= NARROW else 30), 20)
+                )
 
             bar._init_progress = on_one_line
         if of_tqdm:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import yaml
 from flsv.utilities.display import CLIENTS
 
 NONE = "\N{EN DASH}"
-#: Largest number of clients, or pairs of clients, that are named one by one.
+#: Largest number of clients that are named one by one.
 FEW = 3
 #: Classes of metrics whose values are closest to those of retraining in the benchmark, the closest first.
 NEAREST = ("ShadowShapley", "BlendedContribution")
@@ -59,9 +58,11 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
     return [f"{value:.{places}f}" if math.isfinite(value) else number(value) for value in values]
 
 
-def with_intervals(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[str]:
-    """Format values with their intervals in brackets, with equally many decimals; without brackets if there is no
-    interval.
+def with_intervals(
+    values: Sequence[float], low: Sequence[float], high: Sequence[float], between: str = ", "
+) -> list[str]:
+    """Format values with their intervals in brackets, with equally many decimals and ``between`` between the ends;
+    without brackets if there is no interval.
 
     Example:
         >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
@@ -70,14 +71,16 @@ def with_intervals(values: Sequence[float], low: Sequence[float], high: Sequence
     count = len(values)
     texts = numbers([*values, *low, *high])
     cells = zip(texts[:count], texts[count : 2 * count], texts[2 * count :])
-    return [value if NONE in (value, least, most) else f"{value} [{least}, {most}]" for value, least, most in cells]
+    return [
+        value if NONE in (value, least, most) else f"{value} [{least}{between}{most}]" for value, least, most in cells
+    ]
 
 
 def value_columns(
     known: Mapping[str, Sequence[Sequence[float]]], to_pay_by: Sequence[str], clients: Sequence[int]
 ) -> dict[str, list[str]]:
-    """Return columns of the metrics' values with intervals, ``{header: cells}``, each followed by a column of shares if
-    the metric is suitable for payment.
+    """Return columns of the metrics' values with their brackets, ``{header: cells}``, each followed by a column of
+    shares if the metric is in ``to_pay_by``.
 
     Args:
         known: ``{metric: (values, low ends, high ends)}``, ``[n]`` each.
@@ -124,18 +127,20 @@ def ranking(
     metric: str,
     record: Mapping[str, Any],
 ) -> list[str]:
-    """Return sentences on which clients contributed most and least, and which cannot be distinguished.
+    """Return a sentence, in a list, on which clients contributed most and least: all that cannot be distinguished from
+    the client with the highest, or the lowest, value.
 
     Args:
         names: the clients' names.
         ends: the values, and the low and high ends of their intervals. Values that round to the same text count as
             equal.
         metric: the name of the metric with these values.
-        record: the run's learning record; if the values may be due to chance, no sentences are returned.
+        record: the run's learning record; if the values may be due to chance, the list is empty.
 
     Example:
-        >>> ranking(["Genève", "Zürich", "Bern"], ([0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]), "sv", {})
-        ['By sv, Zürich contributed most, Bern least.', 'Zürich and Genève cannot be told apart.']
+        >>> ends = [0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]
+        >>> ranking(["Genève", "Zürich", "Bern"], ends, "sv", {})
+        ['By sv, Zürich or Genève contributed most, Bern least.']
     """
     values, low, high = ends
     games = record.get("paid_in", {})
@@ -143,16 +148,23 @@ def ranking(
         return []
     order, shown = [i for i in by_value(values) if values[i] == values[i]], numbers(values)
     if len({shown[i] for i in order}) < 2:
-        return [f"By {metric}, all contributed alike."] if len(order) > 1 else []
+        return [f"By {metric}, all clients contributed the same."] if len(order) > 1 else []
     first, last = order[0], order[-1]
     if low[first] <= high[last]:
-        return [f"By {metric}, nobody can be told apart: all intervals overlap."]
-    pairs = [f"{names[one]} and {names[other]}" for one, other in pairwise(order) if low[one] <= high[other]]
-    who = "; ".join(pairs) if len(pairs) <= FEW else f"{len(pairs)} of {len(order) - 1} neighbors in this order"
-    alike = ([names[i] for i in sorted(order) if shown[i] == shown[end]] for end in (first, last))
-    most, least = (joined(each) if len(each) <= FEW else f"{len(each)} clients alike" for each in alike)
-    sentence = f"By {metric}, {most} contributed most, {least} least."
-    return [sentence, f"{who} cannot be told apart."] if pairs else [sentence]
+        return [f"By {metric}, no client contributed clearly more than another: all brackets overlap."]
+    most = _not_distinguished(names, [i for i in order if high[i] >= low[first] or shown[i] == shown[first]], shown)
+    least = _not_distinguished(
+        names, [i for i in order[::-1] if low[i] <= high[last] or shown[i] == shown[last]], shown
+    )
+    return [f"By {metric}, {most} contributed most, {least} least."]
+
+
+def _not_distinguished(names: Sequence[str], clients: Sequence[int], shown: Sequence[str]) -> str:
+    """Return the names of clients of which any may have the highest, or the lowest, value."""
+    word = "and" if len({shown[i] for i in clients}) == 1 else "or"
+    if len(clients) <= FEW:
+        return joined((names[i] for i in (sorted(clients) if word == "and" else clients)), word)
+    return f"{len(clients)} clients equally" if word == "and" else f"one of {len(clients)} clients"
 
 
 def shares_in(values: Sequence[float]) -> list[float]:
@@ -204,7 +216,9 @@ def change(by: str, start: float | None, end: float | None) -> str:
     if start is None or end is None:
         return f"{title}{where} is {last}"
     rise = abs(end) - abs(start) if by == "negative_loss" else end - start
-    verb = "rose" if rise > 0 else "fell" if rise < 0 else "stayed"
+    if not rise:
+        return f"{title}{where} stayed at {last}"
+    verb = "rose" if rise > 0 else "fell"
     return f"{title}{where} {verb} from {first} to {last}"
 
 
@@ -250,10 +264,10 @@ def joined(names: Iterable[str], word: str = "and") -> str:
     """Return names joined with commas and, before the last, ``word``.
 
     Example:
-        >>> joined(["Boston", "Lyon", "Osaka"]), joined(["Boston", "Lyon"], "or"), joined(["Boston"])
-        ('Boston, Lyon and Osaka', 'Boston or Lyon', 'Boston')
+        >>> joined(["Boston", "Lyon", "Osaka"]), joined(["Boston", "Lyon"], "or"), joined(["Boston"]), joined([])
+        ('Boston, Lyon and Osaka', 'Boston or Lyon', 'Boston', '')
     """
-    *first, last = names
+    *first, last = [*names] or [""]
     return f"{', '.join(first)} {word} {last}" if first else last
 
 

@@ -240,7 +240,7 @@ class CoalitionPlan:
         self.why = why
         for metric in self._metrics.values():
             metric.await_training(after_the_run=True)
-        rank_zero_warn(f"flsv: {self._in_words(num_clients)}. Until here they were rows of one batched model.")
+        rank_zero_warn(f"flsv: {self._in_words(num_clients)}. Until now they were trained during the run.")
 
     def _prove(
         self, trainer: L.Trainer, ended: bool, index: int, seed: int, members: Tensor, rows: Tensor
@@ -314,15 +314,12 @@ class CoalitionPlan:
         names, masks = ", ".join(self._metrics), self.masks(num_clients)
         if self.why is None:
             own = ", each with cohorts of its own," if self._drawn is not None else ""
-            return (
-                f"{names}: clients train the models of {len(masks) - 2} coalitions{own} beside their own, as rows of "
-                "one batched model"
-            )
+            return f"{names}: {len(masks) - 2} coalitions{own} are trained during the run, batched"
         reason, _, need = self.why.rpartition(". ")
-        need = f"; as rows of one batched model it would need: {need[0].lower()}{need[1:]}" if reason else ""
+        need = f". To train them during the run instead: {need[0].lower()}{need[1:]}" if reason else ""
         return (
-            f"{names}: {len(masks) - 2} coalitions are trained after the run, each by a fit of its own, which costs "
-            f"{fits_of(masks):.3g} more fits; values stand after training. The reason: {reason or self.why}{need}"
+            f"{names}: {len(masks) - 2} coalitions are trained after the run, each in a fit of its own, which costs "
+            f"{fits_of(masks):.3g} more fits; the values are known after these. Reason: {reason or self.why}{need}"
         )
 
     def told(self, num_clients: int) -> list[str]:
@@ -334,13 +331,11 @@ class CoalitionPlan:
         count = len(masks) - 2
         if self.why is None:
             own = ", each with cohorts of its own," if self._drawn is not None else ""
-            how = (
-                f"clients trained the models of {count} coalitions{own} beside their own, as rows of one batched model"
-            )
+            how = f"{count} coalitions{own} were trained during the run, batched."
         else:
             fits = f"{fits_of(masks):.3g} fits in all"
-            how = f"{count} coalitions were trained after the run, each by a fit of its own, {fits}"
-        return waiting or [f"{names[0].upper()}{names[1:]}: {how}"]
+            how = f"{count} coalitions were trained after the run, each in a fit of its own ({fits})."
+        return waiting or [f"{names}: {how}"]
 
     # ---- in a round
 

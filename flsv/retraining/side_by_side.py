@@ -33,6 +33,7 @@ from flsv.training.rows.step_watch import GENERATORS
 from flsv.training.slots import Slots
 from flsv.training.store import ClientStore
 from flsv.training.turn import optimizer_slots
+from flsv.utilities import progress
 from flsv.utilities.errors import ConfigurationError
 
 #: Largest distance between two models that must be equal, relative to the distance that they have moved, and as a
@@ -202,6 +203,7 @@ class CoalitionTraining(L.Callback):
         self.clients = manager.clients
         limit = trainer.limit_train_batches
         rounds = CoalitionRounds(trainer, loop, space, self._masks, models, self._seed, limit, slots=slots)
+        progress.start("rounds", trainer.max_epochs or 0)
         for index in range(trainer.max_epochs or 0):
             trainer.fit_loop.epoch_progress.current.completed = index  # current_epoch in a step
             models = rounds.train(index, models, manager.clients, manager.server)
@@ -209,6 +211,8 @@ class CoalitionTraining(L.Callback):
                 raise ConfigurationError("some coalitions come to models with NaN.")
             store.commit()
             step_schedules(trainer, "epoch", index + 1)
+            progress.advance()
+        progress.finish()
         trainer.fit_loop.epoch_progress.current.completed = 0
         return models
 

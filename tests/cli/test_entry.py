@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from flsv.cli import main
+from flsv.cli import main, repeat
 from flsv.cli.entry import OWN
 from flsv.results.folder import FolderLock
 from helpers.runs import QUIET, written
@@ -142,6 +142,7 @@ def test_output_folder_below_a_file_is_refused(name: str, tmp_path: Path, capsys
 
 @pytest.mark.parametrize("name", ["repeat", "compare", "bench", "retrain"])
 def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").touch()  # of the run to retrain
     with FolderLock(tmp_path):
         assert main([name, *WRITING[name].format(tmp_path).split()]) == 2
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
@@ -184,14 +185,18 @@ def test_help_fits_a_terminal_of_80_columns(
     assert [line for line in lines if len(line) > 80 or "``" in line or ":func:" in line] == []
 
 
-def test_something_is_on_the_screen_at_once_and_nothing_into_a_pipe(
+def test_something_is_on_the_screen_at_once_and_a_line_into_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for terminal, quiet, said in ((True, [], "flsv repeat: loading PyTorch\n"), (True, ["-q"], ""), (False, [], "")):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        with pytest.raises(SystemExit):
-            main(["repeat", "--help", *quiet])
-        assert capsys.readouterr().err == said
+    line = "flsv repeat: loading PyTorch"
+    monkeypatch.setattr(repeat, "main", lambda *_: 0)
+    for terminal in (True, False):
+        for quiet in ([], ["-q"]):
+            monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+            assert main(["repeat", "2", "--config=quickstart", *quiet]) == 0
+            said = capsys.readouterr().err
+            assert (line in said) == (not quiet)
+            assert ("\r" in said) == (terminal and not quiet)
 
 
 def test_a_reader_who_has_had_enough_gets_no_traceback() -> None:

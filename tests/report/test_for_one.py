@@ -97,13 +97,13 @@ def test_from_five_on_a_mean_in_two_digits_is_told_once_and_at_the_end_of_the_ru
     assert "14 %" in text  # of the samples
     assert "2.18" in text  # what the model has logged
     assert "7.75" not in text  # under a client's name
-    assert "only if all but that one join in" in text
+    assert "only if all participants but that one combine their pages" in text
     record = json.loads((tmp_path / "run.json").read_text())
     del record["ended"]
     (tmp_path / "run.json").write_text(json.dumps(record))
     text = write_report(tmp_path, 0).read_text(encoding="utf-8")
     assert "0.42 " not in text
-    assert "has not come to its end" in text
+    assert "this run has not ended" in text
     assert "2.18" not in re.sub(r"<(path|use|text|g) [^>]*>", "", text)  # nor where a chart's ink is
     assert "of all training samples" not in text
 
@@ -141,5 +141,5 @@ def test_who_copies_is_told_without_the_others_names(tmp_path: Path) -> None:
     folder = retold(make_run(tmp_path, clients=5), events=[at_fault(1, 2, 2), at_fault(2, 1, 2), *copying(2, 3)])
     own = text_of(write_report(folder, client="Graz"))
     assert "In 1 of the 2 rounds" in own
-    assert "Your updates and another participant's were found to be the same" in own
+    assert "Your updates and another participant's were found to be almost the same" in own
     assert not any(name in own for name in ("Lyon", "Oslo"))

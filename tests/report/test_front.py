@@ -58,7 +58,7 @@ def test_steps_add_up_from_start_to_end_or_there_are_none(tmp_path: Path) -> Non
     told = {"paid_in": {"sv": {"by": "accuracy", "start": 0.25, "end": 0.9, "sum": 0.45, "told_apart": True}}}
     _, _, html = pages(make_game(tmp_path / "b", {"sv": [0.4, 0.1, -0.05]}, **told))
     assert "in 3 steps" not in html
-    assert "They do not add up to the difference" in html
+    assert "share of correct answers: 25.0 % when training began, 90.0 % when it ended." in html
     _, _, html = pages(make_game(tmp_path / "many", {"sv": [0.01 * i for i in range(40)]}))
     assert "in 13 steps" in html
     assert "all others" in html
@@ -66,9 +66,16 @@ def test_steps_add_up_from_start_to_end_or_there_are_none(tmp_path: Path) -> Non
 
 def test_an_error_falls_and_never_below_0(tmp_path: Path) -> None:
     front, _, html = pages(make_game(tmp_path, {"sv": [0.8, 0.1, -0.5]}, start=-0.7, by="negative_loss"))
-    assert "The model's error, from 0.700 when training began to 0.300 at its end" in front
+    assert "The model's error, from 0.700 when training began to 0.300 when it ended" in front
     steps = re.findall(r"<desc>(start[^<]*)</desc>", html)[0]
     assert steps == "start 0.700, Graz 0.500, Lyon -0.100, Boston -0.800, end 0.300"
+
+
+def test_a_logged_value_of_which_less_is_better_falls(tmp_path: Path) -> None:
+    game = {"by": "val_loss", "start": 0.9, "end": 0.5, "sum": 0.4, "told_apart": None}
+    front, _, html = pages(make_game(tmp_path, {"sv": [0.3, 0.1]}, paid_in={"sv": game}))
+    assert "The model's val_loss, from 0.900 when training began to 0.500 when it ended" in front
+    assert "<desc>start 0.900, Lyon -0.100, Boston -0.300, end 0.500</desc>" in html
 
 
 def test_there_is_one_column_of_shares(tmp_path: Path) -> None:
@@ -83,9 +90,9 @@ CHANCE = {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0, "told_apart": Fa
     ("told", "said"),
     [
         ({}, ""),
-        ({"events": copying(0, 1)}, "into disrepute: Boston, Lyon."),
+        ({"events": copying(0, 1)}, "sent almost the same updates: Boston, Lyon."),
         ({"events": [at_fault(2, 1, 3)]}, "far larger than all others: Graz (1 of 3 rounds)."),
-        ({"paid_in": {"sv": CHANCE}}, "not told apart"),
+        ({"paid_in": {"sv": CHANCE}}, "the model is not clearly better than one that always gives the same answer"),
     ],
 )
 def test_front_page_warns_once_in_red(tmp_path: Path, told: dict[str, object], said: str) -> None:
@@ -105,13 +112,13 @@ def test_a_run_of_one_seed_says_so_and_a_mean_over_seeds_what_it_is(tmp_path: Pa
     assert "by sv, this run only; they add up" in alone
     assert "By sv, Boston contributed most, Graz least." in alone
     assert "sv (this run only)" in whole
-    assert "This is one run with one seed" in whole
+    assert "Values of a single run with a single seed vary" in whole
     assert "by sv, mean of 3 runs, a seed each; they add up" in front
     assert "<desc>start 0.250, Lyon 0.400, Boston 0.200, Graz 0.0500, end 0.900</desc>" in html
     assert re.search(r"\| Lyon \| 0.40+ \[.*\| Boston \| 0.20", front, re.DOTALL)
-    assert "Lyon and Boston; Boston and Graz cannot be told apart." in front
-    assert "one seed" not in means
-    assert "of one run" not in means
+    assert "By sv, Lyon or Boston contributed most, Graz or Boston least." in front
+    assert "single seed" not in means
+    assert "this run" not in front
 
 
 def test_intervals_that_are_known_to_be_too_narrow_say_so(tmp_path: Path) -> None:
@@ -120,9 +127,10 @@ def test_intervals_that_are_known_to_be_too_narrow_say_so(tmp_path: Path) -> Non
     rows = (line.split(",") for line in path.read_text().splitlines())
     ends = [",".join([*row[:7], "-1", "2"] if row[1] == "cssv" and not row[3] else row) for row in rows]
     path.write_text("\n".join(ends) + "\n")
-    front, _, _ = pages(folder)
-    assert "90 % intervals from this run only" in front
-    assert "too narrow: in trials they held it in 59 % of the cases" in front
+    front, whole, _ = pages(folder)
+    assert "Intervals of cssv: 90 % intervals computed from this run only" in whole
+    assert "In trials they contained the value by retraining in only 59 % of the cases" in whole
+    assert "[" not in front  # brackets hold the mean over many seeds, and these do not
 
 
 def test_caveats_exist_for_every_metric() -> None:

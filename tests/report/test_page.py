@@ -62,7 +62,7 @@ def test_the_file_needs_nothing_else_and_names_do_no_harm(tmp_path: Path) -> Non
 def test_charts_say_what_they_show_and_are_the_same_to_the_byte(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path)).read_text(encoding="utf-8")
     charts = re.findall(r"<svg.*?</svg>", page)
-    assert len(charts) == 3  # bars, and two histories
+    assert len(charts) == 4  # bars on page one and in the appendix, and two histories
     head = r'<svg class="chart" role="img" viewBox="[\d. ]+">\s*<title>[^<]+</title><desc>[^<]+</desc>'
     for chart in charts:
         assert re.match(head, chart)
@@ -73,7 +73,7 @@ def test_charts_say_what_they_show_and_are_the_same_to_the_byte(tmp_path: Path) 
 
 
 def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path: Path) -> None:
-    assert "has not come to its end" in text(make_run(tmp_path / "killed", ended=False, rounds=2))
+    assert "The training has not finished" in text(make_run(tmp_path / "killed", ended=False, rounds=2))
     assert "0 rounds" in text(make_run(tmp_path / "early", ended=False, rounds=0))
 
 
@@ -82,5 +82,6 @@ def test_never_drawn_is_a_dash_and_not_0(tmp_path: Path) -> None:
     kept = [x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"]
     (folder / "contributions.csv").write_text("\n".join(kept) + "\n")
     page = text(folder)
-    assert f"| Lyon | {NONE} | {NONE} |" in page
-    assert "1 clients were never drawn" in page
+    assert f"| Lyon | {NONE} |" in page
+    assert "No value, which is not the same as a value of 0: Lyon." in page
+    assert "A dash means that the client was never drawn" in page

@@ -16,7 +16,8 @@ from flsv import FederatedLoop, Reporting, allocate
 from flsv.cli import main
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley
 from flsv.report import Budget, open_run, write_report
-from flsv.report.shares import basis_of, shares_of
+from flsv.report.basis import basis_of
+from flsv.report.shares import shares_of
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -55,15 +56,12 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("rule", ["zero", "shift", "softmax"])
-def test_amounts_sum_to_the_budget_within_their_intervals(fitted: Path, rule: Any) -> None:
+def test_amounts_sum_to_the_budget(fitted: Path, rule: Any) -> None:
     run = open_run(fitted)
     found = shares_of(run, Budget(1000.01, "sv", rule))
     assert sum(Decimal(str(amount)) for amount in found.table["amount"]) == Decimal("1000.01")
     values = torch.tensor(run.final("sv"), dtype=torch.float64)
     assert found.table["amount"].tolist() == allocate(values, 1000.01, rule, unit=0.01).tolist()
-    ends = found.table[["amount", "amount_low", "amount_high"]]
-    for amount, low, high in ends.itertuples(index=False):
-        assert low <= amount <= high
 
 
 def test_pages_and_file_have_the_same_amounts(fitted: Path, tmp_path: Path) -> None:
@@ -72,26 +70,24 @@ def test_pages_and_file_have_the_same_amounts(fitted: Path, tmp_path: Path) -> N
     assert main(command) == 0  # the only metric to pay by is taken
     found, expected = rows(folder), shares_of(open_run(folder), Budget(1000.01, "sv", "shift", "EUR"))
     assert [float(row["amount"]) for row in found] == expected.table["amount"].tolist()
-    for end in ("amount_low", "amount_high"):
-        assert [float(row[end]) for row in found] == expected.table[end].tolist()
     assert {row["of"] for row in found} == {f"seed 3, 2 of 2 rounds, run of {open_run(folder).record['started'][:10]}"}
     shown = [f"{amount:,.2f} EUR" for amount in expected.table["amount"]]
     text = text_of(folder / "report.html")
-    assert all(said in text for said in ("Shares of 1,000.01 EUR", "By sv: seed 3, 2 of 2 rounds", *shown))
-    assert "says not to pay by it" not in text
+    assert all(said in text for said in ("Shares of 1,000.01 EUR", "metric sv; seed 3, 2 of 2 rounds", *shown))
+    assert "advises against payment" not in text
     assert main([*command, "--client", "1"]) == 0
     own = text_of(folder / "clients" / "1" / "report.html")
     assert [amount in own for amount in shown] == [False, True, False]
     assert all(said in own for said in ("Your share of 1,000.01 EUR", "By sv: seed 3, 2 of 2 rounds"))
-    assert "But for your share of the budget, from which the sum of the others' values follows" in own
+    assert "The only exception is your share of the budget, from which the sum of the others' values follows" in own
     assert not list((folder / "clients").rglob("shares.csv"))
 
 
 @pytest.mark.parametrize(
     ("metrics", "by", "said"),
     [
-        (["cssv"], None, "the metrics' own pages say not to pay by them: flsv retrain .* --by cssv"),
-        (["sv", "decayed", "cssv"], None, "values by sv, decayed and cssv. Say by which: --by sv or --by decayed"),
+        (["cssv"], None, "documentation advises against as a basis for payment. flsv retrain .*: --by cssv"),
+        (["sv", "decayed", "cssv"], None, "has values by sv, decayed and cssv. Choose one: --by sv or --by decayed"),
         (["sv"], "cssv", "--by cssv: .* has values by sv"),
         (["sv"], "retrained", "flsv retrain RUN adds retrained"),
         ([], None, "no contribution was measured"),
@@ -108,11 +104,14 @@ def test_a_metric_not_to_pay_by_is_taken_by_name_and_the_pages_say_so(fitted: Pa
     folder = part(fitted, tmp_path / "run", "cssv")
     for client in (None, 1):
         said = text_of(write_report(folder, client, budget=Budget(100.0, "cssv")))
-        assert "The page of this metric says not to pay by it: cssv was asked for all the same." in said
+        assert "Not suitable as a basis for payment: cssv does not measure how much each partner adds" in said
 
 
 def test_every_metric_says_on_its_page_what_it_declares() -> None:
-    kinds = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
+    """But for costs and values of pairs, which are never a basis for payment, and the base class."""
+    known = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
+    others = ("ContributionMetric", "DomainRelevance")
+    kinds = [kind for kind in known if kind.higher_is_better and kind.__name__ not in others]
     said = {kind.__name__: "When not to use it:\n        For payment" not in (kind.__doc__ or "") for kind in kinds}
     assert said == {kind.__name__: kind.to_pay_by for kind in kinds}
     assert not said["ClassSpecificShapley"]
@@ -124,12 +123,14 @@ def test_retrained_values_come_first_and_say_of_how_many_rounds(fitted: Path, tm
     lines = [f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},nan,5 6,1\n" for i, v in enumerate([0.3, 0.1, 0.2])]
     (folder / "retrained.csv").write_text(RETRAINED + "".join(lines[:2]))
     text = text_of(write_report(folder, budget=Budget(100.0, currency="JPY")))
-    assert "By retraining, by accuracy: seeds 5 and 6, 1 of 2 rounds, run of " in text
-    assert "| client 0 | 75.0 % [66.7 to 80.0] | 75 JPY [67 to 80] |" in text
-    assert "No value, which is not 0, and so no share: client 2." in text
-    assert [row["amount"] for row in rows(folder)] == ["75.0", "25.0", ""]
+    assert "Source of the values: retraining, measured by accuracy; seeds 5 and 6, 1 of 2 rounds, run of " in text
+    assert "| client 0 | 0.300 [0.200 to 0.400] | 75.0 % [66.7 to 80.0] | 75 JPY [67 to 80] |" in text
+    assert "No value, which is not the same as a value of 0, and therefore no share: client 2." in text
+    assert [row["amount"] for row in rows(folder)] == ["75", "25", ""]
+    assert [row["share"] for row in rows(folder)] == ["0.750000", "0.250000", ""]
+    assert "finding" not in rows(folder)[0]
     own = text_of(write_report(folder, 2, budget=Budget(100.0)))
-    assert "You have no value by it, which is not 0, and so no share." in own
+    assert "You have no value, and therefore no share. That is not the same as a value of 0." in own
     assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
 
 
@@ -151,12 +152,12 @@ def test_copies_and_outliers_stand_beside_amounts_that_nothing_is_taken_from(fit
     for folder in (plain, found):
         write_report(folder, budget=Budget(100.0))
     assert [row["amount"] for row in rows(found)] == [row["amount"] for row in rows(plain)]
-    said = [f"updates like those of client {other}" for other in (1, 0)]
+    said = [f"almost the same updates as client {other}" for other in (1, 0)]
     said.append("not finite or far too large in 1 of 2 rounds")
-    assert [row["found"] for row in rows(found)] == said
-    assert [row["found"] for row in rows(plain)] == [""] * 3
-    text = text_of(found / "report.html").partition("What each contributed")[0]
-    assert all(each in text for each in [*said, "Nothing is held back from those of whom something was found"])
+    assert [row["finding"] for row in rows(found)] == said
+    assert "finding" not in rows(plain)[0]
+    text = text_of(found / "report.html").partition("What this rests on")[0]
+    assert all(each in text for each in [*said, "Partners with a finding are paid in full nevertheless."])
 
 
 def test_an_interval_is_what_the_own_value_alone_would_change(tmp_path: Path) -> None:
@@ -166,6 +167,9 @@ def test_an_interval_is_what_the_own_value_alone_would_change(tmp_path: Path) ->
     measured = frame["metric"] == "sv"
     frame.loc[measured, "low"], frame.loc[measured, "high"] = frame["value"] - 1, frame["value"] + 1
     frame.to_csv(path, index=False)
+    assert shares_of(open_run(folder), Budget(100.0)).table["share_low"].isna().all()  # they promise less
+    told = open_run(folder).record["metrics"]["sv"]
+    retold(folder, metrics={"sv": {**told, "class": "ShadowShapley"}})
     found = shares_of(open_run(folder), Budget(100.0))
     assert found.table["share_low"].tolist() == pytest.approx([2 / 3, 0.0])
     assert found.table["share_high"].tolist() == pytest.approx([4 / 5, 2 / 5])
@@ -188,10 +192,10 @@ def test_amounts_have_the_decimals_of_their_currency() -> None:
 @pytest.mark.parametrize(
     ("seeds", "told", "said"),
     [
-        (None, {}, "Not fit to pay by: nothing was trained without any"),
-        ("5", {}, "Not yet fit to pay by: the model was trained again"),
-        ("5 6 7", {}, "with some of the partners only, by 3 seeds."),
-        ("5 6 7", {"paid_in": {"sv": {"by": "accuracy", "told_apart": False}}}, "Not fit to pay by: by its share of"),
+        (None, {}, "Not suitable as a basis for payment: no model was trained without any"),
+        ("5", {}, "Not yet suitable as a basis for payment: models without some of the partners"),
+        ("5 6 7", {}, "Suitable as a basis for payment: models without some of the partners were trained, too, with 3"),
+        ("5 6 7", {"paid_in": {"sv": {"by": "accuracy", "told_apart": False}}}, "payment: measured by its share of"),
     ],
 )
 def test_the_first_line_says_whether_values_are_fit_to_pay_by(
@@ -210,4 +214,4 @@ def test_the_first_line_says_whether_values_are_fit_to_pay_by(
         assert main(["report", str(folder), "--budget", "100", *client]) == 0
     for page in (folder / "report.html", folder / "clients" / "1" / "report.html"):
         first = text_of(page).partition("hare")[2]
-        assert said in first.partition("| partner")[0].partition("your value")[0]
+        assert said in first.partition("| partner")[0].partition("| share")[0]

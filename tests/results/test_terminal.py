@@ -141,7 +141,8 @@ def test_every_cell_is_whole_at_any_width(wide: int) -> None:
     known = {name: torch.rand(7, generator=draw) for name in (*metrics, "weight", "accuracy")}
     known |= dict.fromkeys(("samples", "rounds"), torch.arange(7) + 100)
     table = frame(round_rows(0, [Numbers(name, values) for name, values in known.items()], names))
-    columns = client_columns(table, metrics, 7)
+    result = RunResult(0, 1, table, dict.fromkeys(metrics, "class"), [], [], {}, {}, {})
+    columns = client_columns(result, 7)
     text = printed(wide, names, columns)
     assert max(map(len, text.splitlines())) <= wide
     for header, cells in columns.items():
@@ -209,14 +210,17 @@ class LogsMuch(Plain):
         self.log_dict(values, prog_bar=True)
 
 
-def test_richs_bar_stays_on_one_line_of_100_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+@pytest.mark.parametrize("wide", [80, 100])
+def test_richs_bar_stays_on_one_line_and_shows_what_is_logged(
+    wide: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(wide))
     drawn: list[str] = []
 
     class Bar(RichProgressBar):
         def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             super().on_validation_end(trainer, pl_module)
-            console = Console(file=io.StringIO(), width=100)
+            console = Console(file=io.StringIO(), width=wide)
             console.print(self.progress.get_renderable())  # type: ignore[union-attr]
             drawn.append(console.file.getvalue())  # type: ignore[attr-defined]
 
@@ -235,7 +239,7 @@ def test_at_100_columns_the_table_is_in_one_piece() -> None:
     known += [Numbers("cssv", values, ends=[values - 0.04, values + 0.04])]
     known += [Numbers(name, torch.full((5,), 20.0)) for name in ("samples", "rounds")]
     columns = dict.fromkeys(("value", "cssv"), "class")
-    result = RunResult(19, 20, frame(round_rows(19, known, names)), columns, ["value"], {}, {}, {})
+    result = RunResult(19, 20, frame(round_rows(19, known, names)), columns, ["value"], ["value"], {}, {}, {})
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", "100")
         print_contributions(result, names, [])

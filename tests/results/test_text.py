@@ -15,7 +15,7 @@ CHANCE = {"told_apart": False}
     [
         ([0.3, 0.1, 0.3, NAN], {}, ["By sv, A and C contributed most, B least."]),
         ([0.30001, 0.1, 0.30002, NAN], {}, ["By sv, A and C contributed most, B least."]),  # shown alike
-        ([0.2, 0.2, NAN, NAN], {}, ["By sv, all contributed alike."]),
+        ([0.2, 0.2, NAN, NAN], {}, ["By sv, all clients contributed the same."]),
         ([0.3, 0.0, 0.0, 0.0], {"paid_in": {"other": CHANCE}}, ["By sv, A contributed most, B, C and D least."]),
         ([0.3, 0.1, 0.2, 0.0], {"paid_in": {"sv": CHANCE}}, []),
         ([0.3, 0.1, 0.2, 0.0], {"paid_in": {"": CHANCE}}, []),

@@ -33,6 +33,7 @@ class MeasuredMetric(ContributionMetric):
     accuracy.
     """
 
+    to_pay_by = True
     performance: str | ModelScore
     judges: Judges
 

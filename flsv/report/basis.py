@@ -1,0 +1,223 @@
+"""The values that a page is about: one value per client, by which clients are ordered, drawn and paid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flsv.report.reading import Run, over_seeds
+from flsv.results.text import WORDS, joined, nearest_first, titled
+from flsv.utilities.csv_files import NAN
+from flsv.utilities.display import CLIENTS
+from flsv.utilities.errors import ConfigurationError
+
+#: Prefix of further columns of shares in retrained.csv: by another score, or without one of the seeds.
+SHARE_BY = "share"
+WITHOUT_SEED, BY_SCORE = f"{SHARE_BY} without seed ", f"{SHARE_BY} by "
+#: Name of the values by retraining.
+RETRAINED = "retrained"
+#: Kinds of coalitions whose trainings rank clients, but do not tell how much each is worth.
+RANKING_ONLY = ("singles", "leave-one-out")
+
+
+@dataclass(frozen=True)
+class Basis:
+    """One value per client, by which clients are ordered and a budget is shared out.
+
+    Args:
+        key: the name of a metric, or ``"retrained"``.
+        title: the values' name for readers.
+        of: a description of what was run: seeds, rounds and date.
+        values: ``[n]``, the clients' values, NaN for a client without one.
+        low: ``[n]``, the lower ends of the values' brackets. NaN unless the values are of trained coalitions or means
+            over seeds: only their brackets hold the mean over many seeds as often as they promise.
+        high: ``[n]``, the upper ends.
+        by: the performance that the values divide among the clients, as ``run.json`` and ``retrained.csv`` call it; ""
+            if they divide none.
+        to_pay_by: whether the metric's documentation does not advise against payment.
+        seeds: the number of seeds over which the values are means.
+        trained: whether the values come from training coalitions, after the run or during it.
+        judged: whether the partners themselves judged models.
+        ranks_only: whether too few coalitions were trained for more than a ranking.
+        majority: the fraction of the validation set in its most frequent class; NaN unless the values divide accuracy.
+        coalitions: a description of the trained coalitions; "" if it is not known.
+    """
+
+    key: str
+    title: str
+    of: str
+    values: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    by: str = ""
+    to_pay_by: bool = True
+    seeds: int = 1
+    trained: bool = False
+    judged: bool = False
+    ranks_only: bool = False
+    majority: float = NAN
+    coalitions: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the values in a sentence."""
+        return "retraining" if self.key == RETRAINED else self.key
+
+    @property
+    def brackets(self) -> bool:
+        """Return whether the values have brackets."""
+        return any(end == end for end in self.low)
+
+
+def basis_of(run: Run, by: str | None = None) -> Basis:
+    """Return the values by which a budget is shared out.
+
+    Args:
+        run: the run.
+        by: the name of a metric, or ``"retrained"``; None: the only values that are suitable for payment.
+
+    Raises:
+        ConfigurationError: nothing was measured; there are no values called ``by``; or ``by`` is None and there is not
+            exactly one choice.
+    """
+    if "of_rounds" in run.record:
+        raise ConfigurationError(
+            f"{run.folder} has values of single rounds, which {run.record['of_rounds']} ran. They are no basis for "
+            "payment, because no coalition was trained. Run the federation with FederatedLoop, and ShadowShapley or "
+            "flsv retrain."
+        )
+    known = _possible(run)
+    suitable = [name for name in known if run.about(name)["to_pay_by"]]
+    if any(run.retrained()):
+        known, suitable = [*known, RETRAINED], [RETRAINED]
+    key = _chosen(run, by, known, suitable)
+    if key != RETRAINED:
+        return _measured(run, key)
+    basis = _retrained(run)
+    if basis.ranks_only:
+        raise ConfigurationError(
+            f"{run.folder}: its values by retraining come from {basis.coalitions}. They rank clients, but do not say "
+            "how much each is worth. Train more coalitions: flsv retrain RUN without --trainings; or share out by a "
+            "metric of the run (--by)."
+        )
+    return basis
+
+
+def basis_shown(run: Run) -> Basis | None:
+    """Return the values that a page without a budget is about: those by retraining, else the metric's closest to
+    retraining among those suitable for payment, else the first metric's; None if nothing was measured."""
+    if any(run.retrained()):
+        return _retrained(run)
+    known = _possible(run)
+    suitable = nearest_first({name: run.about(name)["class"] for name in known if run.about(name)["to_pay_by"]})
+    first = [*suitable, *known, *run.metrics][:1]
+    return _measured(run, first[0]) if first else None
+
+
+def _possible(run: Run) -> list[str]:
+    """Return the names of the metrics with one value per client, of which more is better: neither costs, nor values of
+    pairs of clients."""
+    about = {name: run.about(name) for name in run.metrics}
+    return [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
+
+
+def _chosen(run: Run, by: str | None, known: Sequence[str], suitable: Sequence[str]) -> str:
+    """Return the name of the values that ``by`` names among the ``known`` ones; if ``by`` is None, the only one in
+    ``suitable``."""
+    if not known:
+        raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
+    there = f"{run.folder} has values by {joined(known)}"
+    if by is not None and by not in known:
+        raise ConfigurationError(f"--by {by}: {there}. flsv retrain RUN adds {RETRAINED}.")
+    if by is None and len(suitable) != 1:
+        against = ", which the metrics' documentation advises against as a basis for payment. flsv retrain RUN adds "
+        against += "suitable ones. To use these nevertheless"
+        why = ". Choose one" if suitable else against
+        options = joined((f"--by {name}" for name in suitable or known), "or")
+        raise ConfigurationError(f"{there}{why}: {options}.")
+    return by or suitable[0]
+
+
+def _measured(run: Run, metric: str) -> Basis:
+    """Return a metric's values as a basis; for a run of ``flsv repeat`` they are the means over all seeds."""
+    run = over_seeds(run)
+    about, trained = run.about(metric), run.about(metric)["class"] == "ShadowShapley"
+    nothing = [NAN] * run.num_clients
+    ends = run.ends(metric) if trained or run.seeds > 1 else (nothing, nothing)
+    return Basis(
+        metric,
+        f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric,
+        _of(run.runs),
+        run.final(metric),
+        *ends,
+        by=run.record.get("paid_in", {}).get(metric, {}).get("by", ""),
+        to_pay_by=about["to_pay_by"],
+        seeds=run.seeds,
+        trained=trained,
+        judged=about.get("judges") == "clients",
+    )
+
+
+def _retrained(run: Run) -> Basis:
+    rows = run.retrained()
+    first = next(row for row in rows if row)
+    value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
+    seeds = first["seeds"].split()
+    return Basis(
+        RETRAINED,
+        f"retraining, measured by {titled(first['by'])}",
+        ", ".join(filter(None, (*trained_from(first, run.record["rounds"]), _day(run)))),
+        value,
+        low,
+        high,
+        by=first["by"],
+        seeds=len(seeds),
+        trained=True,
+        judged=by_partners(first["by"]),
+        ranks_only=first.get("trainings") in RANKING_ONLY,
+        majority=first["majority"],
+        coalitions=WORDS["trainings"].get(first.get("trainings"), ""),
+    )
+
+
+def by_partners(by: str) -> bool:
+    """Return whether ``by``, the title of a performance, says that the partners themselves judge the models."""
+    return by.startswith(CLIENTS)
+
+
+def trained_from(row: Mapping[str, Any], planned: int | None) -> tuple[str, str, str]:
+    """Return texts on the seeds, the rounds and the changed settings of trainings.
+
+    Args:
+        row: a row of ``retrained.csv``.
+        planned: the number of rounds that was set for the run.
+    """
+    return _seeds(row["seeds"].split()), _rounds([row["rounds"]], planned), row.get("changed") or ""
+
+
+def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
+    """Return a text that says what values by retraining come from: coalitions, seeds, rounds, and changed settings, see
+    :func:`trained_from`."""
+    return ", ".join(filter(None, (WORDS["trainings"].get(row.get("trainings")), *trained_from(row, planned))))
+
+
+def _of(runs: Sequence[Run]) -> str:
+    seeds = (str(run.record["settings"]["federation_seed"]) for run in runs)
+    rounds = _rounds([run.rounds for run in runs], runs[0].record["rounds"])
+    return f"{_seeds(sorted(seeds, key=lambda seed: (len(seed), seed)))}, {rounds}, {_day(runs[0])}"
+
+
+def _seeds(seeds: Sequence[str]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}"
+
+
+def _rounds(rounds: Sequence[float], planned: int | None) -> str:
+    """Return a text with the number of rounds (or the least and the most of several), and how many were ``planned``."""
+    of = f" of {planned}" if planned and planned > 0 else ""
+    had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
+    return f"{had}{of} rounds"
+
+
+def _day(run: Run) -> str:
+    return f"run of {run.record['started'][:10]}"

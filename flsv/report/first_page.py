@@ -1,0 +1,292 @@
+"""The sections of page one of the report for the operator, and the numbers that stand on it, for ``report.csv``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+from pandas import DataFrame
+
+from flsv.functional.shapley.one_seed import BRACKETS
+from flsv.report import drawing, facts
+from flsv.report.basis import RETRAINED, Basis
+from flsv.report.certainty import other_scores, other_seeds
+from flsv.report.front import fitness, sentences, state_of
+from flsv.report.html import section, table, warning
+from flsv.report.reading import Run
+from flsv.report.shares import AMOUNTS, Shares
+from flsv.results.text import (
+    NONE,
+    WORDS,
+    by_value,
+    ends_of,
+    joined,
+    percent,
+    performance,
+    ranking,
+    shares_in,
+    titled,
+    with_intervals,
+)
+from flsv.utilities.csv_files import NAN
+
+#: Number of the waterfall's steps; of more clients, those with the highest and the lowest values are shown.
+MOST_STEPS = 12
+#: Letters of a label that fit beside the waterfall.
+MOST_LETTERS = 24
+#: Fractions of a payment that went to other partners in trials (docs/results/payments.md, docs/benchmark.md).
+BY_METRIC, BY_ONE_SEED = (0.17, 0.32), 0.08
+#: The sentences of page one.
+SAY: Mapping[str, str] = WORDS["front"]
+
+
+class FirstPage:
+    """Page one of a run's report.
+
+    Args:
+        run: the run.
+        basis: the values that the page is about; None: nothing was measured.
+        shares: the shares of a budget by these values; None: there is no budget.
+        shown: the numbers of the clients on the page, in order.
+
+    Attributes:
+        numbers: the numbers on the page, ``(what, client or "", number)``.
+    """
+
+    def __init__(self, run: Run, basis: Basis | None, shares: Shares | None, shown: Sequence[int]) -> None:
+        self.run, self.basis, self.shares, self.shown = run, basis, shares, shown
+        self.names = [run.label(client) for client in shown]
+        self.numbers: list[tuple[str, int | str, float]] = []
+        game = self._game()
+        self.adds_up = basis is not None and basis.key in facts.adding_up(run)
+        self.spread = NAN if basis is None else other_seeds(run, basis, shares.budget.rule if shares else "zero")
+        self.state = state_of(
+            run,
+            basis,
+            spread=self.spread == self.spread,
+            budget=shares is not None,
+            progress=game is not None,
+            adds_up=self.adds_up and game is not None,
+        )
+        self.said = sentences(self.state)
+
+    def sections(self) -> list[Markup]:
+        """Return the page's sections."""
+        return [self._opening(), self._contributions(), self._learned(), self._rests_on()]
+
+    def frame(self) -> DataFrame:
+        """Return the numbers on the page as a table with the columns ``what``, ``client``, ``client_name`` and
+        ``number``."""
+        names = self.run.client_names
+        rows = [
+            (what, who, "" if who == "" else names[int(who)], f"{x:.10g}") for what, who, x in self.numbers if x == x
+        ]
+        return DataFrame(rows, columns=["what", "client", "client_name", "number"])
+
+    def _note(self, what: str, value: float, client: int | str = "") -> float:
+        """Store a number of the page under the name ``what``, and return it."""
+        self.numbers.append((what, client, value))
+        return value
+
+    def _text(self, question: str, *known: object) -> str | None:
+        """Return the sentence that answers a question, with the ``known`` facts; None if there is none."""
+        return SAY[self.said[question]].format(*known) if question in self.said else None
+
+    # ---- what it is about, and what speaks against relying on it
+
+    def _opening(self) -> Markup:
+        run, state = self.run, facts.state_of(self.run)
+        names = [run.label(client) for client in range(run.num_clients)]
+        partners = joined(names) if 0 < len(names) <= MOST_STEPS else f"{len(names)} partners"
+        if run.client_names[:1] == ("0",):  # clients without names
+            partners = partners[0].upper() + partners[1:]
+        self._note("partners", run.num_clients)
+        self._note("rounds", run.rounds)
+        self._note("planned rounds", run.record["rounds"] or NAN)
+        opening = SAY["together"].format(partners, state) if self.state.anybody else SAY["nobody"].format(state)
+        return section("", opening, *map(warning, self._warnings()))
+
+    def _warnings(self) -> list[str]:
+        """Return the warnings that a reader has to know before using the values."""
+        run, lines = self.run, [self._text("end")]
+        named = [f"{run.label(who)} ({times} of {of} rounds)" for who, (times, of) in run.named.items()]
+        for client, (times, of) in run.named.items():
+            self._note("rounds with a faulty update", times, client)
+            self._note("rounds with an update", of, client)
+        lines.append(self._text("faults", ", ".join(named)))
+        for group in run.copies:
+            lines.append(SAY["copying" if len(group) > 1 else "echoing"].format(", ".join(map(run.label, group))))
+        return [*filter(None, lines), *([WORDS["judged"]] if self.state.judged else [])]
+
+    # ---- who contributed what
+
+    def _contributions(self) -> Markup:
+        basis, run = self.basis, self.run
+        title = "What each contributed" if self.shares is None else f"Shares of {self.shares.title}"
+        if basis is None:
+            return section(title, WORDS["no_metric"])
+        if self.state.one_class:
+            self._note("largest class's part of the validation set", basis.majority)
+        if basis.seeds > 1:
+            self._note("seeds", basis.seeds)
+        unknown = [client for client in range(run.num_clients) if basis.values[client] != basis.values[client]]
+        fit = fitness(run, basis)
+        return section(
+            title,
+            warning(fit) if self.state.warns else fit,
+            self._certainty(),
+            *self._by_scores(),
+            self._table(basis),
+            self._text("source", self._source(basis), basis.of),
+            " ".join(filter(None, (self._text("brackets", BRACKETS), self._text("bracketed shares")))) or None,
+            None if self.shares is None else WORDS["rules"][self.shares.budget.rule],
+            self._text("missing", run.labels(unknown)),
+            self._text("flagged"),
+            self._not_all(),
+            *self._order(basis),
+            None if self.said.get("progress") == "waterfall" else self._bars(basis),
+        )
+
+    @staticmethod
+    def _source(basis: Basis) -> str:
+        return basis.title if basis.key == RETRAINED else f"metric {basis.title}"
+
+    def _amount(self, fraction: float, what: str, digits: int = 2) -> str:
+        """Return a fraction of a payment as a text with some significant digits: as an amount of the budget, if there
+        is one."""
+        fraction = self._note(what, float(f"{fraction:.{digits}g}"))
+        if self.shares is None:
+            return SAY["of_payment"].format(f"{100 * fraction:.{digits}g} %")
+        budget = self.shares.budget
+        amount = self._note(f"{what}, amount", float(f"{fraction * budget.amount:.{digits}g}"))
+        places = 0 if amount >= 10 or amount == int(amount) else budget.decimals
+        return SAY["of_budget"].format(f"{amount:,.{places}f}", re.sub(r"\.0+(?!\d)", "", self.shares.title))
+
+    def _certainty(self) -> str | None:
+        """Return a sentence on how much of a payment would go to other partners with other seeds."""
+        which = self.said.get("certainty")
+        if which == "other_seeds":
+            return self._text("certainty", self._amount(self.spread, "to others with other seeds"))
+        parts = {"trials_one_seed": (BY_ONE_SEED,), "trials_metric": BY_METRIC}.get(str(which), ())
+        amounts = [self._amount(part, "to others in trials") for part in parts]
+        if len(amounts) > 1:
+            amounts = [f"{amounts[0].partition(' ')[0]} to {amounts[1]}"]
+        return self._text("certainty", SAY["which_is"].format(*amounts) if amounts and self.shares else "")
+
+    def _by_scores(self) -> list[str]:
+        """Return a sentence for each other score on how much of the payment it would pay to different partners."""
+        if self.basis is None or not self.state.payable:
+            return []
+        found = other_scores(self.run, self.basis)
+        return [
+            SAY["other_score"].format(titled(by), titled(self.basis.by), self._amount(part, f"to others by {by}", 3))
+            for by, part in found.items()
+            if part == part
+        ]
+
+    def _table(self, basis: Basis) -> Markup:
+        """Return the table of the values and, if they may stand beside them, the shares and amounts."""
+        columns = {"value": with_intervals(*self._of_shown(basis.values, basis.low, basis.high), between=" to ")}
+        for client in self.shown:
+            for what, of in (("value", basis.values), ("low", basis.low), ("high", basis.high)):
+                self._note(what, of[client], client)
+        if self.shares is not None:
+            cells = [self.shares.cells(client) for client in self.shown]
+            columns |= {head: [cell[place] for cell in cells] for place, head in enumerate(("share", "amount"))}
+            for client in self.shown:
+                for what in AMOUNTS:
+                    self._note(what, float(self.shares.table.loc[client, what]), client)
+            finding = self.shares.table["finding"]
+            if finding.any():
+                columns["finding"] = [finding[client] or NONE for client in self.shown]
+        elif self.state.payable:
+            shares = shares_in(basis.values)
+            columns["share"] = [percent(self._note("share", shares[client], client)) for client in self.shown]
+        return table(["partner", *columns], [list(row) for row in zip(self.names, *columns.values())])
+
+    def _of_shown(self, *numbers: Sequence[float]) -> list[list[float]]:
+        return [[of[client] for client in self.shown] for of in numbers]
+
+    def _not_all(self) -> str | None:
+        if len(self.shown) == self.run.num_clients:
+            return None
+        self._note("partners in the table", len(self.shown))
+        file = "contributions.csv" if self.shares is None else "shares.csv"
+        return SAY["shown"].format(len(self.shown), self.run.num_clients, file)
+
+    def _order(self, basis: Basis) -> list[str]:
+        """Return sentences that rank the clients, unless the values may be due to chance."""
+        if self.state.chance:
+            return []
+        names = [self.run.label(client) for client in range(self.run.num_clients)]
+        return ranking(names, (basis.values, basis.low, basis.high), basis.name, {})
+
+    def _bars(self, basis: Basis) -> Markup:
+        values, low, high = self._of_shown(basis.values, basis.low, basis.high)
+        return drawing.bars(self.names, values, (low, high), SAY["bars"].format(self._source(basis)), basis.seeds > 1)
+
+    # ---- what the model has learned
+
+    def _game(self) -> Mapping[str, Any] | None:
+        """Return the performance that the values divide, with its start and end in the run; None if it is not
+        known."""
+        games = self.run.record.get("paid_in", {})
+        of = games.get(self.basis.key) if self.basis is not None else None
+        by = "" if self.basis is None else self.basis.by
+        found = [of] if of else [game for game in games.values() if game["by"] == by] or list(games.values())
+        return next((game for game in found if game and None not in (game["start"], game["end"])), None)
+
+    def _learned(self) -> Markup:
+        """Return the change of the model's performance over the run: a waterfall if the values add up to it, else
+        text."""
+        game = self._game()
+        if game is None:
+            return Markup("")
+        by = titled(game["by"])
+        start, end = (performance(game["by"], self._note(f"{by} at the {x}", game[x])) for x in ("start", "end"))
+        plain = titled(game["by"], "plain")
+        if self.said["progress"] == "waterfall":
+            assert self.basis is not None
+            caption = str(self._text("progress", plain, start, end, self.basis.key, self.run.source))
+            return section("What the model has learned", self._waterfall(self.basis, game, caption))
+        return section("What the model has learned", self._text("progress", plain, start, end))
+
+    def _waterfall(self, basis: Basis, game: Mapping[str, Any], caption: str) -> Markup:
+        """Return a waterfall with the clients of the highest and lowest values as steps, and all others in one step."""
+        values = basis.values
+        known = [client for client in by_value(values) if values[client] == values[client]]
+        order = ends_of(known, MOST_STEPS, MOST_STEPS // 2)
+        names, heights = [self.run.label(client) for client in order], [values[client] for client in order]
+        start, end, less = game["start"], game["end"], facts.direction(self.run, basis.key) < 0
+        if game["by"] == "negative_loss":  # shown as a loss
+            start, end, less = -start, -end, True
+        whole = start - end if less else end - start
+        rest = whole - math.fsum(heights)
+        if len(order) < self.run.num_clients and abs(rest) > facts.TOLERANCE * abs(whole):
+            names, heights = [*names, "all others"], [*heights, rest]
+        if less:  # clients that raise it come first, or the waterfall could fall below 0 in between
+            names, heights = names[::-1], [-height for height in heights[::-1]]
+        unit = titled(game["by"], "plain")
+        return drawing.steps(names, heights, start, end, caption, unit if len(unit) <= MOST_LETTERS else "", less)
+
+    # ---- what this rests on
+
+    def _rests_on(self) -> Markup:
+        judged, logged = self.run.record["validation"], self.run.record.get("logged", {})
+        known = {name: value for name in WORDS["logged"] if (value := logged.get(name)) is not None}
+        said = ", ".join(
+            WORDS["logged"][name].format(performance(name, self._note(f"logged {name}", value)))
+            for name, value in known.items()
+        )
+        lines = []
+        if judged:
+            rows = judged["rows"]
+            cases = "cases" if rows is None else f"{self._note('validation cases', rows):,} cases"
+            lines.append(SAY["judged_on"].format(cases, judged["of"]))
+        lines += [SAY["logged"].format(said)] if said else []
+        samples = sum(self.run.record["samples"])
+        lines += [SAY["cases"].format(self._note("training cases", samples))] if samples else []
+        return section("What this rests on", [*lines, SAY["others"], SAY["appendix"]])

@@ -1,0 +1,206 @@
+"""Page one of the report for the operator: who contributed what, by one set of values, and whether one may pay by it.
+
+:class:`State` holds everything that decides which sentences stand on the page, and :data:`SENTENCES` lists each
+sentence with its condition. Sentences that answer the same question exclude each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from flsv.report.basis import RETRAINED, Basis
+from flsv.report.reading import Run
+from flsv.results.text import WORDS, percent, titled
+
+#: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
+MOSTLY = 0.7
+#: Where the values of a page come from.
+Source = Literal["nothing", "rounds", "unsuitable", "metric", "ranking", "one seed", "seeds"]
+#: Sources whose values may become a basis for payment.
+PAYABLE = ("metric", "one seed", "seeds")
+
+
+@dataclass(frozen=True)
+class State:
+    """What decides which sentences page one has.
+
+    Args:
+        source: where the values come from: ``"nothing"`` was measured; ``"rounds"``, single rounds that another
+            framework ran; an ``"unsuitable"`` metric, whose documentation advises against payment; another
+            ``"metric"``, for which no coalition is trained; too few trained coalitions for more than a ``"ranking"``;
+            coalitions trained with ``"one seed"`` or with several ``"seeds"``.
+        retrained: whether the values are of ``flsv retrain`` rather than of the run itself.
+        anybody: whether a client has taken part.
+        ended: whether the run has ended.
+        chance: whether the model is not better than a constant prediction, by the performance that the values divide.
+        one_class: whether the values divide an accuracy that a constant prediction nearly reaches.
+        judged: whether the partners themselves judged models.
+        brackets: whether the values have brackets.
+        spread: whether it is known how much other seeds would pay to others.
+        budget: whether a budget is shared out.
+        progress: whether the performances at the start and at the end of the training are known.
+        adds_up: whether the values add up to their difference.
+        missing: whether a client has no value.
+        faulty: whether updates were not finite or far too large.
+        flagged: whether copies, or such updates, were found.
+    """
+
+    source: Source = "seeds"
+    retrained: bool = False
+    anybody: bool = True
+    ended: bool = True
+    chance: bool = False
+    one_class: bool = False
+    judged: bool = False
+    brackets: bool = False
+    spread: bool = False
+    budget: bool = False
+    progress: bool = False
+    adds_up: bool = False
+    missing: bool = False
+    faulty: bool = False
+    flagged: bool = False
+
+    @property
+    def fitness(self) -> str:
+        """Return the name of the sentence on whether the values are a basis for payment; the first obstacle decides."""
+        if self.source == "nothing":
+            return ""
+        obstacles = {
+            "constant": self.chance,
+            self.source: self.source not in PAYABLE,
+            "unfinished": not self.ended and not self.retrained,
+            "metric": self.source == "metric",
+            "one_class": self.one_class,
+            "one_seed": self.source == "one seed",
+            "judged": self.judged,
+        }
+        return next((name for name, here in obstacles.items() if here), "seeds")
+
+    @property
+    def payable(self) -> bool:
+        """Return whether shares may stand beside the values: shares by values that are no basis for payment are shown
+        only if a budget is to be shared out by them all the same."""
+        return self.budget or (self.source in PAYABLE and not self.chance)
+
+    @property
+    def warns(self) -> bool:
+        """Return whether the sentence on payment is a warning."""
+        return self.chance or (self.budget and self.fitness in ("rounds", "unsuitable", "metric", "one_class"))
+
+
+class Sentence(NamedTuple):
+    """A sentence of page one: its name in ``words.yaml`` (section ``front``, a question's answers in a section of their
+    own), the question that it answers, and its condition. Of the sentences on one question at most one is shown."""
+
+    name: str
+    question: str
+    when: Callable[[State], bool]
+
+
+def _fitness(name: str) -> Sentence:
+    return Sentence(name, "fitness", lambda state: state.fitness == name)
+
+
+SENTENCES = (
+    Sentence("together", "who", lambda s: s.anybody),
+    Sentence("nobody", "who", lambda s: not s.anybody),
+    Sentence("not_ended", "end", lambda s: not s.ended and s.anybody and not s.retrained),
+    Sentence("not_ended_retrained", "end", lambda s: not s.ended and s.anybody and s.retrained),
+    Sentence("faulty", "faults", lambda s: s.faulty and not s.retrained),
+    Sentence("faulty_retrained", "faults", lambda s: s.faulty and s.retrained),
+    *map(
+        _fitness,
+        (
+            *("constant", "rounds", "unsuitable", "ranking", "unfinished", "metric", "one_class", "one_seed"),
+            *("judged", "seeds"),
+        ),
+    ),
+    Sentence("other_seeds", "certainty", lambda s: s.payable and s.source in PAYABLE and s.spread),
+    Sentence(
+        "trials_metric", "certainty", lambda s: s.payable and s.source == "metric" and not s.spread and not s.chance
+    ),
+    Sentence(
+        "trials_one_seed", "certainty", lambda s: s.payable and s.source == "one seed" and not s.spread and not s.chance
+    ),
+    Sentence(
+        "spread_unknown", "certainty", lambda s: s.payable and s.source == "seeds" and not s.spread and not s.chance
+    ),
+    Sentence("values_of", "source", lambda s: s.source != "nothing"),
+    Sentence("no_metric", "source", lambda s: s.source == "nothing"),
+    Sentence("brackets", "brackets", lambda s: s.brackets),
+    Sentence("no_brackets", "brackets", lambda s: s.source in PAYABLE and not s.brackets),
+    Sentence("bracket_shares", "bracketed shares", lambda s: s.brackets and s.budget),
+    Sentence("missing", "missing", lambda s: s.missing and s.source != "nothing" and not s.payable),
+    Sentence("missing_share", "missing", lambda s: s.missing and s.source != "nothing" and s.payable),
+    Sentence("flagged", "flagged", lambda s: s.flagged and s.budget),
+    Sentence("waterfall", "progress", lambda s: s.progress and s.adds_up),
+    Sentence("learned", "progress", lambda s: s.progress and not s.adds_up),
+)
+
+
+def sentences(state: State) -> dict[str, str]:
+    """Return ``{question: name of its sentence}`` for page one.
+
+    Example:
+        >>> sentences(State("metric"))["fitness"], sentences(State("seeds", ended=False, retrained=True))["fitness"]
+        ('metric', 'seeds')
+    """
+    return {each.question: each.name for each in SENTENCES if each.when(state)}
+
+
+def at_chance(run: Run, basis: Basis | None) -> list[str]:
+    """Return the names of the performances in which the model is not better than a constant prediction: the one that
+    ``basis`` divides among the clients; if the test is not known of it, each one of the run's."""
+    games = run.record.get("paid_in", {})
+    by = "" if basis is None else basis.by.partition(" (")[0]
+    own = [game for game in games.values() if game["by"] == by and game["told_apart"] is not None]
+    return list({game["by"]: None for game in own or games.values() if game["told_apart"] is False})
+
+
+def source_of(run: Run, basis: Basis | None) -> Source:
+    """Return where the values of a page come from."""
+    if basis is None:
+        return "nothing"
+    if "of_rounds" in run.record:
+        return "rounds"
+    if not basis.to_pay_by:
+        return "unsuitable"
+    if basis.ranks_only:
+        return "ranking"
+    if not basis.trained:
+        return "metric"
+    return "seeds" if basis.seeds > 1 else "one seed"
+
+
+def state_of(run: Run, basis: Basis | None, **known: bool) -> State:
+    """Return the state of page one for these values; ``known`` are further fields of :class:`State`."""
+    source = source_of(run, basis)
+    return State(
+        source,
+        retrained=basis is not None and basis.key == RETRAINED,
+        anybody=bool(run.rounds),
+        ended=run.ended,
+        chance=basis is not None and bool(at_chance(run, basis)),
+        one_class=basis is not None and basis.majority >= MOSTLY,
+        judged=basis is not None and basis.judged,
+        brackets=basis is not None and basis.brackets,
+        missing=basis is not None and any(value != value for value in basis.values),
+        faulty=bool(run.named),
+        flagged=bool(run.named or run.copies),
+        **known,
+    )
+
+
+def fitness(run: Run, basis: Basis) -> str:
+    """Return a sentence on whether the values of ``basis`` are suitable as a basis for payment."""
+    name = state_of(run, basis).fitness
+    facts = {
+        "constant": " and ".join(titled(by, "plain") for by in at_chance(run, basis)),
+        "rounds": run.record.get("of_rounds"),
+        "unsuitable": basis.key,
+        "one_class": percent(basis.majority),
+    }
+    return WORDS["fitness"][name].format(facts.get(name, basis.seeds))

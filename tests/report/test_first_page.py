@@ -1,0 +1,208 @@
+"""Page one: its sentences never contradict each other, its numbers are all in a file, and it is about one set of
+values."""
+
+import itertools
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pandas
+import pytest
+
+from flsv.benchmark import federation, names, truth_table
+from flsv.report import Budget, write_report
+from flsv.report.certainty import moved, moved_by_seeds
+from flsv.report.front import PAYABLE, SENTENCES, Source, State, sentences
+from flsv.results.text import WORDS, shares_in
+from helpers.pages import text_of
+from helpers.runs import at_fault, make_game, make_run, repeated, retold
+
+RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds,trainings"
+SEEDS = ("share without seed 0", "share without seed 1", "share without seed 2")
+
+
+def states() -> Iterator[State]:
+    """All combinations that a run can have."""
+    flags = [each.name for each in fields(State) if each.name != "source"]
+    for source in get_args(Source):
+        for known in itertools.product((False, True), repeat=len(flags)):
+            state = State(source, **dict(zip(flags, known)))
+            if possible(state):
+                yield state
+
+
+def possible(state: State) -> bool:
+    trained = state.source in ("ranking", "one seed", "seeds")
+    if state.retrained and not trained:
+        return False
+    if state.one_class and not state.retrained:  # only retrained.csv tells it
+        return False
+    if state.source == "ranking" and not state.retrained:
+        return False
+    if state.brackets and state.source in ("nothing", "rounds"):
+        return False
+    if state.source == "seeds" and not state.brackets:
+        return False
+    if state.budget and state.source in ("nothing", "rounds", "ranking"):  # refused
+        return False
+    if state.source == "nothing" and (state.spread or state.missing or state.judged or state.adds_up):
+        return False
+    return not (state.spread and state.source in ("one seed", "rounds", "ranking")) and not (
+        state.faulty and not state.flagged
+    )
+
+
+#: Sentences that contradict each other, though they answer different questions.
+CONTRADICT = [
+    ({"seeds", "judged"}, {"not_ended", "trials_one_seed", "trials_metric", "no_brackets", "no_metric"}),
+    ({"one_seed"}, {"other_seeds", "spread_unknown", "no_metric", "not_ended"}),
+    ({"metric"}, {"trials_one_seed", "not_ended_retrained", "faulty_retrained"}),
+    ({"constant", "rounds", "unsuitable", "ranking"}, {"trials_one_seed", "trials_metric", "spread_unknown"}),
+    ({"not_ended"}, {"faulty_retrained"}),
+    ({"not_ended_retrained"}, {"faulty", "unfinished"}),
+    ({"nobody"}, {"not_ended", "not_ended_retrained"}),
+    ({"no_brackets"}, {"bracket_shares"}),
+    ({"no_metric"}, {"missing", "missing_share", "flagged", "other_seeds"}),
+]
+
+
+def test_no_sentence_contradicts_another_in_any_combination() -> None:
+    count, shown = 0, set()
+    for state in states():
+        count += 1
+        said = [each for each in SENTENCES if each.when(state)]
+        questions = [each.question for each in said]
+        assert len(questions) == len(set(questions)), (state, said)
+        here = set(sentences(state).values())
+        shown |= here
+        for some, others in CONTRADICT:
+            assert not (here & some and here & others), (state, here)
+        assert ("fitness" in questions) == (state.source != "nothing")
+        # Whatever speaks against payment, the page does not call it suitable.
+        if state.chance or state.one_class or state.source not in PAYABLE or (not state.ended and not state.retrained):
+            assert not here & {"seeds", "judged"}
+    assert count > 10_000
+    assert shown == {each.name for each in SENTENCES}  # none that no run can show
+
+
+def test_each_sentence_has_its_words_and_all_words_are_used() -> None:
+    known = {**WORDS["front"], **WORDS["fitness"], "no_metric": WORDS["no_metric"]}
+    assert {each.name for each in SENTENCES} <= known.keys()
+    source = "".join(path.read_text() for path in Path(__file__).parents[2].glob("flsv/report/*.py"))
+    unused = [
+        name
+        for section in ("front", "page", "fitness")
+        for name in WORDS[section]
+        if not re.search(f"[\"']{name}[\"']", source)
+    ]
+    assert not unused
+
+
+def retrained(folder: Path, by: str = "accuracy", seeds: str = "0 1 2", majority: float = 0.2) -> Path:
+    """Values by retraining that differ from the run's in their order."""
+    values, shares = [0.1, 0.3, 0.05, 0.15], [1 / 6, 0.5, 1 / 12, 0.25]
+    others = [[0.16, 0.17, 0.17], [0.52, 0.49, 0.49], [0.08, 0.09, 0.08], [0.24, 0.25, 0.26]]
+    head, rows = [RETRAINED, "share by accuracy", "share by negative_loss", *SEEDS], []
+    for i, (value, share) in enumerate(zip(values, shares)):
+        loss = [0.25, 0.4, 0.1, 0.25][i]
+        cells = [i, f"client {i}", by, value, value - 0.02, value + 0.02, share, majority, seeds, 3, "all", share, loss]
+        rows.append(",".join(map(str, [*cells, *others[i]])))
+    (folder / "retrained.csv").write_text(",".join(head) + "\n" + "\n".join(rows) + "\n")
+    return folder
+
+
+def kinds(folder: Path) -> dict[str, Path]:
+    """A run, one with values by retraining, a regression, judged values, a run among repeated ones, a metric alone that
+    is no basis for payment, and a run with faults."""
+    values = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
+    logged = {"val_accuracy": 0.72, "val_balanced_accuracy": 0.7}
+    told = {"logged": logged, "validation": {"rows": 1440, "of": "the test set"}}
+    found = {
+        "run": make_game(folder / "run", values, **told),
+        "retrained": retrained(make_game(folder / "retrained", values, **told)),
+        "regression": make_game(folder / "regression", {"sv": [0.8, 0.1, -0.5]}, start=-1.7, by="negative_loss"),
+        "judged": retrained(make_game(folder / "judged", values), "clients' accuracy"),
+        "repeated": repeated(folder / "repeated", [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05]),
+        "cssv": make_run(folder / "cssv"),
+        "faults": make_game(folder / "faults", values, events=[at_fault(1, 1, 3)]),
+        "shadow": make_game(folder / "shadow", {"sv": [0.4, 0.1, 0.05]}),
+    }
+    metric = json.loads((found["shadow"] / "run.json").read_text())["metrics"]["sv"]
+    retold(found["shadow"], metrics={"sv": {**metric, "class": "ShadowShapley"}})
+    return found
+
+
+def budget_for(name: str) -> Budget:
+    by = {"run": "sv", "faults": "sv", "cssv": "cssv"}.get(name)
+    return Budget(12_345.67, by, currency="EUR", judged_by_partners=name == "judged")
+
+
+@pytest.mark.parametrize("paid", [False, True])
+def test_each_number_of_page_one_is_in_a_csv_file(paid: bool, tmp_path: Path) -> None:
+    """Dates, seeds and what flsv's own trials gave (3 seeds, 8 %, 9 of 10, ...) are no numbers of the run."""
+    for name, folder in kinds(tmp_path).items():
+        page = write_report(folder, budget=budget_for(name) if paid else None)
+        front = text_of(page).partition("\nAppendix\n")[0]
+        front = re.sub(
+            r"\d{4}-\d\d-\d\d|seeds? [\d, and]+|9 of 10|--seeds 3|by (17 to 32|8) %|12 %|85 %|class \d", "", front
+        )
+        front = re.sub(r"% \[([\d.]+) to ([\d.]+)\]", r"% \1 % \2 %", front)
+        known = pandas.read_csv(folder / "report.csv")["number"].tolist()
+        known += [12_345.67] if paid else []
+        for token in re.findall(r"-?\d[\d,]*(?:\.\d+)?(?: %)?", front):
+            text = token.rstrip(" %").rstrip(",").replace(",", "")
+            places, scale = len(text.partition(".")[2]), 100 if token.endswith("%") else 1
+            near = 0.51 * 10**-places
+            assert any(min(abs(scale * x - float(text)), abs(-scale * x - float(text))) <= near for x in known), (
+                name,
+                token,
+            )
+
+
+def test_after_retraining_page_one_is_about_these_values_alone(tmp_path: Path) -> None:
+    folder = kinds(tmp_path)["retrained"]
+    for budget in (None, Budget(1000.0)):
+        page = write_report(folder, budget=budget)
+        front, _, appendix = text_of(page).partition("\nAppendix\n")
+        assert re.findall(r"^\| (\w+) \| 0\.\d+ \[", front, re.MULTILINE) == ["Lyon", "Oslo", "Boston", "Graz"]
+        charts = re.findall("<desc>(.*?)</desc>", page.read_text().partition("<aside>")[0])
+        assert charts == ["Lyon 0.300, Oslo 0.150, Boston 0.100, Graz 0.0500"]
+        assert "By retraining, Lyon contributed most, Graz least." in front
+        assert "this run" not in front
+        assert "single seed" not in front
+        assert "measured in the run itself, with a single seed" in appendix
+    assert "Suitable as a basis for payment" in front
+    assert "Paid again with other seeds, about 29 of these 1,000 would go to other partners." in front
+    assert "By loss instead of accuracy, 100 of these 1,000 would be paid to different partners." in front
+    one = text_of(write_report(folder, client=1))
+    assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in one.partition("\nAppendix\n")[0]
+
+
+def test_a_validation_set_of_mostly_one_class_is_not_called_suitable(tmp_path: Path) -> None:
+    folder = retrained(make_game(tmp_path, {"sv": [0.4, 0.1, 0.05, 0.02]}), majority=0.82)
+    front = text_of(write_report(folder, budget=Budget(100.0))).partition("\nAppendix\n")[0]
+    assert "Not suitable as a basis for payment: 82.0 % of the validation set is one class." in front
+
+
+def test_other_seeds_would_pay_as_much_to_others_as_they_do() -> None:
+    """On the benchmark's trained coalitions: two seeds tell how far payments by two others differ from theirs."""
+    told, real = [], []
+    for name in names():
+        values = truth_table(federation(name)).values
+        if len(values) < 4 or values.isnan().any():
+            continue
+        shares = [shares_in(row) for row in values.tolist()]
+        pairs = list(itertools.combinations(range(len(values)), 2))
+        paid = {pair: shares_in(values[list(pair)].mean(0).tolist()) for pair in pairs}
+        told.append(statistics.fmean(moved_by_seeds([shares[a], shares[b]]) for a, b in pairs))
+        apart = [(a, b) for a, b in itertools.combinations(pairs, 2) if not {*a} & {*b}]
+        real.append(statistics.fmean(moved(paid[a], paid[b]) for a, b in apart))
+    assert len(told) > 20
+    assert statistics.fmean(told) == pytest.approx(statistics.fmean(real), rel=0.1)
+    assert statistics.correlation(told, real) > 0.95
+    assert math.isnan(moved_by_seeds([[0.5, 0.5]]))
