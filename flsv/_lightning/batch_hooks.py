@@ -36,7 +36,6 @@ class BatchHooks:
         begin: called with each batch before it is trained on; puts the client in place if this is its first batch.
         end: called with the training step's output and the batch; takes the client's state out if this was its last
             batch.
-        idle: whether the Trainer's batches belong to no client; the module's own hooks are then not changed.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class BatchHooks:
         batch_idx: Callable[[], int],
         begin: Callable[[Any], None],
         end: Callable[[Any, Any], None],
-        idle: bool = False,
     ) -> None:
         self._trainer, self._batch_idx, self._end = trainer, batch_idx, end
         self._module_end: Callable[[Any, Any, int], Any] | None = None
@@ -58,7 +56,7 @@ class BatchHooks:
                 on_train_batch_end=lambda trainer, module, outputs, batch, index: self._left(outputs, batch)
             ),
         )
-        changes: list[tuple[Any, str, Any]] = [] if idle else self._of_module()
+        changes = self._of_module()
         changes += [
             (each, name, partial(self._counted, getattr(each, name)))
             for each in others

@@ -43,32 +43,36 @@ class RoundBoundary:
     Args:
         trainer: the fit's trainer, with its optimizers set up, before its first round.
         own: the federation's callback, which saves the state at the round's start itself.
-        begun: called when a round begins.
 
     Attributes:
         within: whether a round has begun and not ended.
     """
 
-    def __init__(self, trainer: L.Trainer, own: L.Callback, begun: Callable[[], None]) -> None:
+    def __init__(self, trainer: L.Trainer, own: L.Callback) -> None:
         self._trainer: Any = trainer
-        self._begun = begun
-        self._advance_start = trainer.fit_loop.on_advance_start
         # What is written to files, and the time that has passed, is not undone with the round.
         kept = (Checkpoint, Timer)
         self._rewound = [each for each in callbacks_of(trainer) if each is not own and not isinstance(each, kept)]
         self.within = False
         self.remember()
 
-    @property
-    def change(self) -> tuple[Any, str, Any]:
-        """Return the patch with which a round begins before any callback's ``on_train_epoch_start``, see
-        :class:`flsv._lightning.patches.PatchedAttributes`."""
-        return self._trainer.fit_loop, "on_advance_start", self._begin_round
-
     def remember(self) -> None:
         """Store Lightning's progress (loop state, epoch, steps) when an epoch has ended."""
         self._loop = deepcopy(self._trainer.fit_loop.state_dict())
         self._counts = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
+
+    def begin_round(self) -> None:
+        """Store the states of callbacks, optimizers and schedulers, before any hook of the round."""
+        trainer = self._trainer
+        self.within = True
+        self._callbacks = {each.state_key: deepcopy(each.state_dict()) for each in self._rewound}
+        # Between two rounds an optimizer has no state: clients keep theirs in the store.
+        optimizers = [{**each.state_dict(), "state": {}} for each in trainer.optimizers]
+        schedulers = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
+        others = {"optimizer_states": optimizers, "lr_schedulers": schedulers}
+        if scale := trainer.precision_plugin.state_dict():
+            others[type(trainer.precision_plugin).__qualname__] = scale
+        self._others = deepcopy(others)
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint saved within a round to the state at the round's start; see :func:`global_weights` for
@@ -78,21 +82,6 @@ class RoundBoundary:
         if "callbacks" in checkpoint:  # else it holds weights only
             checkpoint["callbacks"].update(deepcopy(self._callbacks))
             checkpoint.update(deepcopy(self._others))
-
-    def _begin_round(self) -> None:
-        """Store the states of callbacks, optimizers and schedulers, then let Lightning begin its epoch."""
-        trainer = self._trainer
-        self.within = True
-        self._begun()
-        self._callbacks = {each.state_key: deepcopy(each.state_dict()) for each in self._rewound}
-        # Between two rounds an optimizer has no state: clients keep theirs in the store.
-        optimizers = [{**each.state_dict(), "state": {}} for each in trainer.optimizers]
-        schedulers = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
-        others = {"optimizer_states": optimizers, "lr_schedulers": schedulers}
-        if scale := trainer.precision_plugin.state_dict():
-            others[type(trainer.precision_plugin).__qualname__] = scale
-        self._others = deepcopy(others)
-        self._advance_start()
 
     def close_epoch(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint saved after aggregation to Lightning's progress at the epoch's end."""
@@ -215,7 +204,8 @@ class RoundAverage:
         self.changes: list[tuple[Any, str, Any]] = []
         if callback is not None:
             self._swap, self._end = callback._swap_models, callback.on_train_end
-            self.changes = [(callback, name, _nothing) for name in REPLACED]
+            instead = (lambda trainer, *_: self.end_batch(trainer)), _nothing
+            self.changes = [(callback, name, each) for name, each in zip(REPLACED, instead)]
             self.changes += [(callback, "_swap_models", self._swap_models), (callback, "on_train_end", self._train_end)]
             rank_zero_info(f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds.")
 

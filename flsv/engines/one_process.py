@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from flsv._lightning.batch_hooks import BatchHooks, step_loss
+from flsv._lightning.epoch import CohortEpoch
 from flsv._lightning.evaluation import all_on_device
+from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.several_processes import IdleLoader, idle_patches
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, opened
+from flsv.core import ALONE, FederationState, Instruction, Ranks, opened
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Sharing, sharing
@@ -72,9 +76,6 @@ class OneProcess:
     #: Whether the clients' data can be read in this process.
     clients_here = True
 
-    #: Whether the Trainer gets one idle batch per round, during which the engine trains the cohort itself.
-    idle = False
-
     def __init__(
         self,
         trainer: L.Trainer,
@@ -88,9 +89,10 @@ class OneProcess:
         self._state, self.store, self._config, self._steps = state, store, config, steps
         self._strategies: Mapping[str, Any] = config.strategies
         self.space, self.shared = shared_space(trainer.lightning_module, config)
-        store.to(self.device)
+        store.to(self._device)
         self.options = OptimizerOptions(trainer)
         self.manager = self._make_manager()
+        self._undo = ExitStack()
         self._cohort: CohortTraining | None = None
         self._loader: CohortLoader | None = None
 
@@ -111,14 +113,8 @@ class OneProcess:
         return self._cohort is not None
 
     @property
-    def device(self) -> torch.device:
-        """Return the device of the trainer's module."""
+    def _device(self) -> torch.device:
         return self.trainer.lightning_module.device
-
-    def patches(self) -> list[tuple[Any, str, Any]]:
-        """Return the attributes of the trainer or its module that are replaced during the fit: for each, the object
-        that has it, its name, and the new value."""
-        return []
 
     # ---- before the first round
 
@@ -158,7 +154,7 @@ class OneProcess:
         asking = {f"metric {name!r}": measure for name, measure in measures.items()}
         validated = make_evaluators(trainer, self.space, val, asking, seed=self._state.seed)
         for key, measure in judged.items():
-            judges = ClientJudges(self.space, self.manager.clients, self.data, measure, self.device, self._state.note)
+            judges = ClientJudges(self.space, self.manager.clients, self.data, measure, self._device, self._state.note)
             judges.check(self._state.model())
             validated[key] = judges
         evaluator = None
@@ -192,7 +188,11 @@ class OneProcess:
         turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
         if buffers is not None:
             turn.shared.restore(buffers)
-        self._cohort = self._make_cohort(turn)
+        self._cohort = cohort = self._make_cohort(turn)
+        # This comes after all checks, which look at the module's own hooks.
+        self._take_over(cohort)
+        self._epoch = CohortEpoch(self.trainer, lambda: cohort.complete)
+        self._undo.callback(self._epoch.remove)
 
     # ---- a round
 
@@ -202,36 +202,30 @@ class OneProcess:
             self._loader = self._load(self._state.cohort)
         return self._loader
 
-    def begin_round(self) -> Tensor:
-        """Begin a round, and return the global model ``[P]``, which the module holds."""
-        self.cohort.turn.shared.begin_round()
-        return self.cohort.global_vector
-
-    def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
-        """Give the server's instructions to the cohort's clients.
+    def train(self, instructions: dict[int, Instruction]) -> CohortTraining | None:
+        """Train a cohort, whose clients start from the global model that the module holds.
 
         Args:
-            instructions: the instructions by client id.
-            sent: a function that is called with the instructions that have been sent.
-        """
-        sent(instructions)
-        self.cohort.begin_round(self._batches(), instructions, self.data.num_samples)
+            instructions: the server's message to every client of the cohort, by client id.
 
-    def end_training(self) -> CohortTraining:
-        """End the cohort's training: apply collusions, and return the training, which holds the clients' updates."""
-        training = self.cohort
-        training.turn.shared.end_turns()
+        Returns:
+            The cohort's training, which holds the clients' updates; None: the fit was told to stop before the cohort's
+            last batch.
+        """
+        cohort = self.cohort
+        cohort.begin_round(self._batches(), instructions, self.data.num_samples)
+        self._train(cohort)
+        if not cohort.complete:
+            return None
+        self._collect(cohort)
+        cohort.turn.shared.end_turns()
         colluders = [each for each in self._config.uploads if isinstance(each, Collusion)]
-        training.collude(colluders, self._state.num_clients, self._state.round_index)
-        return training
+        cohort.collude(colluders, self._state.num_clients, self._state.round_index)
+        return cohort
 
-    def agree(self, round: Round, contributions: Mapping[str, Tensor]) -> None:
-        """Check at the end of a round that all processes have computed the same results; here there is one process.
-
-        Args:
-            round: the round.
-            contributions: the metrics' values by name.
-        """
+    def finish_epoch(self) -> None:
+        """Let Lightning end its epoch with the next global model, which the module holds: it validates and saves."""
+        self._epoch.finish()
 
     def commit(self) -> None:
         """Store the state that clients have changed in this round."""
@@ -244,15 +238,10 @@ class OneProcess:
         """Forget an unfinished round.
 
         Returns:
-            Whether there was an unfinished round.
+            Whether there was a round that had not been discarded before.
         """
         self.store.discard()
         return self._cohort is not None and self._cohort.discard()
-
-    def within_round(self) -> dict[str, Tensor] | None:
-        """Return the ``state_dict`` of the global model at the round's start, if the module holds a client's model now;
-        None: no round is in progress, and the module holds the global model."""
-        return self.cohort.turn.shared.global_state_dict() if self.cohort.active else None
 
     # ---- between rounds
 
@@ -300,18 +289,9 @@ class OneProcess:
 
     # ---- the end
 
-    def failed(self, exception: BaseException, place: str) -> None:
-        """Handle the failure of the fit; here nothing is to be done.
-
-        Args:
-            exception: the exception that ends the fit.
-            place: a description of where it was raised.
-        """
-
     def close(self) -> None:
         """Restore the trainer as it was before the fit."""
-        if self._cohort is not None:
-            self._cohort.turn.remove()
+        self._undo.close()
 
     # ---- methods that other engines override
 
@@ -320,6 +300,25 @@ class OneProcess:
 
     def _make_cohort(self, turn: Turn) -> CohortTraining:
         return CohortTraining(turn, self.manager)
+
+    def _take_over(self, cohort: CohortTraining) -> None:
+        """Let the trainer's batches train the cohort's clients, until the fit's end."""
+        trainer = self.trainer
+        self._undo.callback(cohort.turn.remove)
+        hooks = BatchHooks(
+            trainer,
+            lambda: cohort.batch_idx,
+            cohort.begin_batch,
+            lambda outputs, _: cohort.end_batch(step_loss(trainer, outputs)),
+        )
+        self._undo.callback(hooks.remove)
+
+    def _train(self, cohort: CohortTraining) -> None:
+        """Train the clients of a cohort that has begun; in this engine the batches of Lightning's epoch do."""
+        self._epoch.train()
+
+    def _collect(self, cohort: CohortTraining) -> None:
+        """Get the updates of clients that were trained in other processes; here there are none."""
 
     def _mine(self) -> Sequence[int]:
         """Return the ids of the clients whose data are in this process."""
@@ -345,12 +344,14 @@ class OneProcess:
 
 
 class IdleProcess(OneProcess):
-    """Base class of engines that train the cohort themselves, while the Trainer processes one idle batch per round."""
-
-    idle = True
-
-    def patches(self) -> list[tuple[Any, str, Any]]:
-        return idle_patches(self.trainer)
+    """Base class of engines that train the cohort themselves; the Trainer then processes one idle batch per round."""
 
     def loader(self) -> Any:
         return IdleLoader(self._state.round_index)
+
+    def finish_epoch(self) -> None:
+        self._epoch.train()
+        self._epoch.finish()
+
+    def _take_over(self, cohort: CohortTraining) -> None:
+        self._undo.callback(PatchedAttributes(idle_patches(self.trainer)).restore)

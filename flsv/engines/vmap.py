@@ -43,7 +43,7 @@ class _Begun(NamedTuple):
 
 
 class VmapCohort(CohortTraining):
-    """The training of a cohort in chunks of clients, each chunk as one batched model, during the round's idle batch.
+    """The training of a cohort in chunks of clients, each chunk as one batched model.
 
     Every client's training begins and ends as in :class:`CohortTraining`, in the order of the cohort, with the client's
     model in the module; in between the client's model is trained as a row of the batched model.
@@ -84,19 +84,15 @@ class VmapCohort(CohortTraining):
     def place(self) -> str:
         return f"{len(self._visits)} at once"
 
-    def begin_batch(self, batch: Any = None) -> bool:
-        """Train the whole cohort, chunk by chunk; the Trainer's batch is not used."""
+    def train(self) -> None:
+        """Train the whole cohort, chunk by chunk."""
         # Parameters that a callback has frozen at the round's start have no gradient from here on.
         clip = clipping(self._trainer)
         self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, self._unused)
-        while self._visited < len(self._visits):
+        while not self.complete:
             stop = min(self._visited + self._chunk, len(self._visits))
             self._train([self._begin(place) for place in range(self._visited, stop)])
         add(self._trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
-        return True
-
-    def end_batch(self, loss: Tensor | None) -> bool:
-        return True
 
     def _begin(self, place: int) -> _Begun:
         """Begin the training of the cohort's client number ``place``, and return its model and batches."""
@@ -188,3 +184,6 @@ class VmapProcess(IdleProcess):
 
     def _make_cohort(self, turn: Turn) -> CohortTraining:
         return VmapCohort(turn, self.manager, self._state.seed, self._chunk)
+
+    def _train(self, cohort: Any) -> None:
+        cohort.train()

@@ -14,7 +14,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from flsv._lightning.batch_hooks import BatchHooks, step_loss
 from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
@@ -41,7 +40,7 @@ from flsv.results.folder import FolderLock, leaves_files, run_folder
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.training.cohort import CohortTraining, where
+from flsv.training.cohort import where
 from flsv.training.local_steps import LocalSteps
 
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
@@ -70,7 +69,6 @@ class LightningFit:
         given_seed: the loop's seed, or the seed of ``seed_everything``; None: neither is set.
         federation: the run; None before ``on_fit_start``.
         reports: the output of the run; None before ``on_fit_start``.
-        cohort: the object that trains the cohorts; None before training starts.
     """
 
     def __init__(
@@ -90,7 +88,6 @@ class LightningFit:
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
-        self.cohort: CohortTraining | None = None
         self.boundary: RoundBoundary | None = None
         self.average, self.finetuning = RoundAverage(), FinetuningState()
         self._undo = ExitStack()
@@ -173,19 +170,17 @@ class LightningFit:
         if run_state.configured_options is not None:
             engine.options.apply(run_state.configured_options)
             run_state.configured_options = None
-        self._change(*engine.patches())
         federation.begin_training(run_state.buffers)
         run_state.buffers = None
-        self.cohort = cohort = engine.cohort
-        batch_idx = (lambda: 0) if engine.idle else (lambda: cohort.batch_idx)
-        # This comes after the engine's checks, which look at the module's own hooks.
-        hooks = BatchHooks(trainer, batch_idx, self.begin_batch, partial(self.end_batch, module), engine.idle)
-        self._undo.callback(hooks.remove)
         self.reports.look_at_start()
-        self.boundary = RoundBoundary(trainer, loop, self.reports.begin_round)
+        self.reports.terminal.text = self._progress
+        self.boundary = RoundBoundary(trainer, loop)
         self.average = RoundAverage(callbacks_of(trainer))
-        weights = global_weights(trainer, engine.within_round)
-        self._change(weights, self.boundary.change, *self.average.changes, self._at_the_end(trainer.strategy))
+        shared, loop_of_fit = engine.cohort.turn.shared, trainer.fit_loop
+        weights = global_weights(trainer, lambda: shared.global_state_dict() if self.within_round else None)
+        self._begin_epoch, self._run_epoch = loop_of_fit.on_advance_start, loop_of_fit.advance
+        epoch = (loop_of_fit, "on_advance_start", self.begin_epoch), (loop_of_fit, "advance", self.run_round)
+        self._change(weights, *epoch, *self.average.changes, self._at_the_end(trainer.strategy))
 
     # ---- the state of the fit
 
@@ -202,83 +197,88 @@ class LightningFit:
 
     @property
     def within_round(self) -> bool:
-        """Return whether clients are being trained now, so that the module holds a client's model."""
-        return self.cohort is not None and self.cohort.active
+        """Return whether a round has begun and not ended, so that the module may hold a client's model."""
+        return self.boundary is not None and self.boundary.within
 
     @property
     def current_client(self) -> int | None:
         """Return the id of the client that trains now; None between rounds and after the cohort's last client."""
-        return self.cohort.client if self.cohort is not None and self.cohort.active else None
+        return self.running.engine.cohort.client if self.within_round else None
 
     def place(self) -> str:
         """Return a text about the present client and round, such as ``"while client 2 trained in round 6"``."""
         return where(self.current_client, self.state.round_index, self.data.client_names)
 
-    # ---- within a round
+    def _progress(self) -> dict[str, str]:
+        """Return what the progress bar shows of a round."""
+        rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
+        return {"round": rounds, "client": self.running.engine.cohort.place}
 
-    def begin_round(self) -> None:
-        """Begin a round, while the module holds the global model."""
+    # ---- a round
+
+    def begin_epoch(self) -> None:
+        """Store the state between two rounds before any hook of the next one, then let Lightning begin its epoch."""
+        assert self.boundary is not None
+        assert self.reports is not None
+        self._epoch_begun = False
+        self.boundary.begin_round()
+        self.reports.begin_round()
         self.finetuning.begin_round()
         self.average.begin_round()
-        self.running.begin_round()
+        self.running.remember()
+        self._begin_epoch()
 
-    def begin_batch(self, batch: Any) -> None:
-        """Begin a training batch of a client, in the form in which ``training_step`` gets it."""
-        assert self.cohort is not None
-        if self.cohort.begin_batch(batch):
-            assert self.reports is not None
-            rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
-            self.reports.terminal.text = {"round": rounds, "client": self.cohort.place}
-
-    def begin_step(self, optimizer: Any) -> None:
-        """Begin a client's optimizer step, after its gradients are computed."""
-        assert self.cohort is not None
-        self.cohort.turn.begin_step(optimizer)
-
-    def end_batch(self, module: L.LightningModule, outputs: Any, batch: Any) -> None:
-        """End a training batch of a client; after the cohort's last batch, end the round.
-
-        Args:
-            module: the fit's module.
-            outputs: the value that ``training_step`` returned.
-            batch: the batch.
-        """
-        assert self.cohort is not None
-        self.average.end_batch(self.trainer)
-        if self.cohort.end_batch(step_loss(self.trainer, outputs)):
-            self._end_round()
-            assert self.boundary is not None
-            self.boundary.within = False
-            self.average.end_round(self.trainer, module)
-
-    def _end_round(self) -> None:
-        federation, index = self.running, self.state.round_index
-        last = index + 1 == self.trainer.max_epochs
-        round = federation.end_round()
-        if not last and (why := federation.spent()):
-            last = self.trainer.should_stop = True
-            warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
-        assert self.reports is not None
-        self.reports.write(round)
-        federation.advance(last)
-
-    # ---- between rounds
-
-    def end_epoch(self) -> None:
-        """End Lightning's epoch; discard the round if it was stopped before its last batch.
+    def run_round(self) -> None:
+        """Run a round as Lightning's epoch.
 
         Raises:
             RuntimeError: the round was stopped before its last batch, although the fit goes on.
         """
+        assert self.boundary is not None
+        assert self.reports is not None
+        if not self._epoch_begun:  # Lightning only ends the epoch of a checkpoint
+            self.boundary.within = False
+            self._run_epoch()
+            return
+        trainer, engine, index = self.trainer, self.running.engine, self.state.round_index
+        last = index + 1 == trainer.max_epochs
+        try:
+            complete = self.running.round(self.reports.write, last)
+        except StopIteration:  # Lightning would take it for the end of the fit
+            complete = False
+        if not complete:
+            self._stopped_early()
+            return
+        self.boundary.within = False
+        self.average.end_batch(trainer)
+        self.average.end_round(trainer, trainer.lightning_module)
+        engine.finish_epoch()
+        if not last and (why := self.running.spent()):
+            trainer.should_stop = True
+            warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
+
+    def _stopped_early(self) -> None:
         early = "the epoch ended before the round's last batch"
-        if self.within_round:
-            if not self.trainer.should_stop:
-                raise RuntimeError(
-                    f"{early} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. A "
-                    "federation has no other round to skip to."
-                )
-            self.discard(early)
-        elif self.boundary is not None:
+        if not self.trainer.should_stop:
+            raise RuntimeError(
+                f"{early} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. A "
+                "federation has no other round to skip to."
+            )
+        self.discard(early)
+
+    def begin_step(self, optimizer: Any) -> None:
+        """Begin a client's optimizer step, after its gradients are computed."""
+        self.running.engine.cohort.turn.begin_step(optimizer)
+
+    # ---- between rounds
+
+    def epoch_has_begun(self) -> None:
+        """Note that Lightning has called the hooks of an epoch's start."""
+        self._epoch_begun = True
+
+    def end_epoch(self) -> None:
+        """Store Lightning's progress between two rounds."""
+        if self.boundary is not None and not self.within_round:
             self.boundary.remember()
 
     def begin_validation(self) -> None:
@@ -354,7 +354,8 @@ class LightningFit:
         """
         try:
             if self.federation is not None:
-                self.federation.engine.failed(exception, self.place())
+                # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
+                self.federation.engine.ranks.abort(f"{exception!r} ({self.place()})")
             if self.within_round:
                 exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
                 self.discard(f"{type(exception).__name__} {self.place()}")

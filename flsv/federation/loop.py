@@ -207,7 +207,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._fit.begin_training(pl_module, self)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._fit.begin_round()
+        self._fit.epoch_has_begun()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         self._fit.begin_step(optimizer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,11 +19,13 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.engines.one_process import OneProcess
+from flsv.engines.ranks import check_agreement
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import RoundServer
+from flsv.training.cohort import CohortTraining
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
@@ -32,8 +35,7 @@ from flsv.utilities.seeding import generator_for, seed_global_rngs
 class FederationRun:
     """One run of a federation: configuration, metrics, state, server and, in an engine, clients.
 
-    A round begins with :meth:`begin_round`; then the clients train one after the other, in Lightning's epoch; then
-    :meth:`end_round` measures contributions and aggregates. The class is independent of Lightning's hooks.
+    :meth:`round` is a round, in five steps. The class is independent of Lightning's hooks.
 
     Args:
         config: the federation's configuration.
@@ -44,7 +46,6 @@ class FederationRun:
 
     Attributes:
         server: the server's steps of a round.
-        instructions: this round's instructions, by client id.
         evaluated: whether the last round ended with an evaluation of the clients' own models.
     """
 
@@ -57,7 +58,6 @@ class FederationRun:
         rounds: int | None,
     ) -> None:
         self.config, self.metrics, self.state, self.engine, self.rounds = config, metrics, state, engine, rounds
-        self.instructions: dict[int, Instruction] = {}
         self.evaluated = False
         module, data, space = engine.trainer.lightning_module, engine.data, engine.space
         kept = [name for name in space.private_names if name in engine.shared.kept]
@@ -65,8 +65,8 @@ class FederationRun:
         check_space(space, metrics, config.uploads, config.head, num_classes, kept)
         warn_of_sharing(kept, space, module, bool(config.evaluation.every))
         engine.check(metrics.fields, metrics.evaluating)
-        metrics.to(engine.device)
-        state.to(engine.device)
+        metrics.to(module.device)
+        state.to(module.device)
         state.global_vector = space.read(module)
         self.server = RoundServer(metrics, config.strategies, space, engine.manager.channel, config.filters)
 
@@ -147,61 +147,84 @@ class FederationRun:
 
     # ---- a round
 
-    def begin_round(self) -> None:
-        """Begin a round, while the module holds the global model, and send instructions to the cohort.
+    def remember(self) -> None:
+        """Store the model from before the round, and seed the random numbers of the round's hooks, before any of them;
+        they must be the same in a resumed run."""
+        seed_global_rngs(self.state.seed, "round", self.state.round_index)
+        self.engine.cohort.turn.shared.remember()
+
+    def round(self, write: Callable[[Round], None], last: bool) -> bool:
+        """Run a round: the module holds the global model before and after it.
+
+        Args:
+            write: writes the round's results.
+            last: whether this is the last round, so that no further cohort is drawn.
+
+        Returns:
+            Whether the round is complete; otherwise the fit was told to stop before the cohort's last batch.
 
         Raises:
             ConfigurationError: the privacy budget is spent.
         """
+        instructions = self._instruct_cohort()  # it was drawn at the end of the round before
+        cohort = self.engine.train(instructions)  # one after the other, many at once, on ranks or at sites
+        if cohort is None:
+            return False
+        round = self._receive(cohort, instructions)
+        round = self._finish(cohort, round)  # metrics, aggregation, personalization
+        write(round)
+        self._complete(last or self.spent() is not None)
+        return True
+
+    def _instruct_cohort(self) -> dict[int, Instruction]:
         state = self.state
-        # Random numbers of hooks and validation must be the same in a resumed run.
-        seed_global_rngs(state.seed, "round", state.round_index)
         if why := self.spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
-        state.global_vector = self.engine.begin_round()
-        self.instructions = self.server.instruct(state.cohort, state)
+        shared = self.engine.cohort.turn.shared
+        shared.begin_round()
+        state.global_vector = shared.global_vector
+        instructions = self._instruct(state.cohort)
         if any(upload.reference == "global" for upload in self.config.uploads):
-            self._send_global_model()
-        self.engine.instruct(self.instructions, self._sent)
+            self._add_global_model(instructions)
+        return instructions
 
-    def end_round(self) -> Round:
-        """Measure and aggregate the cohort's updates, write the next global model into the module, and return the
-        round."""
-        state, server, engine = self.state, self.server, self.engine
-        training = engine.end_training()
-        with warnings.catch_warnings():
-            if engine.ranks.rank:
-                warnings.simplefilter("ignore")  # rank 0 warns
-            round = server.receive(
-                training.updates,
-                training.matrix,
-                self.instructions,
+    def _receive(self, cohort: CohortTraining, instructions: dict[int, Instruction]) -> Round:
+        """Return the round as the server sees it, without the clients whose updates the server excludes."""
+        state, manager = self.state, self.engine.manager
+        self.server.send({client: told for client, told in instructions.items() if client in cohort.heard})
+        manager.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
+        with self._warnings_once():
+            round = self.server.receive(
+                cohort.updates,
+                cohort.matrix,
+                instructions,
                 state,
-                engine.manager.clients,
-                engine.manager.server,
+                manager.clients,
+                manager.server,
                 self._chances(),
-                training.broken,
+                cohort.broken,
             )
-            sent = [update.client_id for update in training.updates]
-            training.leave_out(set(sent) - set(on_host(round.client_ids)))
-            round = server.finish(round, state)
-            state.complete(round, [*training.broken, *sent])
+        sent = {update.client_id for update in cohort.updates}
+        cohort.leave_out(sent.difference(on_host(round.client_ids)))
+        return round
+
+    def _finish(self, cohort: CohortTraining, round: Round) -> Round:
+        """Measure and aggregate the round, write the next global model into the module, and return the round."""
+        state, engine = self.state, self.engine
+        with self._warnings_once():
+            round = self.server.finish(round, state)
+            state.complete(round, [*cohort.broken, *(update.client_id for update in cohort.updates)])
             if self.config.evaluation.keeps:
-                state.trained.update({client: model.clone() for client, model in training.trained().items()})
+                state.trained.update({client: model.clone() for client, model in cohort.trained().items()})
             self.evaluated = self._evaluates()
             if self.evaluated:
                 state.client_scores = engine.own_scores(self._instruct)
-        self.instructions = {}  # they hold the previous global model
-        training.end_round(state.model())
-        engine.agree(round, self.metrics.contributions)
+        cohort.end_round(state.model())
+        check_agreement(engine.ranks, round, state.model(), self.metrics.contributions)
         return round
 
-    def advance(self, last: bool) -> None:
-        """Complete the round: commit the clients' states, and draw the next round's cohort.
-
-        Args:
-            last: whether this was the last round, so that no cohort is drawn.
-        """
+    def _complete(self, last: bool) -> None:
+        """Commit the clients' states, and draw the next round's cohort unless this was the ``last`` round."""
         index = self.state.round_index
         self.engine.commit()
         self.state.round_index += 1
@@ -234,18 +257,20 @@ class FederationRun:
         every, index = self.config.evaluation.every, self.state.round_index + 1
         return bool(every) and (index == self.rounds or index % every == 0 or bool(self.spent()))
 
-    def _send_global_model(self) -> None:
+    def _add_global_model(self, instructions: dict[int, Instruction]) -> None:
         """Add the global model, which uploads need, to the instructions of clients that start from another model."""
         model = self.state.model()
-        for client, instruction in self.instructions.items():
+        for client, instruction in instructions.items():
             if instruction.start is not model:
-                tensors = {**instruction.tensors, GLOBAL_MODEL: model}
-                self.instructions[client] = replace(instruction, tensors=tensors)
+                instructions[client] = replace(instruction, tensors={**instruction.tensors, GLOBAL_MODEL: model})
 
-    def _sent(self, instructions: Mapping[int, Instruction]) -> None:
-        """Count the traffic of instructions that have been sent, after the messages of the cohort's draw."""
-        self.server.send(instructions)
-        self.engine.manager.channel.prepend(self.state.pending_traffic)
+    @contextmanager
+    def _warnings_once(self) -> Iterator[None]:
+        """Ignore warnings within the context on all ranks but the first, which shows them."""
+        with warnings.catch_warnings():
+            if self.engine.ranks.rank:
+                warnings.simplefilter("ignore")
+            yield
 
 
 @dataclass

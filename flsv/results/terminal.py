@@ -13,7 +13,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -256,7 +256,7 @@ class Terminal(Sink):
 
     Rich's and TQDM's bars show ``round 3/20`` in place of ``Epoch 2/19`` and, while coalitions are evaluated, their
     number; Rich's bar is kept on one line. The table is printed after the bar has closed. A sink is installed for the
-    length of one fit; the bar shows the entries of its ``text``.
+    length of one fit; the bar shows the entries that its ``text`` returns.
 
     Args:
         trainer: the fit's trainer, with its progress bar, if it has one.
@@ -266,7 +266,7 @@ class Terminal(Sink):
     """
 
     def __init__(self, trainer: L.Trainer, client_names: Sequence[str], table: bool, files: bool) -> None:
-        self.text: dict[str, str] = {}
+        self.text: Callable[[], dict[str, str]] = dict
         self._trainer, self._bar = trainer, trainer.progress_bar_callback
         self._client_names, self._table, self._files = client_names, table, files
         self._counts: dict[str, str] = {}
@@ -279,7 +279,7 @@ class Terminal(Sink):
 
         def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
             shown = {k: v for k, v in get_metrics(trainer, module).items() if k != "v_num"}
-            text = {k: v for k, v in self.text.items() if k != "round" or not self._has_round}
+            text = {k: v for k, v in self.text().items() if k != "round" or not self._has_round}
             # What the module logs comes first: if there is too little room, the end is cut.
             return {**shown, **self._counts, **(text if trainer.training else {})}
 

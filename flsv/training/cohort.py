@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flsv.attacks import Collusion
@@ -113,7 +114,7 @@ class CohortTraining:
         turn: begins and ends the training of each client.
         updates: the clients' updates of the round so far, in the order in which clients trained.
         broken: ids of the clients that sent no update because their trained model was not finite.
-        active: whether a round has begun and not ended.
+        discarded: whether the round was stopped before its end, and is forgotten.
     """
 
     def __init__(self, turn: Turn, manager: ClientManager) -> None:
@@ -121,7 +122,9 @@ class CohortTraining:
         self._trainer: Any = turn.trainer
         self.updates: list[ClientUpdate] = []
         self.broken: list[int] = []
-        self.active = False
+        self._visits: list[ClientBatches] = []
+        self._matrix = torch.empty(0)
+        self._visited, self.discarded = 0, False
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
         """Begin a round, while the module and :attr:`global_vector` hold the global model.
@@ -133,12 +136,22 @@ class CohortTraining:
         """
         self._visits, self._instructions, self._samples = loader.visits, instructions, num_samples
         self._matrix = empty_rows(len(self._visits), self.global_vector, self._trainer.default_root_dir)
-        self.updates, self.broken, self._visited, self.active, self._discarded = [], [], 0, True, False
+        self.updates, self.broken, self._visited, self.discarded = [], [], 0, False
 
     @property
     def global_vector(self) -> Tensor:
         """Return the global model ``[P]`` at the start of the round."""
         return self.turn.shared.global_vector
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the cohort's last batch has been trained on."""
+        return self._visited == len(self._visits)
+
+    @property
+    def heard(self) -> set[int]:
+        """Return the ids of the clients that have got their instructions and answered."""
+        return {*self.broken, *(update.client_id for update in self.updates)}
 
     @property
     def client(self) -> int | None:
@@ -148,7 +161,7 @@ class CohortTraining:
     @property
     def place(self) -> str:
         """Return the present client's place in the cohort as text, such as ``"3/10"`` for the third of ten clients."""
-        return f"{self._visited + 1}/{len(self._visits)}"
+        return f"{min(self._visited + 1, len(self._visits))}/{len(self._visits)}"
 
     @property
     def batch_idx(self) -> int:
@@ -167,35 +180,26 @@ class CohortTraining:
         models = {update.client_id: self._manager.trained(update.client_id) for update in self.updates}
         return {client: model for client, model in models.items() if model is not None}
 
-    def begin_batch(self, batch: Any = None) -> bool:
+    def begin_batch(self, batch: Any = None) -> None:
         """Begin a batch; before a client's first batch, begin the client's training.
 
         Args:
             batch: the batch in the form in which ``training_step`` gets it.
-
-        Returns:
-            Whether this is the client's first batch of the round.
         """
-        first = self.turn.context is None
-        if first:
+        if self.turn.context is None:
             visit = self._visits[self._visited]
             data, samples = self._manager.locals[visit.client], int(self._samples[visit.client])
             self.turn.begin(self._instructions[visit.client], data, samples, visit.batches)
         self.turn.begin_batch(batch)
-        return first
 
-    def end_batch(self, loss: Tensor | None) -> bool:
+    def end_batch(self, loss: Tensor | None) -> None:
         """End a batch; after a client's last batch, end the client's training.
 
         Args:
             loss: the batch's training loss; None: the module returns none.
-
-        Returns:
-            Whether this was the cohort's last batch.
         """
         if self.turn.end_batch(loss):
             self._end_client()
-        return self._visited == len(self._visits)
 
     def _end_client(self) -> None:
         """End the present client's training and store its update, or forget the client if its model is not finite."""
@@ -248,26 +252,24 @@ class CohortTraining:
         """End the round: write the next global model ``vector [P]`` into the module."""
         self.turn.shared.end_round(vector)
         self._forget()
-        self.active = False
 
     def discard(self) -> bool:
-        """Forget an unfinished round and restore the global model of the round's start.
+        """Forget an unfinished round and restore the model from before the round.
 
         Returns:
-            Whether there was an unfinished round that had not been discarded before.
+            Whether the round had not been discarded before.
         """
-        if not self.active or self._discarded:
+        if self.discarded:
             return False
         self.turn.discard()
         self._forget()
-        # `active` stays True: a checkpoint saved from here on still has to hold the state of the round's start.
-        self._discarded = True
+        self.discarded = True
         return True
 
     def _forget(self) -> None:
         for visit in self._visits:
             self._manager.locals[visit.client].set_models(None, None)
-        self._matrix, self.updates, self._instructions = self.global_vector.new_empty(0), [], {}
+        self._matrix, self.updates, self._instructions = self._matrix.new_empty(0), [], {}
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.training.non_vector_state import NonVectorState, State
@@ -45,17 +47,24 @@ class SharedModule:
 
     # ---- a round
 
+    def remember(self) -> None:
+        """Store a copy of the module between two rounds, before any hook of the next round: this is what a checkpoint
+        saved within the round holds, and what a discarded round leaves."""
+        self._saved = self._read()
+        self._private = self._saved[2]  # the global model keeps the entries that clients do not share
+        self._within = True
+
     def begin_round(self) -> None:
-        """Store a copy of the global model, which the module holds at the start of a round."""
+        """Store a copy of the model that the clients start from: the module after all hooks of the epoch's start."""
         self.space.check(self.module)
         self._unsaved.warn_of_collections()
-        self.global_vector = self.space.read(self.module)
-        self._before, self._private = self._unsaved.read(), self.space.read_private(self.module)
+        vector, self._before = self.space.read(self.module), self._unsaved.read()
+        between_rounds = self._saved[0]
+        self.global_vector = between_rounds if torch.equal(vector, between_rounds) else vector
         self._marks = _marks(self._constants.values())
-        # `begin_turns` reads the counters that clients start with: hooks at the epoch's start may still change them.
+        # `begin_turns` reads the counters that clients start with: transfer hooks may still change them.
         self._buffers: State | None = None
         self.next_buffers = None
-        self._within = True
 
     def begin_turns(self) -> None:
         """Store the counters and masks that all clients start with, before the first client trains."""
@@ -74,9 +83,8 @@ class SharedModule:
         self.global_vector, self._within = vector, False
 
     def discard(self) -> None:
-        """Write the global model of the round's start into the module again."""
-        self._write(self.global_vector, self._before, self._private)
-        self._within = False
+        """Write the model from before the round into the module again."""
+        self._write(*self._saved)
 
     # ---- a turn
 
@@ -131,19 +139,24 @@ class SharedModule:
 
     def buffers(self) -> State:
         """Return the global model's counters and masks: within a round, their values from before the round."""
-        return self._before if self._within else self._unsaved.read()
+        return self._saved[1] if self._within else self._unsaved.read()
 
     def restore(self, buffers: State) -> None:
         """Write the counters and masks of a checkpoint into the module."""
         self._unsaved.resume(buffers)
 
     def global_state_dict(self) -> dict[str, Any]:
-        """Return the module's ``state_dict`` with the global model of the round's start; the module itself keeps the
-        present client's model."""
-        now = self.space.read(self.module), self._unsaved.read(), self.space.read_private(self.module)
-        self._write(self.global_vector, self._before, self._private)
-        state = {name: value.clone() for name, value in self.module.state_dict().items()}
-        self._write(*now)
+        """Return the module's ``state_dict`` with the model from before the round; the module itself keeps the present
+        client's model."""
+        now = self._read()
+        with ExitStack() as unseen:
+            # A backward pass to come may not take this for a change of what its forward pass has used.
+            for tensor in (*self.module.parameters(), *self.module.buffers()):
+                if not tensor.is_inference():
+                    unseen.enter_context(_unsafe_preserve_version_counter(tensor))
+            self._write(*self._saved)
+            state = {name: value.clone() for name, value in self.module.state_dict().items()}
+            self._write(*now)
         return state
 
     def _check_constant(self) -> None:
@@ -158,6 +171,9 @@ class SharedModule:
                 'or layers are unfrozen. Say what they are: FederatedLoop(share=["trainable", "name.*"]) shares them, '
                 'share=["trainable", "!name.*"] keeps them at their client.'
             )
+
+    def _read(self) -> tuple[Tensor, State, dict[str, Tensor]]:
+        return self.space.read(self.module), self._unsaved.read(), self.space.read_private(self.module)
 
     @torch.no_grad()
     def _write(self, vector: Tensor, buffers: State, private: dict[str, Tensor]) -> None:

@@ -32,6 +32,35 @@ def rounded(precision: str, tolerance: float) -> Kind:
     return Kind(Small, images, trainer={"precision": precision}, tolerance=tolerance)
 
 
+class RateByRound(Small):
+    """Halves its rate when a round begins."""
+
+    def on_train_epoch_start(self) -> None:
+        self.optimizers().param_groups[0]["lr"] *= 0.5
+
+
+class ShrinksByRound(Small):
+    """Changes its weights when a round begins."""
+
+    def on_train_epoch_start(self) -> None:
+        shrink(None, self)
+
+
+class HooksWhenConfigured(Small):
+    """Puts a hook into a layer and draws random numbers, once in a fit, where its optimizer is made."""
+
+    def configure_optimizers(self) -> Any:
+        torch.rand(7)
+        if not self.net[-1]._forward_hooks:
+            self.net[-1].register_forward_hook(lambda layer, given, out: 2 * out)
+        return super().configure_optimizers()
+
+
+@torch.no_grad()
+def shrink(_: Any, module: Any) -> None:
+    module.net[-1].weight.mul_(0.5)
+
+
 def decaying(gamma: float, interval: str, frequency: int = 1) -> Kind:
     return small(partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency))
 
@@ -50,6 +79,10 @@ AS_BY_HAND: dict[str, Kind] = {
     "lbfgs": small(partial(Small, optimizer=partial(torch.optim.LBFGS, lr=1e-2, max_iter=3))),
     "fused-optimizer": small(partial(Small, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=True))),
     "together": small(gradient_clip_val=0.1, accumulate_grad_batches=3),
+    "rate-by-round": small(RateByRound),
+    "weights-by-round": small(ShrinksByRound),
+    "weights-by-a-callback": small(Small, lambda: cb.LambdaCallback(on_train_epoch_start=shrink)),
+    "hooks-when-configured": small(HooksWhenConfigured),
     "accumulation-by-a-callback": small(Small, lambda: cb.GradientAccumulationScheduler({0: 2, 1: 1})),
 }
 

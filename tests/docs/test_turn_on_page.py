@@ -1,12 +1,23 @@
-"""The turn that docs/explanation/round.md shows is the code's."""
+"""The round and the turn that docs/explanation/round.md shows are the code's."""
 
+import inspect
+import textwrap
 from pathlib import Path
 
+from flsv.federation.run import FederationRun
+
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/explanation/round.md"
+
+
+def test_the_round_on_the_page_is_the_code() -> None:
+    shown = PAGE.read_text().split("```python\n")[1].split("```")[0]
+    body = inspect.getsource(FederationRun.round).split('"""')[-1]
+    assert shown == textwrap.dedent(body.strip("\n")) + "\n"
 
 
 def test_its_lines_stand_in_the_code_in_that_order() -> None:
-    page = (ROOT / "docs/explanation/round.md").read_text()
+    page = PAGE.read_text()
     shown = page.split("## A client's turn")[1].split("```")[1].splitlines()[1:]
     lines = [line.split("  #")[0].strip().split("...")[0] for line in shown if not line.startswith("#")]
     code = (ROOT / "flsv/training/turn.py").read_text()

@@ -92,8 +92,13 @@ def test_from_wherever_a_checkpoint_was_saved(tmp_path: Path, whole: Any, hook: 
     assert_same_run(resumed, loop, module, whole)
 
 
+def shrink(module: L.LightningModule) -> None:
+    with torch.no_grad():
+        next(module.parameters()).mul_(0.9)
+
+
 class ByEpochStart(Plain):
-    """Halves its rate when a round begins."""
+    """Halves its rate and shrinks its weights when a round begins."""
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.4, weight_decay=0.0)
@@ -102,10 +107,11 @@ class ByEpochStart(Plain):
     def on_train_epoch_start(self) -> None:
         for group in self.optimizers(use_pl_optimizer=False).param_groups:
             group["lr"] *= 0.5
+        shrink(self)
 
 
 class CountsHooks(Callback):
-    """Counts rounds and batches, and sets the weight decay by them."""
+    """Counts rounds and batches, sets the weight decay by them, and shrinks weights when a round begins."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -113,6 +119,7 @@ class CountsHooks(Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.count += 1
         trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.01 * self.count
+        shrink(module)
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.count += 1

@@ -4,7 +4,15 @@ Start the processes with ``Trainer(strategy="federated", devices=4)``, ``torchru
 """
 
 from flsv.engines.ranks.group import ranks_of_environment, started_by_script
-from flsv.engines.ranks.several_ranks import SeveralRanks
+from flsv.engines.ranks.several_ranks import SeveralRanks, check_agreement
 from flsv.engines.ranks.strategy import FederatedStrategy, agree, ranks_of
 
-__all__ = ["FederatedStrategy", "SeveralRanks", "agree", "ranks_of", "ranks_of_environment", "started_by_script"]
+__all__ = [
+    "FederatedStrategy",
+    "SeveralRanks",
+    "agree",
+    "check_agreement",
+    "ranks_of",
+    "ranks_of_environment",
+    "started_by_script",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -34,7 +34,8 @@ class RankTraining(CohortTraining):
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
         super().begin_round(loader, instructions, num_samples)
-        self.idle, self._cohort = not loader.visits, list(instructions)
+        self.idle = self._left_to_do = not loader.visits
+        self._cohort = list(instructions)
         self._trained: dict[int, Tensor] | None = None
         self._begun = counts_so_far(self._trainer)
 
@@ -46,20 +47,25 @@ class RankTraining(CohortTraining):
             return len(self._cohort)
         return self._cohort.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
 
-    def begin_batch(self, batch: Any = None) -> bool:
+    @property
+    def complete(self) -> bool:
+        return not self._left_to_do if self.idle else super().complete
+
+    def begin_batch(self, batch: Any = None) -> None:
         if not self.idle:
-            return super().begin_batch(batch)
+            super().begin_batch(batch)
+            return
         self.turn.shared.begin_turns()
         # With entered slots, the federation's schedules do not step on this rank's idle batch.
         self.turn.slots.enter(self._cohort[0])
         self.turn.slots.begin_batch(0, 1)
-        return False
 
-    def end_batch(self, loss: Tensor | None) -> bool:
+    def end_batch(self, loss: Tensor | None) -> None:
         if not self.idle:
-            return super().end_batch(loss)
+            super().end_batch(loss)
+            return
         self.turn.slots.leave(stage=False)
-        return True
+        self._left_to_do = False
 
     @property
     def batch_idx(self) -> int:
@@ -179,24 +185,19 @@ class SeveralRanks(OneProcess):
         idle.visits = []
         return idle
 
-    def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
-        super().instruct(instructions, sent)
-        self._strategy.within_round = True
+    def _train(self, cohort: CohortTraining) -> None:
+        self._strategy.within_round = True  # until the clients are trained; after an error, until the fit is closed
+        super()._train(cohort)
 
-    def end_training(self) -> CohortTraining:
+    def _collect(self, cohort: CohortTraining) -> None:
         self._strategy.within_round = False
         self.cohort.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
-        return super().end_training()
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.
         parts = self.ranks.all_gather(sorted(self.store.clients()), "clients that keep something")
         self.owners.bind([client for part in parts for client in part])
         self._gather()
-
-    def failed(self, exception: BaseException, place: str) -> None:
-        # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
-        self.ranks.abort(f"{exception!r} ({place})")
 
     def discard(self) -> bool:
         # The other ranks would wait for this rank at the end of the round.
@@ -238,25 +239,34 @@ class SeveralRanks(OneProcess):
 
     def _exchange_logged(self, value: Any, about: str) -> list[Any]:
         # After an epoch that ended early the other ranks do not take part.
-        return [value] if self.cohort.active else self.ranks.all_gather(value, about)
+        return [value] if self.cohort.discarded else self.ranks.all_gather(value, about)
 
-    def agree(self, round: Round, contributions: Mapping[str, Tensor]) -> None:
-        """Check that all ranks have computed the same global model, weights and metrics.
 
-        Raises:
-            RuntimeError: two ranks differ.
-        """
-        values = {"global model": self._state.model(), "aggregation weights": round.aggregation_weights}
-        values |= {f"metric {name}": value for name, value in contributions.items()}
-        sums = {name: _checksum(value) for name, value in values.items() if value is not None}
-        for rank, theirs in enumerate(self.ranks.all_gather(sums, "checksums")):
-            if differ := [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]:
-                first, second = sorted((self.ranks.rank, rank))
-                raise RuntimeError(
-                    f"round {round.round_index + 1}: ranks {first} and {second} do not agree on the {differ[0]}. "
-                    "Every rank is the whole server and must come to the same numbers: a strategy or metric must draw "
-                    "from round.generator(name) only, and all ranks need processors of one kind."
-                )
+def check_agreement(ranks: Ranks, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
+    """Check that all ranks have computed the same global model, weights and metrics; with one process do nothing.
+
+    Args:
+        ranks: the processes.
+        round: the round.
+        model: ``[P]``, the next global model.
+        contributions: the metrics' values by name.
+
+    Raises:
+        RuntimeError: two ranks differ.
+    """
+    if ranks.size == 1:
+        return
+    values = {"global model": model, "aggregation weights": round.aggregation_weights}
+    values |= {f"metric {name}": value for name, value in contributions.items()}
+    sums = {name: _checksum(value) for name, value in values.items() if value is not None}
+    for rank, theirs in enumerate(ranks.all_gather(sums, "checksums")):
+        if differ := [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]:
+            first, second = sorted((ranks.rank, rank))
+            raise RuntimeError(
+                f"round {round.round_index + 1}: ranks {first} and {second} do not agree on the {differ[0]}. "
+                "Every rank is the whole server and must come to the same numbers: a strategy or metric must draw "
+                "from round.generator(name) only, and all ranks need processors of one kind."
+            )
 
 
 def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch import Tensor
 from flsv._lightning.several_processes import Counted, add
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import Instruction
 from flsv.core.matrix import empty_rows
 from flsv.engines.one_process import IdleProcess, Instruct
 from flsv.engines.remote.clients import RemoteClient, RemoteSites
@@ -36,33 +35,35 @@ STEPS_BY_HAND = 1000
 
 
 class RemoteCohort(CohortTraining):
-    """The training of a cohort of sites, during the Trainer's idle batch of a round.
+    """The training of a cohort of sites.
 
     Args:
         turn: holds the server's module, which stays the global model.
         manager: the stand-ins for the sites' data.
         remote: the sites.
-
-    Attributes:
-        sent: a function that is called with the instructions that have reached their sites, to count the traffic.
     """
-
-    sent: Callable[[Mapping[int, Instruction]], None]
 
     def __init__(self, turn: Turn, manager: ClientManager, remote: RemoteSites) -> None:
         super().__init__(turn, manager)
-        self._remote = remote
+        self._remote, self._asked = remote, 0
 
     @property
     def place(self) -> str:
-        return f"{len(self._instructions)} sites"
+        return f"{self._asked} sites"
 
-    def begin_batch(self, batch: Any = None) -> bool:
-        start = self.global_vector
+    @property
+    def complete(self) -> bool:
+        return True
+
+    def train(self) -> None:
+        """Let the sites train.
+
+        Raises:
+            RuntimeError: no site has answered.
+        """
+        start, self._asked = self.global_vector, len(self._instructions)
         updates, self.broken = self._remote.train(self._instructions, start.device, self.turn.shared.space)
-        heard = {*self.broken, *(update.client_id for update in updates)}
-        self.sent({client: instruction for client, instruction in self._instructions.items() if client in heard})
-        if not heard:
+        if not updates and not self.broken:
             raise RuntimeError(
                 "no site sent a model in this round. Start them again and then this server: it goes on from its last "
                 "checkpoint."
@@ -73,10 +74,6 @@ class RemoteCohort(CohortTraining):
         # Only one copy of each vector stays in memory.
         self.updates = [replace(update, vector=row) for update, row in zip(updates, self._matrix)]
         add(self._trainer, Counted(steps=sum(update.num_steps for update in updates)))
-        return True
-
-    def end_batch(self, loss: Tensor | None) -> bool:
-        return True
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Forget the round of sites that the server has excluded; the next message to such a site names the earlier
@@ -149,11 +146,6 @@ class RemoteFederation(IdleProcess):
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
         check_deployment(self._config, fields, evaluating)
 
-    def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
-        # Only instructions that have reached a site are counted: the cohort reports them once it has the replies.
-        cast(RemoteCohort, self.cohort).sent = sent
-        super().instruct(instructions, lambda _: None)
-
     def commit(self) -> None:
         self._remote.commit()
         super().commit()
@@ -184,6 +176,9 @@ class RemoteFederation(IdleProcess):
 
     def _make_cohort(self, turn: Turn) -> CohortTraining:
         return RemoteCohort(turn, self.manager, self._remote)
+
+    def _train(self, cohort: Any) -> None:
+        cohort.train()
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         scores = self._remote.score_own_models(instruct(self._mine()))

@@ -241,6 +241,7 @@ class SiteVisit(L.Callback):
         if model is not None:
             space.write(pl_module, model)
         seed_global_rngs(here.seed, "round", here.round_index)
+        turn.shared.remember()
         turn.shared.begin_round()
         batches = len(trainer.train_dataloader)  # type: ignore[arg-type]  # a CohortLoader, see `loader`
         epoch = batches // self._config.local_epochs

@@ -1,0 +1,142 @@
+"""What a person expects of a round that Lightning knows as an epoch: where it saves, resumes, logs, draws and reads."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from compat.base import Kind, Small, federated, images
+from compat.by_hand import SEED
+from compat.runs import run
+from lightning.pytorch import callbacks as cb
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
+
+from flsv import FederatedLoop, Reporting
+from flsv.data.loaders import TensorBatches
+from helpers.fits import logged, trainer_for
+
+#: Batches of the two clients, see :func:`small`.
+LENGTHS = (3, 4)
+ROUNDS = 3
+
+
+def small(**options: Any) -> Kind:
+    return Kind(Small, images, clients=(2, 3), **options)
+
+
+def saved(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_path: Path) -> None:
+    """A Trainer alone, with as many batches in an epoch as a round has, saves as many files of the same names."""
+
+    def saving(folder: Path) -> list[L.Callback]:
+        every: list[Any] = [{}, {"monitor": "val_loss", "save_last": True}, {"every_n_train_steps": 3}]
+        return [
+            cb.ModelCheckpoint(folder / str(i), "{epoch}-{step}", save_top_k=-1, **how) for i, how in enumerate(every)
+        ]
+
+    one, many = tmp_path / "one", tmp_path / "many"
+    options = {"enable_checkpointing": True}
+    run(small(callbacks=lambda: saving(many), trainer=options), tmp_path, ROUNDS)
+    x, y = images().train.tensors
+    batches = [(x[8 * i :][:4], y[8 * i :][:4]) for i in range(5)] + [(x[:4], y[:4])] * 2
+    assert len(batches) == sum(LENGTHS)
+    alone = trainer_for(None, tmp_path, ROUNDS, callbacks=saving(one), **options)
+    alone.fit(Small(), DataLoader(batches, batch_size=None), images().val_dataloader())
+    for each in ("0", "1", "2"):
+        assert saved(many / each) == saved(one / each)
+    assert len(saved(many / "0")) == ROUNDS
+
+
+class Everywhere(cb.Callback):
+    """Saves a checkpoint in the second round's hooks ``hooks``, once in each batch."""
+
+    def __init__(self, folder: Path, *hooks: str) -> None:
+        self.folder = folder
+        for name in hooks:
+            setattr(self, name, lambda trainer, *_, name=name, **__: self.save(trainer, name))
+
+    def save(self, trainer: L.Trainer, name: str) -> None:
+        if trainer.current_epoch == 1:
+            batch = trainer.fit_loop.epoch_loop.batch_idx if "epoch" not in name else "all"
+            trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
+
+
+class Odd(Small):
+    """Dropout and BatchNorm, Adam, a schedule per step, weights and a rate that a round's beginning changes."""
+
+    def __init__(self) -> None:
+        schedule = lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.95)  # noqa: E731
+        super().__init__(schedule, optimizer=lambda parameters: torch.optim.Adam(parameters, 1e-2))
+
+    def on_train_epoch_start(self) -> None:
+        self.optimizers().param_groups[0]["weight_decay"] += 0.01
+        with torch.no_grad():
+            self.net[-1].weight.mul_(0.9)
+
+
+OF_BATCHES = ("on_train_batch_start", "on_before_zero_grad", "on_before_optimizer_step", "on_train_batch_end")
+OF_ROUNDS = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_start", "on_validation_epoch_end")
+
+
+@pytest.mark.parametrize("kept", ["reset", pytest.param("persist", marks=pytest.mark.slow)])
+def test_resumes_to_the_bit_from_every_batch_and_hook_of_a_round(tmp_path: Path, kept: Any) -> None:
+    def train(callbacks: list[L.Callback], **how: Any) -> Tensor:
+        loop = FederatedLoop(seed=SEED, optimizer_state=kept, reporting=Reporting(table=False, files=False))
+        trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=[loop, *callbacks], accumulate_grad_batches=2)
+        trainer.fit(module := Odd(), federated(small()), **how)
+        return torch.nn.utils.parameters_to_vector([*module.parameters(), module.net[2].running_var])
+
+    whole = train([Everywhere(tmp_path / "c", *OF_BATCHES, *OF_ROUNDS)])
+    paths = sorted((tmp_path / "c").iterdir())
+    # Two steps of each client zero the gradients.
+    assert len(paths) == 2 * sum(LENGTHS) + 2 * 4 + len(OF_ROUNDS)
+    assert [path.name for path in paths if not torch.equal(train([], ckpt_path=path), whole)] == []
+
+
+def test_a_value_of_the_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> None:
+    class Logs(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses: list[tuple[float, int]] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            self.losses.append((loss.item(), len(batch[0])))
+            self.log("loss", loss, on_step=False, on_epoch=True)
+            return loss
+
+    kind = Kind(Logs, images, trainer={"logger": CSVLogger(tmp_path)}, clients=(2, 3))
+    module: Any = run(kind, tmp_path, ROUNDS)[0]
+    found = [float(row["loss"]) for row in logged(tmp_path) if row["loss"]]
+    for r, value in enumerate(found):
+        of_round = module.losses[r * sum(LENGTHS) :][: sum(LENGTHS)]
+        assert value == pytest.approx(sum(loss * n for loss, n in of_round) / sum(n for _, n in of_round), rel=1e-5)
+    assert len(found) == ROUNDS
+
+
+def test_a_clients_data_are_read_from_their_beginning_once_in_a_visit(tmp_path: Path, monkeypatch: Any) -> None:
+    """Every start of a loader starts its workers."""
+    begun: list[int] = []
+    begin = TensorBatches.__iter__
+    monkeypatch.setattr(TensorBatches, "__iter__", lambda self: [begun.append(len(self)), begin(self)][1])
+    run(small(trainer={"limit_val_batches": 0}), tmp_path, ROUNDS)
+    assert begun == [*LENGTHS] * ROUNDS
+
+
+def test_a_bar_counts_the_batches_of_the_round(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Bar(cb.TQDMProgressBar):
+        def on_train_batch_end(self, *hook: Any) -> None:
+            super().on_train_batch_end(*hook)
+            seen.append((self.train_progress_bar.n, self.train_progress_bar.total))
+
+    run(small(callbacks=lambda: [Bar()], trainer={"enable_progress_bar": True}), tmp_path, ROUNDS)
+    assert seen == [(i + 1, sum(LENGTHS)) for _ in range(ROUNDS) for i in range(sum(LENGTHS))]
