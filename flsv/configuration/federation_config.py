@@ -175,6 +175,12 @@ class FederationConfig:
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
+    def hides_starts(self) -> bool:
+        """Return whether a model that a client starts from may be its own, of which nobody else may know: updates are
+        noised, and clients keep models without noise."""
+        return self.personalizer is not None and self.privacy is not None and self.privacy.noise_multiplier > 0
+
+    @property
     def parts(self) -> list[Any]:
         """Return a list of all strategies, metrics and uploads."""
         return [*self.strategies.values(), *self.metrics.values(), *self.uploads]

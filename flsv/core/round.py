@@ -365,9 +365,18 @@ def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
 
 def started_from(local: LocalData) -> Tensor:
     """Return the model, a vector, that the client started the round from: a question for clients to which the server
-    did not send it."""
+    did not send it.
+
+    Raises:
+        ConfigurationError: the client's updates are noised, and it started from a model of its own, which is not.
+    """
     if local.start is None:
         raise RuntimeError(f"{local!r} has not begun a round.")
+    if local.hides_start:
+        raise ConfigurationError(
+            f"{local!r} started from a model of its own, which has no noise, and is asked for it, since a metric, a "
+            "filter or the aggregator reads updates. Leave that out, the personalizer, or GaussianPrivacy."
+        )
     return local.start
 
 

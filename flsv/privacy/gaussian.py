@@ -58,7 +58,9 @@ class GaussianPrivacy(Upload):
     (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of this.
 
     In a ``FederatedLoop`` the update is measured from the global model, which all clients know, also where a client
-    starts from a model of its own: the information of this start point about the client's data is protected, too.
+    starts from a model of its own: the information of this start point about the client's data is protected, too. Such
+    a model has no noise and stays at the client: what reads updates, such as :attr:`flsv.Round.client_updates`, would
+    have to ask for it, and raises a ConfigurationError.
 
     Args:
         clip: C, the largest Euclidean norm of an update, in the unit of the weights.

@@ -116,6 +116,8 @@ class Turn:
             if start is None:
                 raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
             local.set_models(start, None)
+            own = personalizer is not None and personalizer.collaborates and start is not instruction.start
+            local.hides_start = own and self._config.hides_starts
             shared.enter(start, local.private)
             self.slots.enter(instruction.client_id)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)

@@ -18,13 +18,14 @@ from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
 )
-from flsv.personalization import Personalizer
+from flsv.personalization import FedFomo, Personalizer
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers.data import toy_data
 from helpers.fits import checkpoints, fit
 from helpers.models import Plain, network
 
@@ -195,6 +196,19 @@ def test_a_second_model_of_a_client_is_refused_since_epsilon_counts_one(tmp_path
     loop = FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0)], client_algorithm=SendsTwo(), seed=0)
     with pytest.raises(ConfigurationError, match="SendsTwo.. sends another model beside the update.* counts one"):
         fit(loop, tmp_path, plain(), rounds=1)
+
+
+@pytest.mark.filterwarnings("ignore:metrics .* are computed from noised updates")
+def test_a_model_of_its_own_that_a_client_goes_on_from_stays_there_when_updates_are_private(tmp_path: Path) -> None:
+    """It has no noise. Who reads updates would ask for it; who does not is no hindrance."""
+
+    def run(folder: str, **options: Any) -> None:
+        loop = FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0)], personalizer=FedFomo(), seed=0, **options)
+        fit(loop, tmp_path / folder, plain(), toy_data(client_val=0.2), rounds=2)
+
+    run("without")
+    with pytest.raises(ConfigurationError, match="started from a model of its own, which has no noise, and is asked"):
+        run("with", metrics={"cssv": ClassSpecificShapley()})
 
 
 @pytest.mark.parametrize("how", ["resumed", "min_epochs"])

@@ -19,7 +19,7 @@ from flsv.core import LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote.messages import Packet, failure_packet, pack, read_instruction, unpack, update_packet
+from flsv.engines.remote.messages import Packet, Refused, failure_packet, pack, read_instruction, unpack, update_packet
 from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.engines.remote.visit import SiteMemory, SiteState, SiteVisit, own_secret, visit_secret
@@ -41,6 +41,9 @@ QUESTIONS = (
     "flsv.games.judges:judge",
     "flsv.games.proxy_game:linear_statistics",
 )
+#: Those of them that tell of the samples themselves, without noise: a site whose updates are private does not answer
+#: them, as a server with the same settings does not ask.
+WITHOUT_NOISE = ("flsv.games.judges:judge", "flsv.games.proxy_game:linear_statistics")
 #: File in the site's folder with the privacy loss of its updates so far, if a policy limits it.
 LEDGER = "privacy.json"
 _QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
@@ -164,6 +167,8 @@ class Site:
         self.policy.check_question(name)
         if name not in self._questions:
             raise PermissionError(f"{name!r} is no question that this site answers.")
+        if name in WITHOUT_NOISE and self._config.privacy is not None:
+            raise Refused(f"its updates are private, and its answer to {name!r} would have no noise")
         module_name, _, function = name.partition(":")
         question = getattr(importlib.import_module(module_name), function)
         kept, memory = self._kept(packet), self._memory(packet)
@@ -206,6 +211,8 @@ class Site:
         models = [kept.get(name) for name in ("start", "trained", "sent")]
         start, trained, sent = (None if model is None else model.to(module.device) for model in models)
         manager.locals[0].set_models(start, trained, sent, tell)
+        # Whatever the server says that it has sent.
+        manager.locals[0].hides_start = self._config.hides_starts
         return space, manager.locals[0]
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
