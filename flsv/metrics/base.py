@@ -280,7 +280,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         title: str | None = None,
     ) -> Any:
         """Plot the contributions: bars for one value per client, a heatmap for per-class values, lines for several
-        rounds' values. Plots in the style of shap are in :mod:`flsv.utilities.plots`.
+        rounds' values. :func:`flsv.utilities.plots.waterfall` is in the style of shap.
 
         Args:
             val: a value that ``compute`` or ``forward`` returned, or a list of such values, one per round; by default

@@ -1,7 +1,5 @@
-"""Plots of clients' contributions in the style of shap: waterfall, heatmap.
-
-Each is one call on plain numbers and returns ``(figure, axis)``, which a notebook shows. The report uses the same
-plots.
+"""A waterfall of clients' contributions in the style of shap, from plain numbers: ``(figure, axis)``, which a notebook
+shows. The report draws the same one; ``metric.plot()`` draws bars, lines and heatmaps.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from flsv.utilities.charts import BOTTOM, TOP, client_labels, draw_heatmap, label_axes, label_text, set_xticks
+from flsv.utilities.charts import BOTTOM, TOP, client_labels, label_axes, label_text, set_xticks
 
-__all__ = ["heatmap", "waterfall"]
+__all__ = ["waterfall"]
 
 #: Color of the first and the last bar of a waterfall.
 _WHOLE = "#94a4a2"
@@ -148,66 +146,17 @@ def draw_steps(
     label_axes(ax, "", unit)
 
 
-@shows
-def heatmap(
-    values: Any,
-    names: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
-    *,
-    unit: str = "",
-    title: str = "",
-    sort: bool = False,
-    ax: Any = None,
-) -> tuple[Any, Any]:
-    """Draw a heatmap with one row per client and one column per class: blue above 0, red below, hatched without a
-    value.
-
-    Args:
-        values: ``[n, M]``, the values of n clients in M classes.
-        names: the clients' names.
-        classes: the names of the M classes.
-        unit: unit of the values.
-        title: the picture's title.
-        sort: whether the clients are sorted by their mean, largest first.
-        ax: a matplotlib axis; default: a new figure outside of pyplot.
-
-    Returns:
-        ``(figure, axis)``.
-
-    Raises:
-        ValueError: ``values`` has another shape.
-
-    Example:
-        >>> figure, axis = heatmap([[0.5, -0.1]], ["Boston"], ["ill", "well"])
-        >>> [label.get_text() for label in axis.get_xticklabels()]
-        ['ill', 'well']
-    """
-    cells = _array(values, 2, "[n, M]")
-    ax = ax or _axis(max(2.6, 1.4 + 0.3 * len(cells)))
-    titles = [label_text(name) for name in classes or range(cells.shape[1])]
-    draw_heatmap(ax, cells, titles, names, unit=unit, sort=sort)
-    ax.set_title(label_text(title) if title else "")
-    return ax.figure, ax
-
-
-def _axis(height: float = _SIZE[1]) -> Any:
+def _axis() -> Any:
     from matplotlib.figure import Figure  # imported here because it is slow, and most runs draw nothing
 
-    return Figure(figsize=(_SIZE[0], min(height, 14)), dpi=100, layout="constrained").subplots()
-
-
-def _array(values: Any, dimensions: int, shape: str) -> np.ndarray:
-    """Convert a tensor or list to a float64 array; raise ValueError unless it has this number of dimensions."""
-    plain = values.detach().cpu() if hasattr(values, "detach") else values
-    array = np.asarray(plain, dtype=float)
-    if array.ndim != dimensions:
-        raise ValueError(f"expected {shape}, got {list(array.shape)}.")
-    return array
+    return Figure(figsize=_SIZE, dpi=100, layout="constrained").subplots()
 
 
 def _known(values: Any, names: Sequence[str] | None) -> tuple[list[float], list[str]]:
     """Return the finite numbers among ``values``, and the names of their clients."""
-    row = _array(values, 1, "[n]")
+    row = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype=float)
+    if row.ndim != 1:
+        raise ValueError(f"expected [n], got {list(row.shape)}.")
     labels = client_labels(len(row), names)
     there = [place for place, value in enumerate(row.tolist()) if math.isfinite(value)]
     return [float(row[place]) for place in there], [labels[place] for place in there]
