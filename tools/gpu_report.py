@@ -3,10 +3,11 @@
     make cuda                                                       # or:
     python tools/gpu_report.py [--out docs/results/gpu.csv] [--device cuda|cpu] [--short] [--only TITLE ...]
 
-Hardware and versions; the CPU's numbers in every precision, clients at once, memory that runs out, two ranks on a
-device; a round under the profiler; the tests of ``tests/device``; and seconds of a round, against plain loops on the
-same device. Weights are compared as a share of the way that training has moved them, contributions and losses as they
-are. Without a CUDA device it says so, and runs as much of the list as goes on the CPU. Ends with 1 if a check failed.
+Hardware and versions; the CPU's numbers in every precision, clients at once, the same seed twice, memory that runs out,
+two ranks on a device; a round under the profiler; the tests of ``tests/device``; ShadowShapley in fits, and how its
+coalitions were trained; seconds, images a second and memory of a round, against plain loops on the same device. Weights
+are compared as a share of the way that training has moved them, contributions and losses as they are. Without a CUDA
+device it says so, and runs as much of the list as goes on the CPU. Ends with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import IIDPartitioner, Loader, Splits
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games import ModelEvaluator
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley, ShadowShapley
 from flsv.utilities.csv_files import save_csv
 
 ROOT = Path(__file__).parents[1]
@@ -182,6 +183,34 @@ def equal_to_the_cpu(device: str, short: bool) -> Iterator[Row]:
                     yield near(f"{kind}, {name}: clients at once", mapped.apart(there), allowed)
 
 
+def same_seed_twice(device: str, short: bool) -> Iterator[Row]:
+    """Two runs of the same, as a user has them and with deterministic kernels, which must agree to the bit."""
+    for kind, make in NETWORKS.items():
+        for what, options in {"": {}, ", deterministic": {"deterministic": True}}.items():
+            first, again = (ran(device, make, trainer=dict(options)) for _ in range(2))
+            apart = 0.0 if torch.equal(first.vector, again.vector) else max(first.apart(again), 1e-12)
+            found = near(f"{kind}: the same seed twice{what}", apart, 0.0)
+            yield found if options else Row(found.what, found.found)
+
+
+def coalitions_in_fits(device: str, short: bool) -> Iterator[Row]:
+    """ShadowShapley: what a fit with it takes, in fits without, and how coalitions were trained."""
+    x, y = bench_round.images(300 if short else 3000)
+    for kind, make in {"LeNet": bench_round.lenet, "MLP": bench_round.mlp}.items():
+        seconds = []
+        for metrics in ({}, {}, {"value": ShadowShapley()}):  # the first warms up
+            loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False, files=False))
+            data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(5), batch_size=32)
+            start = time.perf_counter()
+            with tempfile.TemporaryDirectory() as folder:
+                trainer = quiet_trainer(folder, 2 if short else 5, [loop], device, limit_val_batches=1.0)
+                trainer.fit(bench_round.client(make), data)
+            seconds.append(time.perf_counter() - start)
+        yield Row(f"{kind}, 5 clients: ShadowShapley, fits", f"{seconds[2] / seconds[1]:.2f}")
+        why = loop._plan.why
+        yield Row(f"{kind}: coalitions are trained", "as rows" if why is None else f"by fits of their own: {why}")
+
+
 def memory_that_runs_out(device: str, short: bool) -> Iterator[Row]:
     """A chunk of models that does not fit is halved, with the same values."""
     if device != "cuda":
@@ -273,30 +302,37 @@ def cuda_tests(device: str, short: bool) -> Iterator[Row]:
 
 
 def ratios(device: str, short: bool) -> Iterator[Row]:
-    """Seconds of a round, and of a round of many clients: by flsv, and by a plain loop on the same device."""
+    """Seconds and images a second of a round, and of a round of many clients: by flsv, and by a plain loop on the same
+    device."""
     rounds, clients = (2, 4) if short else (4, 100)
     x, y = bench_round.images()
 
     def federated(on_device: bool) -> list[float]:
         return bench_round.federated(x, y, rounds, True, loader=Loader(on_device=on_device), accelerator=device)
 
-    yield from _ratios(
-        "round, s",
-        {
-            "plain PyTorch": bench_round.plain(x.to(device), y.to(device), rounds),
-            "FederatedLoop, data on the device": federated(True),
-            "FederatedLoop, batches copied": federated(False),
-        },
-    )
-    names = ("sequential", "vmap")
-    yield from _ratios(f"round of {clients} LeNets, s", {e: many_lenets(device, e, clients, rounds) for e in names})
+    ways: dict[str, Callable[[], list[float]]] = {
+        "plain PyTorch": lambda: bench_round.plain(x.to(device), y.to(device), rounds),
+        "FederatedLoop, data on the device": lambda: federated(True),
+        "FederatedLoop, batches copied": lambda: federated(False),
+    }
+    yield from _ratios("round", ways, device, len(x))
+    ways = {engine: partial(many_lenets, device, engine, clients, rounds) for engine in ("sequential", "vmap")}
+    yield from _ratios(f"round of {clients} LeNets", ways, device, 60 * clients)
 
 
-def _ratios(what: str, seconds: dict[str, list[float]]) -> Iterator[Row]:
-    medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}  # the first round warms up
-    base = next(iter(medians.values()))
-    for name, median in medians.items():
-        yield Row(f"{what}: {name}", f"{median:.4g} ({median / base:.2f})")
+def _ratios(what: str, ways: dict[str, Callable[[], list[float]]], device: str, images: int) -> Iterator[Row]:
+    """Rows of each way's seconds of a round, in ratio to the first way's too, of images a second, and of memory."""
+    base = 0.0
+    for name, run in ways.items():
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        median = statistics.median(run()[1:])  # the first round warms up
+        base = base or median
+        yield Row(f"{what}, s: {name}", f"{median:.4g} ({median / base:.2f})")
+        yield Row(f"{what}, images a second: {name}", f"{images / median:.4g}")
+        if device == "cuda":
+            yield Row(f"{what}, MiB at most: {name}", f"{torch.cuda.max_memory_allocated() / 2**20:.0f}")
 
 
 def many_lenets(device: str, engine: Any, clients: int, rounds: int) -> list[float]:
@@ -328,10 +364,12 @@ def machine(device: str, short: bool) -> Iterator[Row]:
 CHECKS: dict[str, Callable[[str, bool], Iterator[Row]]] = {
     "machine": machine,
     "numbers": equal_to_the_cpu,
+    "seeds": same_seed_twice,
     "memory": memory_that_runs_out,
     "ranks": two_ranks,
     "profiler": one_round,
     "tests": cuda_tests,
+    "coalitions": coalitions_in_fits,
     "ratios": ratios,
 }
 
@@ -354,6 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     be_quiet()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products need
     if options.rank is not None:
         one_rank(options.device, options.rank, options.out)
         return 0

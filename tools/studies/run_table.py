@@ -36,7 +36,7 @@ from typing import Any
 
 import table_report
 import yaml
-from cells import Cell, Kept, Results, finish, measure
+from cells import UNFINISHED, Cell, Kept, Results, finish, measure
 from table_report import matches
 
 Choice = dict[str, Any]  # axis to the chosen name
@@ -163,7 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", help=f"{', '.join(sorted(path.stem for path in TABLES.glob('*.yaml')))}; or a file")
     parser.add_argument("--root", default=os.environ.get("FLSV_DATA_ROOT", "data"), help="folder of the data sets")
-    parser.add_argument("--full", action="store_true", help="the paper's own setting, for a GPU")
+    parser.add_argument(
+        "--full", action="store_true", help="the paper's setting, for a GPU; a cell goes on from its last round"
+    )
     parser.add_argument("--short", action="store_true", help="one round, one seed, few images, nothing kept")
     parser.add_argument("--list", action="store_true", help="print every cell's command and end")
     parser.add_argument("--seeds", type=int, help="how many")
@@ -188,6 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results: Results = {cell.key: measure(shortened(table, cell), options.root) for cell in cells}
     else:
         kept = Kept(options.kept or Path(f"runs/tables/{path.stem}.jsonl"))
+        if options.full:  # a lease of a GPU may end within a cell
+            os.environ[UNFINISHED] = str(kept.path.with_suffix(".unfinished").absolute())
         results = finish(cells, kept, options.root, options.workers)
     tables = table_report.report(table["tables"], results)
     print(f"\n{table_report.markdown(tables)}")

@@ -1,4 +1,4 @@
-"""RankGroup: communication of ranks over a Gloo process group of torch.
+"""RankGroup: communication of ranks over a Gloo process group of torch, and of models over NCCL between graphics cards.
 
 The group is not torch's default process group, so that no other code finds it and shards data or reduces gradients over
 it. If a process dies, the other processes notice the closed connection at their next exchange with it.
@@ -27,6 +27,8 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Linux's prctl option that sets the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
+#: Seconds within which models must have crossed between cards. A rank that is late is waited for before, over Gloo.
+NCCL_TIMEOUT = 600.0
 #: The environment variable with which a script gives its process id to the ranks that it starts.
 PARENT = "FLSV_RANKS_PARENT"
 
@@ -53,14 +55,15 @@ class RankGroup(Ranks):
     """Communication between ranks in several processes.
 
     Args:
-        group: a Gloo process group; tensors on other devices are copied to the CPU for an exchange.
+        group: a Gloo process group.
         device: the device of this rank's tensors.
+        direct: a process group that exchanges tensors on this device; None: they are copied to the CPU for an exchange.
         store: torch's store at which the ranks have met; rank 0 serves it to the others, so it must not be deleted.
     """
 
-    def __init__(self, group: Any, device: torch.device, store: Any = None) -> None:
+    def __init__(self, group: Any, device: torch.device, store: Any = None, direct: Any = None) -> None:
         self.rank, self.size = group.rank(), group.size()
-        self._group, self._device, self._store = group, device, store
+        self._group, self._device, self._store, self.direct = group, device, store, direct
 
     def all_gather(self, value: Any, about: str) -> list[Any]:
         return [self.broadcast(rank, value, about) for rank in range(self.size)]
@@ -86,9 +89,13 @@ class RankGroup(Ranks):
     def broadcast_rows(self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], about: str) -> None:
         if self.aborted:
             raise RuntimeError(f"rank {self.rank} of {self.size} has given up, and cannot exchange {about}.")
-        there = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
+        direct = self.direct if all(row.device == self._device for row in matrix) else None
+        there = [row if direct is not None else row.cpu() for row in matrix]  # no copies if the rows are on the CPU
         try:
-            for work in [self._group.broadcast(row, owner) for row, owner in zip(there, owners)]:
+            if direct is not None:  # which would wait for a rank that is gone, where Gloo notices
+                self._group.barrier().wait()
+            group = self._group if direct is None else direct
+            for work in [group.broadcast(row, owner) for row, owner in zip(there, owners)]:
                 work.wait()
         except RuntimeError as error:
             self.abort(f"another rank is gone ({about})")
@@ -104,7 +111,7 @@ class RankGroup(Ranks):
         if not self.aborted:
             self.aborted = True
             print(f"rank {self.rank} of {self.size} gives up: {why}.", file=sys.stderr, flush=True)
-            self._group = None  # its connections are closed: the others notice
+            self._group = self.direct = None  # its connections are closed: the others notice
 
     def _restored(self, storage: Any, place: str) -> Any:
         return default_restore_location(storage, place if place == "cpu" else str(self._device))
@@ -150,7 +157,37 @@ def meet(
             f"host that all others reach, and a free port there; start {size} processes."
         ) from error
     group._set_default_timeout(timedelta(seconds=timeout))
-    return RankGroup(group, device, store)
+    ranks = RankGroup(group, device, store)
+    cards = ranks.all_gather(card_of(device), "the graphics cards")
+    if cards_of_their_own(cards):
+        ranks.direct = nccl_group(store, rank, size)
+    return ranks
+
+
+def card_of(device: torch.device) -> str | None:
+    """Return the name of a device's graphics card, of all cards of all hosts; None: NCCL cannot use it."""
+    if device.type != "cuda" or not torch.distributed.is_nccl_available():
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def cards_of_their_own(cards: Sequence[str | None]) -> bool:
+    """Return whether each rank has a graphics card, and no two ranks the same, which NCCL does not allow.
+
+    Example:
+        >>> cards_of_their_own(["a", "b"]), cards_of_their_own(["a", "a"]), cards_of_their_own(["a", None])
+        (True, False, False)
+    """
+    return len({*cards} - {None}) == len(cards)
+
+
+def nccl_group(store: Any, rank: int, size: int) -> Any:
+    """Return an NCCL process group of all ranks."""
+    from torch.distributed import ProcessGroupNCCL  # not in every build of torch
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=NCCL_TIMEOUT)
+    return ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
 
 
 def ranks_of_environment() -> Ranks:
