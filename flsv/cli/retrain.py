@@ -214,9 +214,9 @@ def _performance_of(
 
 def _check_performance(metric: str | None, mode: str | None) -> None:
     if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
+        raise ConfigurationError(f"mode={mode!r}: name the logged value, too (metric).")
     if metric == "per_class_accuracy":
-        raise ConfigurationError(f"metric={metric!r} is a number per class: say balanced_accuracy, their mean.")
+        raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
 
 
 def _play(
@@ -240,7 +240,7 @@ def _play(
     except NotSideBySide as error:
         if which == "auto" and compare:
             which, masks = "both", few_coalitions(utility.num_players, "both")
-        say(f"{len(masks) - 1} trainings follow, one after the other: {error}")
+        say(f"{len(masks) - 1} trainings follow, one after the other. Reason: {error}")
     return keep(utility)(masks), which, False
 
 

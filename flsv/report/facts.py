@@ -145,7 +145,7 @@ def algorithm(run: Run) -> str:
 
 def subtitle(run: Run, what: str) -> str:
     """Return a subtitle for the page: ``what``, the run's state and its date."""
-    return f"{what}, {state_of(run)}, begun {run.record['started'][:10]}"
+    return f"{what}, {state_of(run)}, started {run.record['started'][:10]}"
 
 
 def state_of(run: Run) -> str:

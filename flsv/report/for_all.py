@@ -164,4 +164,4 @@ def _replay(run: Run) -> Markup:
         rows.append([f"samples and labels: {who}", digest])
     again = [SAY["command"], command(f"flsv fit --config {shlex.quote(str(config))}")] if config.is_file() else []
     hashes = [SAY["hashes"], table(["of", "hash"], rows, texts=True)] if rows else []
-    return section("To replay the run", *again, *hashes)
+    return section("To repeat the run", *again, *hashes)

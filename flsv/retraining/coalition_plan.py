@@ -63,8 +63,8 @@ class CoalitionPlan:
         self._max_fits = min((metric.max_fits for metric in metrics.values()), default=0.0)
         if any(each != self._coalitions for each in wanted):
             raise ConfigurationError(
-                f"metrics {list(metrics)} are of different coalitions, and one set is trained in a run. Give them the "
-                "same, or leave all but one out."
+                f"metrics {list(metrics)} need different coalitions, but a run trains one set. Give them the same "
+                "coalitions, or leave out all but one."
             )
         self.reset()
 
@@ -159,8 +159,9 @@ class CoalitionPlan:
             return self.as_rows(config, partial(self._give_up, data.num_clients))
         if elsewhere:
             raise ConfigurationError(
-                f"ShadowShapley: {self.why}; and the clients' data are elsewhere, where no coalition can be trained "
-                "after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
+                f"ShadowShapley: {self.why}; and the clients' data are not on this machine, so that "
+                "no coalition can be "
+                "trained after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
             )
         if self._spare is None:
             raise ConfigurationError(
@@ -170,8 +171,8 @@ class CoalitionPlan:
             )
         if not isinstance(config.sampler, FullParticipation):
             raise ConfigurationError(
-                f"ShadowShapley: {self.why}. Trained after the run, a coalition of whose members sampler="
-                f"{config.sampler!r} draws nobody has no round. Let all clients take part, or use flsv retrain."
+                f"ShadowShapley: {self.why}. After the run, a coalition would have no round in which sampler="
+                f"{config.sampler!r} draws none of its members. Let all clients take part, or use flsv retrain."
             )
         rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
         return config

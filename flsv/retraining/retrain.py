@@ -113,7 +113,10 @@ def retrain(
     if line := all_take_part(find_loop(trainer)):
         rank_zero_info(f"flsv: {line}")
     if given is not None and seeds > 1:
-        rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
+        rank_zero_info(
+            "flsv: the module starts from the same weights with all seeds. Give a function that "
+            "makes it to draw new weights."
+        )
     for seed in range(first, first + seeds):
         with _seeded(seed):
             own = module() if given is None else given  # type: ignore[operator]  # else it is a factory
@@ -127,7 +130,7 @@ def retrain(
                     if which == "auto" and not utilities:
                         which = "both"
                         masks = few_coalitions(data.num_clients, which)
-                    rank_zero_info(f"flsv: {len(masks) - 1} trainings follow, one after the other: {error}")
+                    rank_zero_info(f"flsv: {len(masks) - 1} trainings follow, one after the other. Reason: {error}")
             utilities.append(utility(masks) if found is None else found)
     values, half = retrained_shapley(masks, torch.stack(utilities))
     total = float(values.clamp_min(0).sum()) or NAN
@@ -145,7 +148,7 @@ def _check(trainer: L.Trainer) -> None:
     if trainer.current_epoch:
         raise ConfigurationError(
             f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "
-            "what came of it. Make a Trainer, a module and the data as for the fit, and give these."
+            "the results. Make a Trainer, a module and the data as for the fit, and give these."
         )
 
 

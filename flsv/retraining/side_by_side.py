@@ -150,9 +150,10 @@ def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None
     apart, rounding = float((mine - real).norm() / way), float((mine - nudged).norm() / way)
     if not apart <= max(allowed, FACTOR * rounding):
         raise ConfigurationError(
-            "the coalition of all clients, trained side by side with others, comes to "
-            f"another model than the run itself ({100 * apart:.1f} % of the way that it went lie between them): the "
-            "module, its optimizer or its schedule does something that training side by side does not. Use "
+            "the coalition of all clients, trained side by side with others, has "
+            f"another model than the run itself (they differ by {100 * apart:.1f} % of the distance "
+            "that the model moved): "
+            "the module, its optimizer or its schedule does something that training side by side does not. Use "
             "flsv.games.RetrainedUtility."
         )
 
@@ -230,7 +231,8 @@ class CoalitionTraining(L.Callback):
         chunk = BYTES // (COPIES * size)
         if chunk < LEAST:
             raise ConfigurationError(
-                f"{LEAST} models of {size / 2**20:.0f} MB and what their training takes are too large to train at once."
+                f"{LEAST} models of {size / 2**20:.0f} MB, with the memory that their training takes, "
+                "are too large to train at once."
             )
         for optimizer in trainer.optimizers:
             optimizer._opt_called = True  # torch warns of a schedule before a step
@@ -257,7 +259,7 @@ class CoalitionTraining(L.Callback):
                 self._train_clients(index, rows, masks[rows], models, servers)
             models = servers.end_round(models, manager.clients, manager.server)
             if not models.isfinite().all():
-                raise ConfigurationError("some coalitions come to models with NaN.")
+                raise ConfigurationError("some coalitions' models have NaN.")
             self._store.commit()
             self._step_schedules("epoch", index + 1)
             progress.advance()
@@ -373,5 +375,5 @@ def _why_not(config: FederationConfig) -> str | None:
     if config.optimizer_state != "reset":
         return 'with optimizer_state="persist" optimizers go on'
     if callable(config.engine):
-        return "the clients run elsewhere"
+        return "the clients do not run in this process"
     return unlike_alone(config, config.client_algorithm, losses=True)

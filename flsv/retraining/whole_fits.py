@@ -111,7 +111,10 @@ def all_take_part(loop: Any) -> str | None:
     sampler = loop.config.sampler
     if isinstance(sampler, FullParticipation):
         return None
-    return f"all members of a coalition train in every round, and the run drew its cohorts by {sampler!r}: another game"
+    return (
+        "all members of a coalition train in every round, whereas the run drew its cohorts by "
+        f"{sampler!r}: another game"
+    )
 
 
 def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -> dict[Members, list[float]]:

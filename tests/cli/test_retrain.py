@@ -138,7 +138,7 @@ def test_it_inherits_the_runs_performance() -> None:
     assert of(sv=CumulativeShapley(performance="val_loss", mode="min")) == ("val_loss", "min")
     assert of(sv=PartialFederatedShapley(num_classes=3, per_class=True)) == ("balanced_accuracy", None)
     assert of(sv=GradientShapley(), own=GradientAgreement()) == ("negative_loss", None)
-    with pytest.raises(ConfigurationError, match="value by negative_loss, accuracy: say which one by --metric"):
+    with pytest.raises(ConfigurationError, match="value by negative_loss, accuracy: choose one with --metric"):
         of(sv=loss, loo=LeaveOneOut())
 
 
@@ -174,7 +174,7 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
 def test_what_no_values_come_from(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="say balanced_accuracy, their mean"):
         retrain(tmp_path, metric="per_class_accuracy")
-    with pytest.raises(ConfigurationError, match="mode='min': say by metric, too"):
+    with pytest.raises(ConfigurationError, match="mode='min': name the logged value, too"):
         retrain(tmp_path, mode="min")
 
 
@@ -205,7 +205,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
     assert len((run / "retrained_scores.csv").read_text().splitlines()) == 2 + coalitions * len(seeds.split())
     assert len({row["value"] for row in found}) == 3  # each coalition was trained by its own clients
     assert "1 of 2 rounds" in said
-    assert ("7 trainings follow, one after the other: with optimizer_state" in said) is ("optimizer" in changed)
+    assert ("7 trainings follow, one after the other. Reason: with optimizer_state" in said) is ("optimizer" in changed)
     assert {row["changed"] for row in found} == {changed}
     assert changed in said
     if (trainings, seeds) == ("all", "3"):
