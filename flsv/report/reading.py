@@ -145,7 +145,7 @@ class Run:
         """Return a description of a metric's intervals; "" if it has none."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
             if self.about(metric)["class"] == "ShadowShapley":
-                return BRACKETS.rstrip(".")
+                return BRACKETS
             covered = WORDS["covered"].get(self.about(metric)["class"])
             return WORDS["interval"] + (WORDS["too_narrow"].format(covered) if covered else "")
         sampled = f"{metric}/stderr" in self.measured
@@ -264,7 +264,7 @@ class RepeatedRun(Run):
         return rows["low"].tolist(), rows["high"].tolist()
 
     def kind(self, metric: str) -> str:
-        return BRACKETS.rstrip(".")
+        return BRACKETS
 
 
 def over_seeds(run: Run) -> Run:

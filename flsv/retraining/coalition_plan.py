@@ -171,7 +171,7 @@ class CoalitionPlan:
             )
         if not isinstance(config.sampler, FullParticipation):
             raise ConfigurationError(
-                f"ShadowShapley: {self.why}. After the run, a coalition would have no round in which sampler="
+                f"ShadowShapley: {self.why}. After the run, a coalition cannot be trained in rounds in which sampler="
                 f"{config.sampler!r} draws none of its members. Let all clients take part, or use flsv retrain."
             )
         rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")

@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
     "colluders": ("compare the updates of one cohort", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
     "share": ("others stay at the clients", lambda: {"share": ["!net.4.*"]}),
-    "a sampler": ("draws nobody has no round", lambda: {"optimizer_state": "persist", "sampler": UniformSampler(2)}),
+    "a sampler": ("draws none of its members", lambda: {"optimizer_state": "persist", "sampler": UniformSampler(2)}),
     "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
     "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),
 }  # fmt: skip

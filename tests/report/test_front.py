@@ -128,7 +128,7 @@ def test_intervals_that_are_known_to_be_too_narrow_say_so(tmp_path: Path) -> Non
     ends = [",".join([*row[:7], "-1", "2"] if row[1] == "cssv" and not row[3] else row) for row in rows]
     path.write_text("\n".join(ends) + "\n")
     front, whole, _ = pages(folder)
-    assert "Intervals of cssv: 90 % intervals computed from this run only" in whole
+    assert "Intervals of cssv, in the charts: 90 % intervals computed from this run only" in whole
     assert "In trials they contained the value by retraining in only 59 % of the cases" in whole
     assert "[" not in front  # brackets hold the mean over many seeds, and these do not
 

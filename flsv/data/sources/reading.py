@@ -56,7 +56,7 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
         raise ConfigurationError("\n".join([*shown, *line]))
     if said:
         if line:
-            line[0] = "If so, these options say it (in Python columns={...}):"
+            line[0] = "If so, set these options (in Python columns={...}):"
         rank_zero_warn("\n".join([*shown, *line]))
     _warn(table, cards, fit, columns)
     return cards
