@@ -90,7 +90,7 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
         return truth_table(each)
     folder = out / "truths"
     if not (folder / f"{each.name}.csv").is_file():
-        which = f"the coalitions on {each.circles} of its circles" if each.circles else "all of its coalitions"
+        which = f"coalitions along {each.circles} circles of clients" if each.circles else "all of its coalitions"
         print(f"{each.name}: training {which}, {seeds} times.", flush=True)
     make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
     return truth_table(each, folder)

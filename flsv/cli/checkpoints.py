@@ -109,7 +109,7 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
     if best is None:
         raise ConfigurationError(
             f"--ckpt_path best: the newest run, {newest.parent}, has no best checkpoint, which needs val_accuracy or "
-            "val_loss to be logged, or a ModelCheckpoint with a monitor. Say last, or name a checkpoint."
+            "val_loss to be logged, or a ModelCheckpoint with a monitor. Use last, or name a checkpoint."
         )
     return best
 
@@ -167,7 +167,7 @@ class WritePredictions(BasePredictionWriter):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if trainer.world_size > 1:
-            raise ConfigurationError("predictions are written by one process: say --trainer.devices 1.")
+            raise ConfigurationError("predictions are written by one process: set --trainer.devices 1.")
 
     def write_on_epoch_end(
         self,

@@ -277,7 +277,7 @@ def compare(
         identity = cli.identity()
         if dealt not in (None, identity.samples):
             raise ConfigurationError(
-                f"{config} deals the data out to the clients otherwise than {configs[0]}, so there is nothing to "
+                f"{config} gives the clients other data than {configs[0]}, so there is nothing to "
                 "compare. Give the data once, in a --base, and only the federation in each --config."
             )
         dealt = identity.samples

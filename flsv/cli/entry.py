@@ -30,15 +30,15 @@ OF_LIGHTNING = {
     "predict": "predict the test set with a checkpoint, and write the predictions",
 }
 OWN = {
-    "compare": "several algorithms on one partition, and what each client gains",
-    "repeat": "the same run with other seeds, and what each client is worth on average",
-    "data": "what each client has: samples, classes, columns and gaps, before anything is trained",
-    "value": "what clients and their samples are worth, before anything is trained",
-    "retrain": "what each client is worth by training without it, after the fact",
-    "bench": "which contribution metric to trust: all of them against retrained Shapley values",
-    "report": "a run's results as a page to hand out, for all or for one client, with shares of a budget",
-    "init": "a project to start from",
-    "new": "a metric of one's own, as a package to start from",
+    "compare": "train several algorithms on the same partition, and show what each client gains",
+    "repeat": "repeat a run with other seeds, and average each client's values",
+    "data": "show each client's samples, classes, columns and missing values, without training",
+    "value": "value clients and their samples, without training",
+    "retrain": "train a run again without some of its clients, and value each client",
+    "bench": "compare contribution metrics with Shapley values by retraining",
+    "report": "write a run's results as a page to hand out, for all or for one client, with shares of a budget",
+    "init": "write a project to start from",
+    "new": "write a package with a metric of your own to start from",
 }
 #: Subcommands that fit dozens of times: Lightning's messages on each fit are hidden.
 MANY_FITS = ("retrain", "repeat", "bench")
@@ -91,7 +91,10 @@ def main(args: list[str] | None = None) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt as stopped:
         kept = given[:1] and given[0] in KEEPING
-        print(f"flsv: stopped{'. What is done is kept: start the same again.' if kept else ''}", file=sys.stderr)
+        print(
+            f"flsv: stopped{'. Finished work is kept: run the same command again to continue.' if kept else ''}",
+            file=sys.stderr,
+        )
         return status_of(stopped)
     except BrokenPipeError:  # the reading program, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -169,7 +172,7 @@ def _run_own(command: str, args: list[str], quiet: bool) -> int:
 def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
     if given == ["fit"]:
         raise ConfigurationError(
-            "flsv fit: say what to train on: --config quickstart for five clients with handwritten digits, "
+            "flsv fit: name a federation to train: --config quickstart for five clients with handwritten digits, "
             "--config FILE, or options such as --data.source. flsv fit --help lists them."
         )
     _leave_out(quiet)

@@ -32,12 +32,14 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         ConfigurationError: there is no such configuration, or a file or folder exists already.
     """
     parser = command_parser("flsv init", __doc__)
-    parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="where the files go; by default here")
+    parser.add_argument(
+        "folder", metavar="DIR", type=Path, nargs="?", help="folder of the files; by default the working folder"
+    )
     parser.add_argument(
         "--config",
         metavar="NAME",
         action="append",
-        help="one that comes with flsv; give several; by default quickstart",
+        help="name of a configuration that comes with flsv; may be given several times; by default quickstart",
     )
     parser.add_argument("--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts")
     given = parser.parse_args(args)
@@ -65,4 +67,7 @@ def _copy_template(folder: Path) -> str:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder} is not empty: name a new folder.")
     shutil.copytree(_TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    return f"{folder}/README.md says how to run it; {folder}/fedapp/federation.py is where your own module and data go."
+    return (
+        f"{folder}/README.md explains how to run it; {folder}/fedapp/federation.py is where your "
+        "own module and data go."
+    )

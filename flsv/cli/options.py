@@ -23,7 +23,7 @@ from flsv.utilities.plugins import subclasses
 BY_NAME = ("federation.metrics",)
 CONFIG_HELP = (
     "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, and adds "
-    "to federation.metrics by name. --print_config shows what comes of them."
+    "to federation.metrics by name. --print_config shows the result."
 )
 
 
@@ -170,7 +170,9 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
         parser.add_class_arguments(kind, name)
     for name in {"trainer", "federation", "value"} - {*sections}:
         parser.add_argument(f"--{name}", type=_of_a_file, help=SUPPRESS)
-    parser.add_argument("--seed_everything", type=int | bool, default=0, help="of whatever has no seed of its own")
+    parser.add_argument(
+        "--seed_everything", type=int | bool, default=0, help="seed of everything that has no seed of its own"
+    )
     for name in ("model", "optimizer", "lr_scheduler", "ckpt_path"):
         parser.add_argument(f"--{name}", type=dict | int | str | None, help=SUPPRESS)
     return parser
@@ -189,6 +191,6 @@ def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
 def _of_a_file(given: Any) -> Any:
     if isinstance(given, str):
         raise argparse.ArgumentTypeError(
-            "nothing is trained here: a file may have options of flsv fit, the command line not"
+            "this command trains nothing: options of flsv fit may stand in a file, but not on the command line"
         )
     return given

@@ -148,7 +148,8 @@ class FederatedCLI(LightningCLI):
             return {}
         if self.subcommand != "fit":
             raise ConfigurationError(
-                f"flsv {self.subcommand} would do the same in every process of torchrun. Start it without torchrun."
+                f"flsv {self.subcommand} would do the same work in every process of torchrun. Start "
+                "it without torchrun."
             )
         here = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // here
@@ -219,7 +220,7 @@ class FederatedCLI(LightningCLI):
             if not self.quiet:
                 print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
         elif config.ckpt_path is None and self.subcommand != "fit":
-            warnings.warn(f"flsv {self.subcommand} without --ckpt_path: the weights are initial ones.", stacklevel=2)
+            warnings.warn(f"flsv {self.subcommand} without --ckpt_path uses the initial weights.", stacklevel=2)
         elif config.ckpt_path is not None:
             check_checkpoint(config.ckpt_path)
         if self.subcommand != "fit":

@@ -24,27 +24,30 @@ def report_parser() -> ArgumentParser:
     """Return the parser of ``flsv report``."""
     parser = _parser("report")
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
-    parser.add_argument("--client", help="number or name of the client whose page it shall be")
+    parser.add_argument("--client", help="number or name of a client, for the page that this client may see")
     parser.add_argument("--out", type=Path, help="the file, .html; by default report.html in the run's folder")
     terms = parser.add_argument_group("shares of a budget")
-    terms.add_argument("--budget", type=float, help="what there is to share out, such as 10000")
+    terms.add_argument("--budget", type=float, help="amount to share out, such as 10000")
     terms.add_argument(
         "--by",
         metavar="METRIC",
-        help="by which values: a metric of the run, or retrained. Default: retrained after flsv retrain, else the "
-        "run's metric, if there is one alone whose page does not say not to pay by it",
+        help="values to share out by: a metric of the run, or retrained. Default: retrained after "
+        "flsv retrain, else the "
+        "run's only metric that is suitable for payment",
     )
     terms.add_argument(
         "--rule",
         choices=get_args(Negatives),
-        help="what becomes of values below 0. zero (default): nothing for them. shift: all are counted from the "
+        help="how values below 0 are paid. zero (default): they get nothing. shift: all values are counted from the "
         "lowest. softmax: everybody gets something. refuse: an error",
     )
-    terms.add_argument("--currency", help="of the budget, such as EUR; it says how many decimals amounts have")
+    terms.add_argument(
+        "--currency", help="currency of the budget, such as EUR; it determines the decimals of the amounts"
+    )
     terms.add_argument(
         "--judged-by-partners",
         action="store_true",
-        help="consent to values for which the partners judged models themselves: whoever lies takes others' shares",
+        help="accept values for which the partners judged models themselves; a partner that lies takes others' shares",
     )
     return parser
 
@@ -54,7 +57,7 @@ def budget_of(parser: ArgumentParser, options: argparse.Namespace) -> Budget | N
     names = ("by", "rule", "currency", "judged_by_partners")
     given = {name: value for name in names if (value := getattr(options, name))}
     if given and options.budget is None:
-        parser.error(f"--{' and --'.join(given).replace('_', '-')}: say what is shared out, too: --budget 10000")
+        parser.error(f"--{' and --'.join(given).replace('_', '-')}: name the budget, too: --budget 10000")
     return None if options.budget is None else Budget(options.budget, **given)
 
 
@@ -67,18 +70,22 @@ def retrain_parser() -> ArgumentParser:
         choices=get_args(Which),
         default="auto",
         metavar="WHICH",
-        help=f"which coalitions: {', '.join(get_args(Which))}; singles and leave-one-out only rank",
+        help=f"coalitions to train: {', '.join(get_args(Which))}; singles and leave-one-out only rank",
     )
     performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
-    parser.add_argument("--metric", help=f"{performances}, or what the module logs; default: the run's metrics'")
+    parser.add_argument(
+        "--metric",
+        help=f"score of a model: {performances}, or a value that the module logs; default: as in the run's metrics",
+    )
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
     parser.add_argument(
         "--judges",
         choices=get_args(Judges),
-        help="on whose samples: the server's, or what all clients hold out; default: as the run's metrics",
+        help="whose samples models are scored on: the server's, or those that all clients hold out; "
+        "default: as in the run",
     )
-    parser.add_argument("--rounds", type=from_1, help="of each training; default: the run's")
-    seeds = "trainings of each coalition; default: 3 where that is quick, else 1"
+    parser.add_argument("--rounds", type=from_1, help="rounds of each training; default: as in the run")
+    seeds = "trainings of each coalition, each with another seed; default: 3 if all are trained at once, else 1"
     parser.add_argument("--seeds", type=from_1, help=seeds)
     parser.add_argument(
         "--participation",
@@ -92,9 +99,11 @@ def retrain_parser() -> ArgumentParser:
 def repeat_parser() -> ArgumentParser:
     """Return the parser of ``flsv repeat``."""
     parser = _parser("repeat", "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5")
-    parser.add_argument("runs", metavar="N", type=int, help="how many runs; before all other arguments")
+    parser.add_argument("runs", metavar="N", type=int, help="number of runs; comes before all other arguments")
     parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
-    parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="seed of the first run; the next runs have the next seeds"
+    )
     return parser
 
 
@@ -102,15 +111,20 @@ def compare_parser() -> ArgumentParser:
     """Return the parser of ``flsv compare``."""
     further = "Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5"
     parser = _parser("compare", further)
-    parser.add_argument("--config", action="append", required=True, help="an algorithm; give several")
-    parser.add_argument("--base", action="append", default=[], help="comes before every algorithm; may be given twice")
+    parser.add_argument("--config", action="append", required=True, help="configuration of an algorithm; give several")
+    parser.add_argument(
+        "--base",
+        action="append",
+        default=[],
+        help="configuration that is read before each algorithm's; may be given several times",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")
     parser.add_argument(
         "--tests",
         choices=get_args(Tests),
         default="shared",
-        help="what they are tested on: the test set that no client has, or each client's own test split, as suits "
-        "personalized models",
+        help="samples that models are tested on: the test set that no client has (shared), or each client's test split "
+        "(own), which suits personalized models",
     )
     return parser
 
@@ -132,12 +146,14 @@ def bench_parser() -> ArgumentParser:
     )
     parser.add_argument("--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}")
     parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
-    parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
-    parser.add_argument("--seeds", type=from_1, help="runs of every federation. Default: 3")
+    parser.add_argument("--list", action="store_true", help="list the metrics and federations")
+    parser.add_argument("--seeds", type=from_1, help="number of runs of every federation. Default: 3")
     parser.add_argument(
-        "--quick", action="store_true", help=f"one run of each of {', '.join(QUICK)}, unless you say so; no costs"
+        "--quick",
+        action="store_true",
+        help=f"one run of each of {', '.join(QUICK)}, unless --federations or --seeds are given; without costs",
     )
-    parser.add_argument("--truth-seeds", type=from_1, help="trainings of every coalition")
+    parser.add_argument("--truth-seeds", type=from_1, help="number of trainings of every coalition")
     return parser
 
 
@@ -180,7 +196,7 @@ def check_arguments(command: str, args: Sequence[str]) -> None:
 def check_runs(runs: int) -> None:
     """Raise ConfigurationError unless ``flsv repeat`` is asked for 2 or more runs."""
     if runs < 2:
-        raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
+        raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
 
 
 def from_1(text: str) -> int:

@@ -103,8 +103,8 @@ def _runs(
         made.append(run)
         if run.record["hashes"] != made[0].record["hashes"]:
             raise ConfigurationError(
-                "the runs do not deal out the same samples to the clients, so their values are not of the same clients."
-                " A source that draws samples needs a seed of its own."
+                "the clients do not have the same samples in all runs, so that their values cannot be averaged. A "
+                "source that draws samples needs a seed of its own."
             )
     return made
 
@@ -114,7 +114,7 @@ def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
     own.append(f"--trainer.enable_progress_bar={str(bars).lower()}")
     run = open_run(run_folder(make_cli(["fit", *arguments, *own], quiet=True, loaded=done_waiting).trainer))
     if not run.ended:
-        raise ConfigurationError(f"the run in {folder} was stopped before its last round. Start the same again.")
+        raise ConfigurationError(f"the run in {folder} was stopped before its last round. Run the same command again.")
     return run
 
 

@@ -208,9 +208,9 @@ def _performance_of(
 
 def _check_performance(metric: str | None, mode: str | None) -> None:
     if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
+        raise ConfigurationError(f"mode={mode!r}: name the logged value, too (metric).")
     if metric == "per_class_accuracy":
-        raise ConfigurationError(f"metric={metric!r} is a number per class: say balanced_accuracy, their mean.")
+        raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
 
 
 def _shared_out(

@@ -123,7 +123,7 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
             named[by.of, by.mode] = None
     if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
         raise ConfigurationError(
-            f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: say which one by --metric."
+            f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: choose one with --metric."
         )
     return next(iter(named), ("accuracy", None))
 

@@ -105,4 +105,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     value(objects.data, objects.value, table=not quiet, **{name: objects[name] for name in options})
     print(f"Results: {display_path(objects.out)} (valuation.csv, contributions.png, gradients.png)")
     if not quiet:
-        print(f"Of each client's samples: {display_path(objects.out / 'clients')}/<name>/ (flagged.csv, pictures)")
+        print(f"Each client's samples: {display_path(objects.out / 'clients')}/<name>/ (flagged.csv, pictures)")

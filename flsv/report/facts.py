@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.report import drawing
-from flsv.report.basis import RANKING_ONLY, SHARE_BY, by_partners, retrained_from
+from flsv.report.basis import BY_SCORE, RANKING_ONLY, SHARE_BY, by_partners, retrained_from
 from flsv.report.certainty import moved
 from flsv.report.front import MOSTLY
 from flsv.report.html import heat, section, table
 from flsv.report.reading import Run
 from flsv.results.terminal import inconclusive
-from flsv.results.text import NONE, WORDS, number, percent, with_intervals
+from flsv.results.text import NONE, WORDS, number, numbers, percent, titled, with_intervals
 from flsv.utilities.csv_files import NAN, number_or_nan
 
 #: The sentences of the pages.
@@ -74,12 +75,19 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 
 def values_of(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
-    """Return ``{metric: cells}`` with each metric's values and intervals."""
-    known = {metric: (run.final(metric), *run.ends(metric)) for metric in run.metrics}
-    return {
-        metric: with_intervals(*([each[client] for client in clients] for each in ends))
-        for metric, ends in known.items()
-    }
+    """Return ``{metric: cells}`` with each metric's values, in brackets the ends of those intervals that hold the mean
+    over many seeds."""
+    found = {}
+    for metric in run.metrics:
+        values, low, high = ([each[client] for client in clients] for each in (run.final(metric), *run.ends(metric)))
+        found[metric] = with_intervals(values, low, high) if run.kind(metric) == BRACKETS else numbers(values)
+    return found
+
+
+def intervals(run: Run, metrics: Iterable[str]) -> list[str]:
+    """Return sentences on the metrics' intervals: on brackets, and on those that only charts show."""
+    of = _grouped((run.kind(metric), metric) for metric in metrics if run.kind(metric))
+    return [kind if kind == BRACKETS else SAY["intervals"].format(", ".join(names), kind) for kind, names in of.items()]
 
 
 def adding_up(run: Run) -> list[str]:
@@ -145,7 +153,7 @@ def algorithm(run: Run) -> str:
 
 def subtitle(run: Run, what: str) -> str:
     """Return a subtitle for the page: ``what``, the run's state and its date."""
-    return f"{what}, {state_of(run)}, begun {run.record['started'][:10]}"
+    return f"{what}, {state_of(run)}, started {run.record['started'][:10]}"
 
 
 def state_of(run: Run) -> str:
@@ -194,7 +202,8 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
     ]
     shares = [row["share"] for row in rows]
     cells.append([SAY["to_others"], NONE, *(percent(moved(shares, paid[head])) for head in heads)])
-    return table(["client", "share", *(head.removeprefix(f"{SHARE_BY} ") for head in heads)], cells)
+    titles = (f"by {titled(head.removeprefix(BY_SCORE))}" if head.startswith(BY_SCORE) else head for head in heads)
+    return table(["client", "share", *(title.removeprefix(f"{SHARE_BY} ") for title in titles)], cells)
 
 
 def reading(run: Run, *more: str) -> Markup:

@@ -98,14 +98,12 @@ def _metrics(run: Run, order: Sequence[int], names: Sequence[str], basis: Basis 
     if not run.metrics or basis is None:
         return Markup("")
     columns = facts.values_of(run, order)
-    kinds = {metric: run.kind(metric) for metric in run.metrics}
-    by_kind = {kind: ", ".join(m for m in kinds if kinds[m] == kind) for kind in kinds.values() if kind}
     without = any(value != value for metric in run.metrics for value in run.final(metric))
     return section(
         "Metric by metric",
         _beside(run, basis),
         table(["partner", *columns], [list(row) for row in zip(names, *columns.values())]),
-        *(SAY["intervals"].format(metrics, kind) for kind, metrics in by_kind.items()),
+        *facts.intervals(run, run.metrics),
         SAY["without"] if without else None,
         *(_bars(run, metric, order, names) for metric in run.metrics),
     )
@@ -164,4 +162,4 @@ def _replay(run: Run) -> Markup:
         rows.append([f"samples and labels: {who}", digest])
     again = [SAY["command"], command(f"flsv fit --config {shlex.quote(str(config))}")] if config.is_file() else []
     hashes = [SAY["hashes"], table(["of", "hash"], rows, texts=True)] if rows else []
-    return section("To replay the run", *again, *hashes)
+    return section("To repeat the run", *again, *hashes)

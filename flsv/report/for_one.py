@@ -124,13 +124,12 @@ def _others(run: Run, client: int, basis: Basis | None) -> Markup:
     for metric in others:
         advice = "" if run.about(metric)["to_pay_by"] else SAY["not_to_pay_by"]
         rows.append([metric, shown[metric][0], _mean(run, run.final(metric)), advice])
-    kinds = {metric: kind for metric in others if (kind := run.kind(metric))}
     unknown = any(run.final(metric)[client] != run.final(metric)[client] for metric in others)
     return section(
         "Other measurements",
         SAY["earlier"] if basis is not None and basis.key == RETRAINED and run.seeds == 1 and rows else None,
         table(["", "your value", "mean of all", "payment"], rows) if rows else None,
-        *(SAY["intervals"].format(metric, kind) for metric, kind in kinds.items()),
+        *facts.intervals(run, others),
         SAY["dash"] if unknown else None,
     )
 

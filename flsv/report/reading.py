@@ -145,7 +145,7 @@ class Run:
         """Return a description of a metric's intervals; "" if it has none."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
             if self.about(metric)["class"] == "ShadowShapley":
-                return BRACKETS.rstrip(".")
+                return BRACKETS
             covered = WORDS["covered"].get(self.about(metric)["class"])
             return WORDS["interval"] + (WORDS["too_narrow"].format(covered) if covered else "")
         sampled = f"{metric}/stderr" in self.measured
@@ -165,7 +165,7 @@ class Run:
     @property
     def source(self) -> str:
         """Return a text that says which runs the values are from."""
-        return "this run only" if self.seeds == 1 else f"mean of {self.seeds} runs, a seed each"
+        return "this run only" if self.seeds == 1 else f"mean of {self.seeds} runs with a seed each"
 
     def labels(self, clients: Sequence[int]) -> str:
         """Return the names of these clients, joined as in a sentence."""
@@ -264,7 +264,7 @@ class RepeatedRun(Run):
         return rows["low"].tolist(), rows["high"].tolist()
 
     def kind(self, metric: str) -> str:
-        return BRACKETS.rstrip(".")
+        return BRACKETS
 
 
 def over_seeds(run: Run) -> Run:
@@ -331,7 +331,8 @@ def repeated_runs(run: Run) -> list[Run]:
     for each in found:
         if each.record["hashes"] != run.record["hashes"]:
             raise ConfigurationError(
-                f"{each.folder} does not deal out the data of {run.folder}, so there is no mean over seeds. Move the "
-                "run out of its folder."
+                f"{each.folder} does not have the data of {run.folder}, so that no mean over seeds "
+                "can be computed. Move "
+                "the run out of its folder."
             )
     return found if len(found) > 1 else []

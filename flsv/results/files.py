@@ -27,10 +27,10 @@ def find_contributions(run: Path) -> Path:
     below = sorted((p.parent for p in folder.rglob(CONTRIBUTIONS)), key=lambda p: p.stat().st_mtime, reverse=True)
     if not below:
         raise ConfigurationError(
-            f"{folder} holds no {CONTRIBUTIONS}, which every run of a federation writes: it is no run's folder."
+            f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
         )
     raise ConfigurationError(
-        f"{folder} holds no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
+        f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
     )
 
 
@@ -48,4 +48,4 @@ def find_config_of(run: Path) -> Path:
             f"made (there is no {CONFIG}). In Python, make them and the Trainer as for the fit: "
             "flsv.retrain(trainer, module, data) gives the values of flsv retrain."
         )
-    raise ConfigurationError(f"{run} holds no {CONFIG}: name the folder of a run of flsv fit.")
+    raise ConfigurationError(f"{run} has no {CONFIG}: name the folder of a run of flsv fit.")

@@ -170,7 +170,7 @@ class FolderLock:
             self._lock.acquire()
         except Timeout:
             raise ConfigurationError(
-                f"another run is writing into {folder}: wait for its end, or give this one a folder of its own "
+                f"another run is writing into {folder}: wait for its end, or give this run a folder of its own "
                 "(--out, --trainer.default_root_dir, or the logger's name)."
             ) from None
 

@@ -195,7 +195,9 @@ def read_record(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigurationError(f"there is no {path}, which every run has: name the folder of a run.") from None
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigurationError(f"{path} is no record of a run ({error!r}). Train again, in a new folder.") from error
+        raise ConfigurationError(
+            f"{path} is not the record of a run ({error!r}). Train again, in a new folder."
+        ) from error
     if version != VERSION:
         raise ConfigurationError(
             f"{path} is of version {version}, and this flsv reads version {VERSION}. Read the run with the flsv that "

@@ -89,7 +89,8 @@ def value_columns(
     """
     columns = {}
     for name, ends in known.items():
-        columns[name] = with_intervals(*([each[client] for client in clients] for each in ends))
+        values, low, high = ([each[client] for client in clients] for each in ends)
+        columns[name] = with_intervals(values, low, high)
         if name in to_pay_by:
             shares = shares_in(ends[0])
             head = "share" if len(to_pay_by) == 1 else f"share of {name}"

@@ -73,8 +73,8 @@ class CoalitionPlan:
         self._max_fits = min((metric.max_fits for metric in metrics.values()), default=0.0)
         if any(each != self._coalitions for each in wanted):
             raise ConfigurationError(
-                f"metrics {list(metrics)} are of different coalitions, and one set is trained in a run. Give them the "
-                "same, or leave all but one out."
+                f"metrics {list(metrics)} need different coalitions, but a run trains one set. Give them the same "
+                "coalitions, or leave out all but one."
             )
         self._forks: ForkedFits | None = None
         self.reset()
@@ -208,8 +208,9 @@ class CoalitionPlan:
             return self.as_rows(config, give_up, prove) if full else config
         if elsewhere:
             raise ConfigurationError(
-                f"ShadowShapley: {self.why}; and the clients' data are elsewhere, where no coalition can be trained "
-                "after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
+                f"ShadowShapley: {self.why}; and the clients' data are not on this machine, so that "
+                "no coalition can be "
+                "trained after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
             )
         if self._spare is None and self._forks is None:
             raise ConfigurationError(

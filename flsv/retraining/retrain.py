@@ -91,11 +91,12 @@ def retrain(
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
     given = module if isinstance(module, L.LightningModule) else None
     sampler = sampler_of(find_loop(trainer), participation)
-    samplers_among(
-        sampler, few_coalitions(data.num_clients, which)
-    )  # what cannot draw among clients is refused before anything is trained
+    samplers_among(sampler, few_coalitions(data.num_clients, which))  # refused before training
     if given is not None and seeds > 1:
-        rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
+        rank_zero_info(
+            "flsv: the module starts from the same weights with all seeds. Give a function that makes it to draw new "
+            "weights."
+        )
 
     def game(seed: int) -> TrainedGame:
         """Make the game of a seed, in which each coalition is trained by copies of the trainer and the module."""
@@ -128,7 +129,7 @@ def _check(trainer: L.Trainer) -> None:
     if trainer.current_epoch:
         raise ConfigurationError(
             f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "
-            "what came of it. Make a Trainer, a module and the data as for the fit, and give these."
+            "the results. Make a Trainer, a module and the data as for the fit, and give these."
         )
 
 

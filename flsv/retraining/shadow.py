@@ -95,7 +95,8 @@ def _too_large(masks: Tensor, space: ParameterSpace) -> str | None:
     if size <= MOST_BYTES:
         return None
     return (
-        f"the models of {len(members)} coalitions take {size / 2**30:.0f} GiB at the server, with those on their way. "
+        f"the models of {len(members)} coalitions take {size / 2**30:.0f} GiB at the server, "
+        "including those being sent. "
         'Take coalitions="pairs" or "singles"'
     )
 

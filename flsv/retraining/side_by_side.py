@@ -124,10 +124,9 @@ def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["flo
     apart, caused = ((mine - real).norm() / way).item(), (rounding.caused(start, mine, nudged, NUDGE) / way).item()
     if not apart <= max(min(TOLERANCE, TOLERANCES * rounding.number), caused):
         raise ConfigurationError(
-            "the coalition of all clients, trained side by side with others, comes to "
-            f"another model than the run itself ({100 * apart:.1f} % of the way that it went lie between them): the "
-            "module, its optimizer or its schedule does something that training side by side does not. Use "
-            "flsv.retraining.RetrainedUtility."
+            "the coalition of all clients, trained side by side with others, has another model than the run itself "
+            f"(they differ by {100 * apart:.1f} % of the distance that the model moved): the module, its optimizer or "
+            "its schedule does something that training side by side does not. Use flsv.retraining.RetrainedUtility."
         )
 
 
@@ -208,7 +207,7 @@ class CoalitionTraining(L.Callback):
             trainer.fit_loop.epoch_progress.current.completed = index  # current_epoch in a step
             models = rounds.train(index, models, manager.clients, manager.server)
             if not models.isfinite().all():
-                raise ConfigurationError("some coalitions come to models with NaN.")
+                raise ConfigurationError("some coalitions' models have NaN.")
             store.commit()
             step_schedules(trainer, "epoch", index + 1)
             progress.advance()
@@ -234,5 +233,5 @@ def _why_not(config: FederationConfig) -> str | None:
     if config.optimizer_state != "reset":
         return 'with optimizer_state="persist" optimizers go on'
     if callable(config.engine):
-        return "the clients run elsewhere"
+        return "the clients do not run in this process"
     return unlike_alone(config, config.client_algorithm, losses=True)

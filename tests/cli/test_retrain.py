@@ -138,7 +138,7 @@ def test_it_inherits_the_runs_performance() -> None:
     assert of(sv=CumulativeShapley(performance="val_loss", mode="min")) == ("val_loss", "min")
     assert of(sv=PartialFederatedShapley(num_classes=3, per_class=True)) == ("balanced_accuracy", None)
     assert of(sv=GradientShapley(), own=GradientAgreement()) == ("negative_loss", None)
-    with pytest.raises(ConfigurationError, match="value by negative_loss, accuracy: say which one by --metric"):
+    with pytest.raises(ConfigurationError, match="value by negative_loss, accuracy: choose one with --metric"):
         of(sv=loss, loo=LeaveOneOut())
 
 
@@ -174,7 +174,7 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
 def test_what_no_values_come_from(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="say balanced_accuracy, their mean"):
         retrain(tmp_path, metric="per_class_accuracy")
-    with pytest.raises(ConfigurationError, match="mode='min': say by metric, too"):
+    with pytest.raises(ConfigurationError, match="mode='min': name the logged value, too"):
         retrain(tmp_path, mode="min")
 
 

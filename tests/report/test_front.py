@@ -113,7 +113,7 @@ def test_a_run_of_one_seed_says_so_and_a_mean_over_seeds_what_it_is(tmp_path: Pa
     assert "By sv, Boston contributed most, Graz least." in alone
     assert "sv (this run only)" in whole
     assert "Values of a single run with a single seed vary" in whole
-    assert "by sv, mean of 3 runs, a seed each; they add up" in front
+    assert "by sv, mean of 3 runs with a seed each; they add up" in front
     assert "<desc>start 0.250, Lyon 0.400, Boston 0.200, Graz 0.0500, end 0.900</desc>" in html
     assert re.search(r"\| Lyon \| 0.40+ \[.*\| Boston \| 0.20", front, re.DOTALL)
     assert "By sv, Lyon or Boston contributed most, Graz or Boston least." in front
@@ -128,7 +128,7 @@ def test_intervals_that_are_known_to_be_too_narrow_say_so(tmp_path: Path) -> Non
     ends = [",".join([*row[:7], "-1", "2"] if row[1] == "cssv" and not row[3] else row) for row in rows]
     path.write_text("\n".join(ends) + "\n")
     front, whole, _ = pages(folder)
-    assert "Intervals of cssv: 90 % intervals computed from this run only" in whole
+    assert "Intervals of cssv, in the charts: 90 % intervals computed from this run only" in whole
     assert "In trials they contained the value by retraining in only 59 % of the cases" in whole
     assert "[" not in front  # brackets hold the mean over many seeds, and these do not
 

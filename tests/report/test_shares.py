@@ -142,7 +142,7 @@ def test_of_a_run_among_repeated_ones_the_means_count(tmp_path: Path) -> None:
     assert found.basis.values == pytest.approx([0.5, 0.1, -0.2])
     assert found.basis.low[0] < 0.5 < found.basis.high[0]
     retold(tmp_path / "seed_1", hashes={"server": "other"})
-    with pytest.raises(ConfigurationError, match="does not deal out the data of"):
+    with pytest.raises(ConfigurationError, match="does not have the data of"):
         shares_of(run, Budget(100.0))
 
 

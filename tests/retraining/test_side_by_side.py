@@ -215,7 +215,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "optimizers": (lambda: {"optimizer_state": "persist"}, None, "optimizers go on"),
     "colluders": (lambda: {"uploads": [MinMax(clients=[0])]}, None, "compare the updates of one cohort"),
     "a game in every round": (by_values, None, r"metrics \['ssv'\] evaluate models in every round"),
-    "hooks between rounds": (dict, Annealed, "comes to another model than the run itself"),
+    "hooks between rounds": (dict, Annealed, "has another model than the run itself"),
     "whatever a step raises": (dict, Fussy, "KeyError: 'a weight that is no parameter'"),
     "a schedule by a value": (dict, Plateau, "ReduceLROnPlateau steps by a value"),
 }

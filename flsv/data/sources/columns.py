@@ -346,7 +346,7 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
     where = f"{table.where(row)}: {values[row]!r} in {name!r}"
     if table.typed:
         raise ColumnError(
-            f"{where} is a number stored as text: store all numbers of the column as numbers.", {"exclude": [name]}
+            f"{where} is a number stored as text. Store all numbers of the column as numbers.", {"exclude": [name]}
         )
     if len(notations) != 1:
         found = " or ".join(", ".join(f"{option}: {mark!r}" for option, mark in each.items()) for each in notations)

@@ -46,7 +46,7 @@ def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: C
         way_out = ["These options solve them (in Python columns={...}):", options] if options else []
         raise ConfigurationError("\n".join([*shown, *way_out]))
     if said:
-        way_out = ["If so, these options say it (in Python columns={...}):", options] if options else []
+        way_out = ["If so, set these options (in Python columns={...}):", options] if options else []
         rank_zero_warn("\n".join([*shown, *way_out]))
     _warn(table, cards, fit, columns)
     return cards

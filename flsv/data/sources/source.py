@@ -188,7 +188,8 @@ def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
     if kind is None:
         raise ConfigurationError(
             f"a {type(given).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
-            "Of a DataLoader give loader.dataset; of splits by name one as source, others as val and test."
+            "Instead of a DataLoader give loader.dataset; of named splits give one as source, and "
+            "others as val and test."
         )
     found = kind.open(given, reading)
     done = found is given or isinstance(found, Dataset | Table | SourceData)
