@@ -25,7 +25,7 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
-from flsv.metrics import ContributionMetric
+from flsv.metrics import ContributionMetric, ShadowShapley
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
@@ -219,6 +219,7 @@ class RunReports:
             learning_record={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
             logged={name: value for name, value in logged.items() if name not in self._monitored.names},
             pictures=self.results.pictures(index, values),
+            trained=[name for name, metric in metrics.items() if isinstance(metric, ShadowShapley)],
         )
 
     def flush(self) -> None:

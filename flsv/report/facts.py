@@ -10,9 +10,10 @@ import numpy as np
 from markupsafe import Markup
 
 from flsv.report import drawing
+from flsv.report.fitness import misallocated
 from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
-from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, by_partners, retrained_from
+from flsv.report.shares import ALL_TAKE_PART, RANKING_ONLY, SHARE_BY, Basis, Shares, by_partners, retrained_from
 from flsv.results.terminal import inconclusive
 from flsv.results.text import NONE, WORDS, by_value, joined, number, percent, titled, value_columns
 from flsv.utilities.csv_files import NAN, number_or_nan
@@ -187,7 +188,9 @@ def fitness(run: Run, basis: Basis) -> str:
     if by := at_chance(run.record):
         return WORDS["fitness"]["constant"].format(joined(titled(each, "plain") for each in by))
     kind = "metric" if not basis.retrains else "retrained" if basis.seeds > 1 else "one_seed"
-    return WORDS["fitness"][kind].format(basis.seeds)
+    drawn = run.record["settings"].get("sampler", "FullParticipation()") != "FullParticipation()"
+    drawn = drawn and ALL_TAKE_PART not in basis.of
+    return WORDS["fitness"][kind].format(basis.seeds, trials=misallocated(run.num_clients, drawn, basis.seeds))
 
 
 def budget(shares: Shares) -> list[Markup | str]:

@@ -14,6 +14,7 @@ from pandas import DataFrame
 
 from flsv.core.artifacts import client_folders
 from flsv.functional.confidence import half_width
+from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.metrics.intervals import LEVEL
 from flsv.results.files import RECORD, RETRAINED, find_contributions
 from flsv.results.record import read_record
@@ -144,7 +145,7 @@ class Run:
         """Return a description of a metric's intervals; "" if it has none."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
             if self.about(metric)["class"] == "ShadowShapley":
-                return WORDS["one_seed_interval"]
+                return WORDS["one_seed_interval"].format(BRACKETS)
             covered = WORDS["covered"].get(self.about(metric)["class"])
             return WORDS["interval"] + (WORDS["too_narrow"].format(covered) if covered else "")
         sampled = f"{metric}/stderr" in self.measured

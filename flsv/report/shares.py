@@ -34,6 +34,10 @@ RETRAINED = "retrained"
 RANKING_ONLY = ("singles", "leave-one-out")
 
 
+#: Among the settings that a retraining has changed: a coalition draws no cohorts, unlike the run.
+ALL_TAKE_PART = "all members of a coalition train in every round"
+
+
 @dataclass(frozen=True)
 class Basis:
     """One value per client, by which a budget is shared out.

@@ -116,6 +116,7 @@ class RunResult:
             the scores of its own model.
         columns: ``{metric: title of its columns}`` (such as ``"class"``).
         to_pay_by: the metrics by whose values something may be shared out, those closest to retraining first.
+        trained: the metrics whose values are of trained coalitions.
         learning_record: the performances that the metrics divide among the clients, as ``run.json`` holds them.
         logged: the values that the module has logged last, ``{name: value}``.
         pictures: ``{metric: function that draws its values}``.
@@ -129,6 +130,7 @@ class RunResult:
     learning_record: Mapping[str, Any]
     logged: Mapping[str, float]
     pictures: Mapping[str, Callable[[], Any]]
+    trained: Sequence[str] = ()
 
 
 class Sink:

@@ -22,6 +22,7 @@ from pandas import DataFrame
 from rich.progress import BarColumn
 from rich.table import Column
 
+from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.models.imbalance import OWN_SCORES
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
@@ -55,7 +56,7 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
         title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
     columns = value_table(table, shown, count, result.to_pay_by)
     if any("[" in cell for cells in columns.values() for cell in cells):
-        title += f"; in brackets: {WORDS['in_brackets']}"
+        title += f". {BRACKETS}" if {*shown} <= {*result.trained} else f"; in brackets: {WORDS['in_brackets']}"
     print_table(title, client_names, columns, rows)
     for name, kind in shown.items():
         keys = columns_in(table, name)

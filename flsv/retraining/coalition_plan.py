@@ -99,7 +99,7 @@ class CoalitionPlan:
         self._no_copy = ""
         self._initial: dict[str, Any] | None = None
         self._rows: ShadowTraining | DrawnCoalitions | None = None
-        self._seed = 0
+        self._seed, self._cohort = 0, None  # type: int, float | None
         self._drawn: Callable[..., DrawnCoalitions] | None = None
         self._loaded: dict[str, Any] | None = None
 
@@ -153,6 +153,7 @@ class CoalitionPlan:
         elsewhere, self._seed = callable(config.engine), config.seed or 0
         try:
             samplers_among(config.sampler, self.masks(data.num_clients))
+            self._cohort = float(config.sampler.inclusion_probabilities(data.num_clients, {}).sum())
         except ConfigurationError as error:
             raise ConfigurationError(f"ShadowShapley trains each of many coalitions alone, and {error}") from None
         if not self._decided:
@@ -218,7 +219,7 @@ class CoalitionPlan:
         """Return the members of the K coalitions, bool ``[K, n]``, the empty and the full coalition first."""
         which = self._coalitions
         if self.why is not None and which == "auto":
-            which = design_within(self._max_fits, num_clients)
+            which = design_within(self._max_fits, num_clients, self._cohort)
         return coalition_masks(which, num_clients)
 
     def _in_words(self, num_clients: int) -> str:
@@ -232,9 +233,10 @@ class CoalitionPlan:
             )
         reason, _, need = self.why.rpartition(". ")
         need = f"; as rows of one batched model it would need: {need[0].lower()}{need[1:]}" if reason else ""
+        fits = f"{fits_of(masks, self._cohort):.3g} more fits"
         return (
-            f"{names}: {len(masks) - 2} coalitions are trained after the run, each by a fit of its own, which costs "
-            f"{fits_of(masks):.3g} more fits; values stand after training. The reason: {reason or self.why}{need}"
+            f"{names}: {len(masks) - 2} coalitions are trained after the run, each by a fit of its own, which costs {fits}"
+            f"; values stand after training. The reason: {reason or self.why}{need}"
         )
 
     def told(self, num_clients: int) -> list[str]:
@@ -250,7 +252,7 @@ class CoalitionPlan:
                 f"clients trained the models of {count} coalitions{own} beside their own, as rows of one batched model"
             )
         else:
-            fits = f"{fits_of(masks):.3g} fits in all"
+            fits = f"{fits_of(masks, self._cohort):.3g} fits in all"
             how = f"{count} coalitions were trained after the run, each by a fit of its own, {fits}"
         return waiting or [f"{names[0].upper()}{names[1:]}: {how}"]
 
