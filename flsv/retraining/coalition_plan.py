@@ -235,8 +235,8 @@ class CoalitionPlan:
         need = f"; as rows of one batched model it would need: {need[0].lower()}{need[1:]}" if reason else ""
         fits = f"{fits_of(masks, self._cohort):.3g} more fits"
         return (
-            f"{names}: {len(masks) - 2} coalitions are trained after the run, each by a fit of its own, which costs {fits}"
-            f"; values stand after training. The reason: {reason or self.why}{need}"
+            f"{names}: {len(masks) - 2} coalitions are trained after the run, each by a fit of its own, which costs "
+            f"{fits}; values stand after training. The reason: {reason or self.why}{need}"
         )
 
     def told(self, num_clients: int) -> list[str]:
