@@ -30,7 +30,7 @@ from flsv.metrics.intervals import LEVEL
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 
-#: Number of last rounds whose values' spread is a part of the intervals.
+#: Number of last rounds whose values are compared for the intervals.
 RECENT = 3
 Coalitions = Which | Sequence[Sequence[int]]
 #: Sets of coalitions, from the most accurate to the cheapest, by the sizes of which they have all coalitions.
@@ -61,21 +61,15 @@ def design_within(max_fits: float, num_clients: int, cohort: float | None = None
 
     def cost(which: Which) -> float:
         sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
-        return sum(comb(num_clients, size) * _share(size, num_clients, cohort) for size in sizes)
+        return sum(comb(num_clients, size) * min(size, drawn) for size in sizes) / drawn
 
+    drawn = num_clients if cohort is None else cohort
     return next((which for which in DESIGNS if cost(which) <= max_fits), "singles")
 
 
-def _share(size: int, num_clients: int, cohort: float | None) -> float:
-    """Return the cost of a coalition's fit in fits of the federation: it trains as many clients in a round as the run,
-    or all its members."""
-    drawn = num_clients if cohort is None else cohort
-    return min(size, drawn) / drawn
-
-
 def fits_of(masks: Tensor, cohort: float | None = None) -> float:
-    """Compute the cost of training the coalitions ``masks``, bool ``[K, n]``, in fits of the whole federation; the
-    empty and the full coalition are free.
+    """Compute the cost of training the coalitions ``masks``, bool ``[K, n]``, in fits of the whole federation: in a
+    round a coalition trains as many clients as the run, or all its members. The empty and the full coalition are free.
 
     Args:
         masks: the members of each coalition.
@@ -87,8 +81,9 @@ def fits_of(masks: Tensor, cohort: float | None = None) -> float:
         >>> fits_of(coalition_masks("all", 5), cohort=2)
         27.5
     """
-    n = masks.shape[1]
-    return sum((_share(size, n, cohort) for size in masks.sum(1).tolist() if size < n), 0.0)
+    sizes, n = masks.sum(1), masks.shape[1]
+    drawn = n if cohort is None else cohort
+    return float(sizes[sizes < n].double().clamp_max(drawn).sum()) / drawn
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
@@ -376,7 +371,7 @@ class ShadowShapley(MeasuredMetric):
         found = few_coalitions_shapley(masks, utilities)
         self.values = found.values.to(self.values).reshape(self.values.shape)
         self.recent = torch.cat([self.recent[1:], self.values[None].to(self.recent)])
-        # Values that do not follow each other round by round differ by what was learned between them, too.
+        # Of values that do not follow each other round by round it is not known how they waver.
         recent = self.recent if self._interval == 1 and self.recent.isfinite().all() else None
         starts = None if self.starts.isnan().any() else self.starts.cpu()
         values, fit = (each.reshape(self.values.shape).cpu() for each in (found.values, found.stderr))
