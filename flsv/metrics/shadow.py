@@ -371,7 +371,7 @@ class ShadowShapley(MeasuredMetric):
         found = few_coalitions_shapley(masks, utilities)
         self.values = found.values.to(self.values).reshape(self.values.shape)
         self.recent = torch.cat([self.recent[1:], self.values[None].to(self.recent)])
-        # Of values that do not follow each other round by round it is not known how they waver.
+        # Values that do not follow each other round by round differ by what was learned between them, too.
         recent = self.recent if self._interval == 1 and self.recent.isfinite().all() else None
         starts = None if self.starts.isnan().any() else self.starts.cpu()
         values, fit = (each.reshape(self.values.shape).cpu() for each in (found.values, found.stderr))

@@ -12,8 +12,8 @@ client i is
 - s_0, the standard deviation between untrained models with different initial weights: the utility of the empty
   coalition is part of every value and moves each of them by s_0 / n, the most in regressions and where little is
   gained. If it is not known, 0.045 G stands for both parts;
-- r, by how much the values waver between the last three rounds, the most where a sampler draws the clients: the root
-  of the mean over clients of (v_1 - 2 v_2 + v_3)^2 / 6, in which a steady change cancels out.
+- r, the standard deviation of the values after the last three rounds, the root of the mean of its square over clients:
+  it is largest where a sampler draws the clients.
 
 The constants were chosen on ``flsv.benchmark``'s tuning set, whose 32 federations of up to seven clients have all
 coalitions trained with three to five seeds: there these intervals hold the mean of the other seeds for 0.94 of the
@@ -43,7 +43,7 @@ def one_seed_stderr(
         stderr: the values' standard error due to coalitions that were not trained, of the same shape; 0 if all were.
         untrained: ``[R]`` or ``[R, M]``, the utilities of R >= 2 untrained models with different initial weights; None:
             they are not known.
-        recent: ``[3, n]`` or ``[3, n, M]``, the values after the last three rounds; None: they are not known.
+        recent: ``[L, n]`` or ``[L, n, M]``, the values after the last L >= 2 rounds; None: they are not known.
 
     Returns:
         float64 ``[n]`` or ``[n, M]``.
@@ -62,5 +62,5 @@ def one_seed_stderr(
     if untrained is not None:
         variance = variance + (untrained.double().std(0) / len(values)).square()
     if recent is not None:
-        variance = variance + recent.double().diff(n=2, dim=0)[0].square().mean(0) / 6
+        variance = variance + recent.double().var(0).mean(0)
     return variance.sqrt()
