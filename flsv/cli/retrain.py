@@ -8,9 +8,13 @@ A metric's values during a run are cheap and approximate. This command trains th
 of its clients, and computes Shapley values from the results. If the module allows it, the models of all coalitions are
 rows of one batched model and train side by side, with three seeds. Up to seven clients, all coalitions are trained and
 the values are exact; with more clients, each client alone, every two, and all but one (with ten to twelve clients also
-all but two). If the module does not allow it, the command says why, trains each client alone, all but one, and all (2 n
-+ 1 trainings for n clients, one after the other), and fits a game to their utilities. --trainings singles (n + 1
-trainings) only ranks the clients, without amounts. Under torchrun the processes share the coalitions among them.
+all but two; with more, coalitions of all sizes and their complements in place of every two). If the module does not
+allow it, the command says why, trains each client alone, all but one, and all (2 n + 1 trainings for n clients, one
+after the other), and fits a game to their utilities. --trainings singles (n + 1 trainings) only ranks the clients,
+without amounts. Under torchrun the processes share the coalitions among them.
+
+If the run draws some of its clients for each round, each coalition draws its own cohorts among its members, as many as
+the run draws, so that run and retraining play one game; by --participation all, all members train in every round.
 
 The values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with the
 coalitions, seeds and rounds that were trained and all settings that were changed. The file also has the shares by
@@ -52,8 +56,8 @@ from flsv.games.performance import (
     scores_positive,
     title_of,
 )
+from flsv.report.basis import ALL_TAKE_PART, RANKING_ONLY, SHARE_BY, retrained_from
 from flsv.report.facts import retrained_caveats
-from flsv.report.shares import RANKING_ONLY, SHARE_BY, retrained_from
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
@@ -162,7 +166,7 @@ def retrain(
         if isinstance(asked, ModelScore) and scores_positive(asked):
             by = title_of(asked, cli.datamodule.positive_class)
     changed = changed_settings(run, identity) if overrides else []
-    changed += ["all members of a coalition train in every round"] if another_game else []
+    changed += [ALL_TAKE_PART] if another_game else []
     trained = [str(seed) for seed in found.seeds]
     facts = {
         "majority": majority,
@@ -258,9 +262,9 @@ def _show(rows: DataFrame, planned: int | None) -> None:
     columns = {"value": with_intervals(*ends), "share": rows["share"].map(percent).tolist()}
     names, first = rows["client_name"].tolist(), rows.iloc[0].to_dict()
     print_table(f"{first['by']}, by retraining ({retrained_from(first, planned)})", names, columns)
-    if len(first["seeds"].split()) == 1:
-        print("With one seed, the intervals are an estimate. More seeds (--seeds 3) help more than more coalitions.")
     print(BRACKETS)
+    if len(first["seeds"].split()) == 1:
+        print("These are of one seed: wide, by what seeds differ by in trials. Before more coalitions, use --seeds 3.")
     for text in retrained_caveats(rows.to_dict("records")):
         print(text)
 

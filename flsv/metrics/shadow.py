@@ -7,9 +7,9 @@ the Shapley values of their game.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from math import ceil
+from math import ceil, comb
 from typing import Annotated, Any
 
 import torch
@@ -30,41 +30,60 @@ from flsv.metrics.intervals import LEVEL
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 
-#: Number of last rounds whose values' spread is a part of the intervals.
+#: Number of last rounds whose values are compared for the intervals.
 RECENT = 3
 Coalitions = Which | Sequence[Sequence[int]]
-#: Sets of coalitions, from the most accurate to the cheapest, with their cost for n clients in fits of the whole
-#: federation: a coalition of s clients costs s/n.
-DESIGNS: Mapping[Which, Callable[[int], float]] = {
-    "all": lambda n: 2.0 ** (n - 1) - 1,
-    "pairs+leave-two-out": lambda n: 2 * n - 1 + (n - 1) * (n - 2) / 2,
-    "pairs+leave-one-out": lambda n: 2 * n - 1,
-    "both": lambda n: n,
-    "singles": lambda n: 1,
+#: Sets of coalitions, from the most accurate to the cheapest, by the sizes of which they have all coalitions.
+DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
+    "all": lambda n: range(1, n),
+    "pairs+leave-two-out": lambda n: {1, 2, n - 2, n - 1},
+    "pairs+leave-one-out": lambda n: {1, 2, n - 1},
+    "both": lambda n: {1, n - 1},
+    "singles": lambda n: {1},
 }
 
 
-def design_within(max_fits: float, num_clients: int) -> Which:
+def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
     """Return the name of the set of coalitions that gives the most accurate values at a cost of at most ``max_fits``
     fits of the federation, if each coalition is trained by a fit of its own.
+
+    Args:
+        max_fits: the largest cost.
+        num_clients: the number of clients.
+        cohort: the number of clients that the sampler draws for a round; None: all.
 
     Example:
         >>> [design_within(10, clients) for clients in (4, 5, 6, 11)]
         ['all', 'pairs+leave-one-out', 'both', 'singles']
+        >>> design_within(10, 5, cohort=2)
+        'both'
     """
-    return next((which for which, cost in DESIGNS.items() if cost(num_clients) <= max_fits), "singles")
+
+    def cost(which: Which) -> float:
+        sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
+        return sum(comb(num_clients, size) * min(size, drawn) for size in sizes) / drawn
+
+    drawn = num_clients if cohort is None else cohort
+    return next((which for which in DESIGNS if cost(which) <= max_fits), "singles")
 
 
-def fits_of(masks: Tensor) -> float:
-    """Compute the cost of training the coalitions ``masks``, bool ``[K, n]``, in fits of the whole federation; the
-    empty and the full coalition are free.
+def fits_of(masks: Tensor, cohort: float | None = None) -> float:
+    """Compute the cost of training the coalitions ``masks``, bool ``[K, n]``, in fits of the whole federation: in a
+    round a coalition trains as many clients as the run, or all its members. The empty and the full coalition are free.
+
+    Args:
+        masks: the members of each coalition.
+        cohort: the number of clients that the sampler draws for a round; None: all.
 
     Example:
         >>> fits_of(coalition_masks("all", 5))
         15.0
+        >>> fits_of(coalition_masks("all", 5), cohort=2)
+        27.5
     """
-    sizes = masks.sum(1)
-    return float(sizes[sizes < masks.shape[1]].sum()) / masks.shape[1]
+    sizes, n = masks.sum(1), masks.shape[1]
+    drawn = n if cohort is None else cohort
+    return float(sizes[sizes < n].double().clamp_max(drawn).sum()) / drawn
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
@@ -145,9 +164,9 @@ class ShadowShapley(MeasuredMetric):
     With pairs only, marginal contributions to larger coalitions are not observed, so clients that help large groups are
     underpaid.
 
-    The values depend on this run's seed. Their intervals are for the values of other seeds, from the average difference
-    between seeds, see :mod:`flsv.functional.shapley.one_seed`; ``flsv repeat`` and ``flsv retrain`` measure the
-    difference in this federation.
+    The values depend on this run's seed. The brackets hold the mean over many seeds in about 9 of 10 cases: they are
+    made of what seeds differ by in trials and of what is seen in the run, see :mod:`flsv.functional.shapley.one_seed`;
+    ``flsv repeat`` and ``flsv retrain`` measure the difference in this federation.
 
     Each coalition has an aggregator, filters and the metric that the aggregator reads of its own; attacks, compression
     and client algorithms apply to every coalition. Refused before training are personalizers; parts of the module that
@@ -219,6 +238,8 @@ class ShadowShapley(MeasuredMetric):
     cost = "training and a validation of every coalition's model, at the clients too."
     values: Tensor
     errors: Tensor
+    starts: Tensor
+    recent: Tensor
     seen: Tensor
     evaluations: Tensor
     ends: Tensor
@@ -244,6 +265,7 @@ class ShadowShapley(MeasuredMetric):
         self._last: int | None = None
         self._pending: str | None = None
         self._build: Callable[[int, Tensor], None] | None = None
+        self._play_starts: Callable[[], Tensor] | None = None
         self._judged: Tensor | None = None
         self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
@@ -251,7 +273,7 @@ class ShadowShapley(MeasuredMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
-        return {"utility": self._game, "untrained": self._starts}
+        return {"utility": self._game}
 
     @property
     def trains(self) -> Coalitions:
@@ -266,7 +288,8 @@ class ShadowShapley(MeasuredMetric):
     def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:
         """Set the function that builds untrained models with other initial weights, ``build(i, out [P])``; None: there
         are none. Called before the first round."""
-        self._build = build
+        if self.judges == "server":  # clients would be asked to judge these models, too
+            self._build = build
 
     def await_training(self, after_the_run: bool) -> None:
         """Set whether coalitions are trained when the run has ended, see :meth:`complete`; called before the first
@@ -282,13 +305,9 @@ class ShadowShapley(MeasuredMetric):
     def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
         if round.trained is None or round.games is None:
             raise RuntimeError("no coalitions are trained in this round: ShadowShapley needs a FederatedLoop.")
+        if self._build is not None:
+            self._play_starts = partial(round.games.utility_of_models, self._build, UNTRAINED, self.measured_by)
         return partial(round.trained.play, round.games, self.measured_by)
-
-    def _starts(self, round: Round) -> Callable[[], Tensor] | None:
-        games, build = round.games, self._build
-        if games is None or build is None or self.judges == "clients":
-            return None
-        return lambda: games.utility_of_models(build, UNTRAINED, self.measured_by)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
@@ -309,7 +328,6 @@ class ShadowShapley(MeasuredMetric):
         coalitions: Tensor,
         utility: Callable[[Tensor], Tensor],
         round_index: int = 0,
-        untrained: Callable[[], Tensor] | None = None,
     ) -> None:
         """Compute the values of the coalitions' game after a round.
 
@@ -318,8 +336,6 @@ class ShadowShapley(MeasuredMetric):
             coalitions: bool ``[K, n]``, which include the empty and the full coalition.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``.
             round_index: the round's index, from 0.
-            untrained: returns the utilities ``[R]`` or ``[R, M]`` of untrained models with other initial weights; None:
-                they are not known.
         """
         if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
             raise ValueError(f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}.")
@@ -331,8 +347,9 @@ class ShadowShapley(MeasuredMetric):
         utilities = utility(masks)
         if self.judges == "clients":
             self._judged = utilities[masks.all(1)].mean()
-        if untrained is not None and self.starts.isnan().any():
-            self.starts = untrained().to(self.starts).reshape(self.starts.shape)
+        if self._play_starts is not None and self.starts.isnan().any():
+            self.starts = self._play_starts().to(self.starts).reshape(self.starts.shape)
+            self._build = self._play_starts = None
         if self._pending is not None:
             ends = utilities.detach().to(self.ends).reshape(1, 2, -1)
             self.ends = torch.cat([self.ends, ends])
@@ -357,8 +374,8 @@ class ShadowShapley(MeasuredMetric):
         # Values that do not follow each other round by round differ by what was learned between them, too.
         recent = self.recent if self._interval == 1 and self.recent.isfinite().all() else None
         starts = None if self.starts.isnan().any() else self.starts.cpu()
-        one = (values.reshape(self.values.shape).cpu() for values in (found.values, found.stderr))
-        errors = one_seed_stderr(*one, starts, None if recent is None else recent.cpu())
+        values, fit = (each.reshape(self.values.shape).cpu() for each in (found.values, found.stderr))
+        errors = one_seed_stderr(values, fit, starts, None if recent is None else recent.cpu())
         self.errors = errors.to(self.errors).reshape(self.errors.shape)
 
     def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
@@ -406,8 +423,8 @@ class ShadowShapley(MeasuredMetric):
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Compute the low and high ends ``[num_clients]`` of intervals for the values of other seeds; None for values
-        per class and for values of an earlier round.
+        """Compute the low and high ends ``[num_clients]`` of the brackets, see
+        :data:`flsv.functional.shapley.one_seed.BRACKETS`; None for values per class and for values of an earlier round.
 
         Args:
             level: the confidence level, in (0, 1).

@@ -19,6 +19,8 @@ WITHOUT_SEED, BY_SCORE = f"{SHARE_BY} without seed ", f"{SHARE_BY} by "
 RETRAINED = "retrained"
 #: Kinds of coalitions whose trainings rank clients, but do not tell how much each is worth.
 RANKING_ONLY = ("singles", "leave-one-out")
+#: Among the settings that a retraining has changed: a coalition draws no cohorts, unlike the run.
+ALL_TAKE_PART = "all members of a coalition train in every round"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from pandas import DataFrame
 
 from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.report import drawing, facts
-from flsv.report.basis import RETRAINED, Basis
+from flsv.report.basis import ALL_TAKE_PART, RETRAINED, Basis
 from flsv.report.certainty import other_scores, other_seeds
+from flsv.report.fitness import misallocated
 from flsv.report.front import fitness, sentences, state_of
 from flsv.report.html import section, table, warning
 from flsv.report.reading import Run
@@ -37,8 +38,10 @@ from flsv.utilities.csv_files import NAN
 MOST_STEPS = 12
 #: Letters of a label that fit beside the waterfall.
 MOST_LETTERS = 24
-#: Fractions of a payment that went to other partners in trials (docs/results/payments.md, docs/benchmark.md).
-BY_METRIC, BY_ONE_SEED = (0.17, 0.32), 0.08
+#: Fractions of a payment by metrics of a round that went to other partners in trials (docs/benchmark.md).
+BY_METRIC = (0.17, 0.32)
+#: The sampler's name in a record if all clients take part in every round.
+EVERYBODY = "FullParticipation()"
 #: The sentences of page one.
 SAY: Mapping[str, str] = WORDS["front"]
 
@@ -170,11 +173,23 @@ class FirstPage:
         which = self.said.get("certainty")
         if which == "other_seeds":
             return self._text("certainty", self._amount(self.spread, "to others with other seeds"))
-        parts = {"trials_one_seed": (BY_ONE_SEED,), "trials_metric": BY_METRIC}.get(str(which), ())
-        amounts = [self._amount(part, "to others in trials") for part in parts]
-        if len(amounts) > 1:
-            amounts = [f"{amounts[0].partition(' ')[0]} to {amounts[1]}"]
-        return self._text("certainty", SAY["which_is"].format(*amounts) if amounts and self.shares else "")
+        if which == "trials_metric":
+            low, high = (self._amount(part, "to others in trials") for part in BY_METRIC)
+            amount = f"{low.partition(' ')[0]} to {high}"
+            return self._text("certainty", SAY["which_is"].format(amount) if self.shares else "")
+        if which != "trials_seeds":
+            return None
+        assert self.basis is not None
+        fraction, trials = misallocated(self.run.num_clients, self._drawn, self.basis.seeds)
+        amount = SAY["which_is"].format(self._amount(fraction, "to others in trials")) if self.shares else ""
+        seeds = "one seed" if self.basis.seeds == 1 else "three seeds"
+        return self._text("certainty", trials, seeds, f"{100 * fraction:.0f}", amount)
+
+    @property
+    def _drawn(self) -> bool:
+        """Return whether a sampler drew some of the clients in each round of the trainings."""
+        sampler = self.run.record["settings"].get("sampler", EVERYBODY)
+        return bool(sampler != EVERYBODY and self.basis is not None and ALL_TAKE_PART not in self.basis.of)
 
     def _by_scores(self) -> list[str]:
         """Return a sentence for each other score on how much of the payment it would pay to different partners."""

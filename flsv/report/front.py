@@ -123,10 +123,9 @@ SENTENCES = (
         "trials_metric", "certainty", lambda s: s.payable and s.source == "metric" and not s.spread and not s.chance
     ),
     Sentence(
-        "trials_one_seed", "certainty", lambda s: s.payable and s.source == "one seed" and not s.spread and not s.chance
-    ),
-    Sentence(
-        "spread_unknown", "certainty", lambda s: s.payable and s.source == "seeds" and not s.spread and not s.chance
+        "trials_seeds",
+        "certainty",
+        lambda s: s.payable and s.source in ("one seed", "seeds") and not s.spread and not s.chance,
     ),
     Sentence("values_of", "source", lambda s: s.source != "nothing"),
     Sentence("no_metric", "source", lambda s: s.source == "nothing"),

@@ -110,6 +110,7 @@ class CoalitionPlan:
         self._initial: dict[str, Any] | None = None
         self._rows: ShadowTraining | DrawnCoalitions | None = None
         self._seed, self._proved = 0, False
+        self._cohort: float | None = None
         self._drawn: Callable[..., DrawnCoalitions] | None = None
         self._loaded: dict[str, Any] | None = None
 
@@ -183,6 +184,7 @@ class CoalitionPlan:
         elsewhere, self._seed = callable(config.engine), config.seed or 0
         try:
             samplers_among(config.sampler, self.masks(data.num_clients))
+            self._cohort = float(config.sampler.inclusion_probabilities(data.num_clients, {}).sum())
         except ConfigurationError as error:
             raise ConfigurationError(f"ShadowShapley trains each of many coalitions alone, and {error}") from None
         if not self._decided:
@@ -307,7 +309,7 @@ class CoalitionPlan:
         """Return the members of the K coalitions, bool ``[K, n]``, the empty and the full coalition first."""
         which = self._coalitions
         if self.why is not None and which == "auto":
-            which = design_within(self._max_fits, num_clients)
+            which = design_within(self._max_fits, num_clients, self._cohort)
         return coalition_masks(which, num_clients)
 
     def _in_words(self, num_clients: int) -> str:
@@ -318,9 +320,10 @@ class CoalitionPlan:
             return f"{names}: {len(masks) - 2} coalitions{own} are trained during the run, batched"
         reason, _, need = self.why.rpartition(". ")
         need = f". To train them during the run instead: {need[0].lower()}{need[1:]}" if reason else ""
+        fits = f"{fits_of(masks, self._cohort):.3g} more fits"
         return (
             f"{names}: {len(masks) - 2} coalitions are trained after the run, each in a fit of its own, which costs "
-            f"{fits_of(masks):.3g} more fits; the values are known after these. Reason: {reason or self.why}{need}"
+            f"{fits}; the values are known after these. Reason: {reason or self.why}{need}"
         )
 
     def told(self, num_clients: int) -> list[str]:
@@ -334,7 +337,7 @@ class CoalitionPlan:
             own = ", each with cohorts of its own," if self._drawn is not None else ""
             how = f"{count} coalitions{own} were trained during the run, batched."
         else:
-            fits = f"{fits_of(masks):.3g} fits in all"
+            fits = f"{fits_of(masks, self._cohort):.3g} fits in all"
             how = f"{count} coalitions were trained after the run, each in a fit of its own ({fits})."
         return waiting or [f"{names}: {how}"]
 

@@ -136,9 +136,13 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
     assert seen.tolist() == [True, name != "excluded", True]
     torch.testing.assert_close(values[seen], expected[seen], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(by_class[seen].double(), classes[seen], rtol=1e-5, atol=1e-6)
-    low, high = federation.metrics["shadow"].intervals()
-    seeds = torch.full((3,), 1.6448536 * 0.025).double() * expected.clamp_min(0).sum()  # no coalition is left open
-    torch.testing.assert_close((high - low).double()[seen] / 2, seeds[seen], rtol=1e-3, atol=1e-5)
+    metric: Any = federation.metrics["shadow"]
+    low, high = metric.intervals()
+    # No coalition is left open; what untrained models and the last three rounds differ by.
+    starts, rounds = metric.starts[:, 0].std() / 3, metric.recent[..., 0].double().var(0).mean()
+    half = 1.6448536 * ((0.035 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds).sqrt().expand(3)
+    torch.testing.assert_close((high - low).double()[seen] / 2, half[seen], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(metric.recent[-1, :, 0].double()[seen], expected[seen], rtol=1e-4, atol=1e-5)
     assert federation.metrics["classes"].intervals() is None
 
 

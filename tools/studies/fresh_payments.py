@@ -1,28 +1,32 @@
-"""How much of a payment goes to the wrong clients, on twelve federations that were made after every choice.
+"""How much of a payment goes to the wrong clients, before a choice and after it, on federations made after the choice.
 
     python tools/studies/fresh_payments.py train [NAME...] [--truths 6] [--folder runs/fresh_payments]
-    python tools/studies/fresh_payments.py cost [NAME...]
     python tools/studies/fresh_payments.py table [NAME...] [--folder runs/fresh_payments]
+    python tools/studies/fresh_payments.py cost [NAME...]
 
-`train` fits each federation as a user does, by a FederatedLoop with ShadowShapley, keeps what its coalitions came to,
-and goes on where it was stopped; `table` is arithmetic on that. Three seeds are runs, and together `flsv retrain`; the
-others are the truth: all coalitions of up to ten clients, of more those along circles of the clients
-(`flsv.benchmark.truth`). Beside each value stands that of 1.0.0, by its coalitions, its estimator and its seeds, of the
-same trainings. `cost` measures both in fits without metrics: processor time of one thread, the least of two.
+`train` fits each federation as a user does, by a FederatedLoop with ShadowShapley, keeps what its coalitions came to in
+the last three rounds, and goes on where it was stopped; `table` is arithmetic on that. Three seeds are runs, and
+together `flsv retrain`; the others are the truth: all coalitions of up to ten clients, of more those along circles of
+the clients (`flsv.benchmark.truth`). *Before* is 1.1.0: with a sampler a coalition trained with those of its members
+that the run drew, and all of them in `flsv retrain`; of 13 and more clients each alone, every two and all but one, half
+of each value by a curve; a kernel of two parts; brackets of 2.5 % of the gain. `cost` measures fits of the run without
+metrics: processor time of one thread, the least of two.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import be_quiet, grid
-from fresh_federations import Fresh, catalogue
+from fresh_federations import Fresh
+from later_federations import catalogue
 from torch import Tensor
 
 import flsv
@@ -33,25 +37,45 @@ from flsv.benchmark.scores import NAN, nanmean, share_error, spearman
 from flsv.benchmark.truth import arcs, sampled_truth
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
+from flsv.functional.shapley import few_coalitions as estimator
 from flsv.functional.shapley.enumeration import all_coalitions
-from flsv.functional.shapley.few_coalitions import CURVE_FROM, MOST_FOR_ALL, Which, retrained_shapley
+from flsv.functional.shapley.few_coalitions import MOST_FOR_TWO, Which, retrained_shapley
 from flsv.functional.shapley.one_seed import one_seed_stderr
-from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.games.members import members_of
 from flsv.metrics import ShadowShapley
+from flsv.metrics.shadow import RECENT
+from flsv.retraining.coalition_rounds import CoalitionRounds
 from flsv.utilities.seeding import isolated_rngs
 
 RUNS, TRUTH, MOST, LEVEL = (0, 1, 2), 100, 10, 0.9
-SIZES = {9: "4 to 9", 12: "10 to 12", 99: "20"}
-#: What rows cannot train: 1.0.0 and this version train the same few coalitions, once.
-BY_FITS = ("gru_4",)
+#: What a standard error of one seed was before, as a fraction of the sum of all positive values.
+BEFORE = 0.025
+Kept = Mapping[str, Tensor]
+#: Values and half their brackets.
+Found = tuple[Tensor, Tensor | None]
 
 
 class Game(ShadowShapley):
-    """ShadowShapley that keeps the last game."""
+    """ShadowShapley that keeps the games after the last rounds."""
+
+    def update(self, client_ids: Tensor, coalitions: Tensor, utility: Any, round_index: int = 0) -> None:
+        if self._last is None or round_index > self._last - RECENT:
+            super().update(client_ids, coalitions, utility, round_index)
 
     def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
-        self.game = masks, utilities.double().cpu().flatten()
+        vars(self).setdefault("games", []).append(utilities.double().cpu().flatten())
+        vars(self)["masks"] = masks
+
+
+@contextmanager
+def drawn_by_the_run() -> Iterator[None]:
+    """Coalitions train with those of their members that the run draws, as before."""
+    own = CoalitionRounds._drawn
+    CoalitionRounds._drawn = lambda rounds, index: rounds._masks & own(rounds, index)[0]  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CoalitionRounds._drawn = own  # type: ignore[method-assign]
 
 
 def parts(each: Fresh, seed: int, metrics: Mapping[str, Any], **changes: Any) -> tuple[Any, Any, Any]:
@@ -69,35 +93,43 @@ def fit(each: Fresh, seed: int, metrics: Mapping[str, Any], **changes: Any) -> N
 
 
 def play(each: Fresh, seed: int, masks: Tensor, **changes: Any) -> dict[str, Tensor]:
-    """What coalitions come to with a seed, by ShadowShapley."""
+    """What coalitions come to in the last rounds with a seed, ``[rounds, K]``, and untrained models."""
     of, members = each.federation, [mask.nonzero().flatten().tolist() for mask in masks]
-    measure = {"performance": of.performance, "mode": of.mode}
-    metric = Game(coalitions=[some for some in members if 0 < len(some) < masks.shape[1]], every=of.rounds, **measure)
+    wanted = [some for some in members if 0 < len(some) < masks.shape[1]]
+    metric = Game(coalitions=wanted, performance=of.performance, mode=of.mode)
     fit(each, seed, {"value": metric}, **changes)
-    masks, utilities = metric.game
-    return {"masks": masks, "utilities": utilities}
+    kept: Any = vars(metric)
+    return {"masks": kept["masks"], "utilities": torch.stack(kept["games"]), "starts": metric.starts[:, 0]}
 
 
 def coalitions_of(each: Federation, seed: int) -> Tensor:
     clients = len(each.num_samples)
     if clients <= MOST:
         return all_coalitions(clients)
-    return arcs(clients, seed, each.circles) if seed >= TRUTH else few_coalitions(clients, "pairs+leave-two-out")
+    if seed >= TRUTH:
+        return arcs(clients, seed, each.circles)
+    both = torch.cat([few_coalitions(clients, design_before(clients)), few_coalitions(clients)])
+    return torch.tensor([*dict.fromkeys(tuple(mask) for mask in both.tolist())])
 
 
 def train(wanted: Sequence[Fresh], folder: Path, truths: int) -> None:
     """All federations' coalitions, seed after seed."""
     for seed in (*RUNS, *range(TRUTH, TRUTH + truths)):
         for each in wanted:
-            kinds: dict[str, dict[str, Any]] = {"run": {}}
-            if "sampler" in each.loop() and seed in RUNS:
-                kinds["all"] = {"sampler": None}  # as flsv retrain has it
-            for kind, changes in kinds.items():
+            drawn = "sampler" in each.loop()
+            kinds = ["run", *(["before"] if drawn else []), *(["all"] if drawn and seed in RUNS else [])]
+            for kind in kinds:
                 path, began = folder / each.federation.name / f"{kind}_{seed}.pt", time.process_time()
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if not path.exists():
-                    torch.save(play(each, seed, coalitions_of(each.federation, seed), **changes), path)
-                    print(f"{path.parent.name}: {path.stem}, {time.process_time() - began:.0f} s", flush=True)
+                if path.exists():
+                    continue
+                game = partial(play, each, seed, coalitions_of(each.federation, seed))
+                if kind == "before":
+                    with drawn_by_the_run():
+                        torch.save(game(), path)
+                else:
+                    torch.save(game(**({"sampler": None} if kind == "all" else {})), path)
+                print(f"{path.parent.name}: {path.stem}, {time.process_time() - began:.0f} s", flush=True)
 
 
 def cost(wanted: Sequence[Fresh]) -> str:
@@ -130,52 +162,61 @@ def retrained(each: Fresh) -> None:
         flsv.retrain(trainer, module, data, metric=each.federation.performance, mode=each.federation.mode)
 
 
-def some_of(kept: Mapping[str, Tensor], which: Which) -> tuple[Tensor, Tensor]:
+def some_of(kept: Kept, which: Which) -> tuple[Tensor, Tensor]:
+    """Coalitions, and their utilities ``[rounds, K]``."""
     places = {tuple(mask): place for place, mask in enumerate(kept["masks"].tolist())}
     masks = few_coalitions(kept["masks"].shape[1], which)
-    return masks, kept["utilities"][[places[tuple(mask)] for mask in masks.tolist()]]
+    return masks, kept["utilities"][:, [places[tuple(mask)] for mask in masks.tolist()]]
 
 
-def as_before(kept: Mapping[str, Tensor], which: Which) -> tuple[Tensor, Tensor]:
-    """Values and half their intervals as of 1.0.0, of one seed: the Gaussian process alone, and its standard error."""
-    masks, utilities = some_of(kept, which)
-    found, n = few_coalitions_shapley(masks, utilities), masks.shape[1]
-    curve = size_effects_shapley(masks, utilities[:, None]) if n >= CURVE_FROM and len(masks) < 2**n else None
-    values = found.values if curve is None else 2 * found.values - curve[:, 0]
-    return values, t_quantile(LEVEL) * found.stderr
+@contextmanager
+def two_parts() -> Iterator[None]:
+    """The kernel has two parts for any number of players, as before."""
+    own, estimator.NEAR_TO = estimator.NEAR_TO, 0
+    try:
+        yield
+    finally:
+        estimator.NEAR_TO = own
 
 
-def estimates(
-    name: str, runs: Sequence[Mapping[str, Tensor]], retrained: Sequence[Mapping[str, Tensor]]
-) -> dict[str, list[tuple[Tensor, Tensor | None]]]:
-    """Values and half their intervals by each way, of 1.0.0 and now; of one run three times."""
-    n = runs[0]["masks"].shape[1]
-    before: Which = "all" if n <= MOST_FOR_ALL else "pairs+leave-one-out"
-    found: dict[str, list[tuple[Tensor, Tensor | None]]] = {
-        "ShadowShapley, 1.0.0": [(as_before(run, before)[0], None) for run in runs],
-        "ShadowShapley": [],
-    }
-    for run in runs:
-        fitted = few_coalitions_shapley(*some_of(run, "auto"))
-        half = t_quantile(LEVEL) * one_seed_stderr(fitted.values, fitted.stderr)
-        found["ShadowShapley"].append((fitted.values, half))
-    if name in BY_FITS:
-        games = [some_of(run, "both") for run in retrained]
-        found["flsv retrain, 1.0.0"] = [as_before(run, "both") for run in retrained]
-        found["flsv retrain"] = [retrained_shapley(masks, utilities[None]) for masks, utilities in games]
-        return found
-    masks = some_of(retrained[0], "auto")[0]
-    now = retrained_shapley(masks, torch.stack([some_of(run, "auto")[1] for run in retrained]))
-    found["flsv retrain, 1.0.0"] = [now] if n <= MOST_FOR_ALL else [as_before(run, before) for run in retrained]
-    found["flsv retrain"] = [now]
-    return found
+def before(kept: Kept) -> Found:
+    """One seed's values and brackets of 1.1.0."""
+    with two_parts():
+        masks, utilities = some_of(kept, design_before(kept["masks"].shape[1]))
+        found = few_coalitions_shapley(masks, utilities[-1])
+    error = (found.stderr.square() + (BEFORE * found.values.clamp_min(0).sum()).square()).sqrt()
+    return found.values, t_quantile(LEVEL) * error
 
 
-def truth_of(each: Federation, kept: Sequence[Mapping[str, Tensor]]) -> Tensor:
+def design_before(clients: int) -> Which:
+    return "auto" if clients <= MOST_FOR_TWO else "pairs+leave-one-out"
+
+
+def now(kept: Kept) -> Found:
+    """One seed's values and brackets."""
+    masks, utilities = some_of(kept, "auto")
+    by_round = [few_coalitions_shapley(masks, of_round) for of_round in utilities]
+    recent = torch.stack([each.values for each in by_round]) if len(by_round) == RECENT else None
+    error = one_seed_stderr(by_round[-1].values, by_round[-1].stderr, kept["starts"], recent)
+    return by_round[-1].values, t_quantile(LEVEL) * error
+
+
+def retrained_before(runs: Sequence[Kept]) -> Found:
+    with two_parts():
+        masks = some_of(runs[0], which := design_before(runs[0]["masks"].shape[1]))[0]
+        return retrained_shapley(masks, torch.stack([some_of(run, which)[1][-1] for run in runs]))
+
+
+def retrained_now(runs: Sequence[Kept]) -> Found:
+    masks = some_of(runs[0], "auto")[0]
+    return retrained_shapley(masks, torch.stack([some_of(run, "auto")[1][-1] for run in runs]))
+
+
+def truth_of(each: Federation, kept: Sequence[tuple[int, Kept]]) -> Tensor:
     """Each seed's values, ``[seeds, n]``."""
     found = []
-    for seed, of in enumerate(kept, TRUTH):
-        masks, utilities = of["masks"], of["utilities"]
+    for seed, of in kept:
+        masks, utilities = of["masks"], of["utilities"][-1]
         if each.circles:
             known = {seed: dict(zip(members_of(masks), utilities.tolist()))}
             found.append(sampled_truth(known, masks.shape[1], each.circles).mean)
@@ -184,39 +225,104 @@ def truth_of(each: Federation, kept: Sequence[Mapping[str, Tensor]]) -> Tensor:
     return torch.stack(found)
 
 
-def score(found: Sequence[tuple[Tensor, Tensor | None]], truth: Tensor) -> tuple[float, float, float]:
-    """Percent misallocated, rank correlation, and the share of the truth in the intervals, means over runs."""
-    inside = [NAN if half is None else float(((v - truth).abs() <= half).double().mean()) for v, half in found]
+def shares(values: Tensor) -> Tensor:
+    return values.clamp_min(0) / values.clamp_min(0).sum()
+
+
+def share_inside(values: Tensor, half: Tensor, truth: Tensor) -> float:
+    """How many of the truth's shares are between those that a client has with its own value at a bracket's ends."""
+    held = []
+    for client, right in enumerate(shares(truth).tolist()):
+        ends = []
+        for end in (values - half, values + half):
+            moved = values.clone()
+            moved[client] = end[client]
+            ends.append(float(shares(moved)[client]))
+        held.append(ends[0] <= right <= ends[1])
+    return sum(held) / len(held)
+
+
+def score(found: Sequence[Found], truth: Tensor) -> tuple[float, ...]:
+    """Percent misallocated, rank correlation, the parts of the truth's values and shares that brackets hold, and half a
+    bracket's width in percent of what is paid: means over runs."""
     wrong = nanmean(100 * share_error(values, truth) for values, _ in found)
-    return wrong, nanmean(spearman(values, truth) for values, _ in found), sum(inside) / len(inside)
+    rank = nanmean(spearman(values, truth) for values, _ in found)
+    known = [(values, half) for values, half in found if half is not None]
+    if not known:
+        return wrong, rank, NAN, NAN, NAN
+    inside = [float(((values - truth).abs() <= half).double().mean()) for values, half in known]
+    of_shares = [share_inside(values, half, truth) for values, half in known]
+    width = [100 * float(half.mean() / values.clamp_min(0).sum()) for values, half in known]
+    return wrong, rank, *(sum(part) / len(part) for part in (inside, of_shares, width))
+
+
+def loaded(folder: Path, kind: str, seeds: str) -> list[tuple[int, Kept]]:
+    return [(int(path.stem.split("_")[1]), torch.load(path)) for path in sorted(folder.glob(f"{kind}_{seeds}.pt"))]
+
+
+def ways(each: Fresh, folder: Path) -> tuple[dict[str, list[Found]], Tensor]:
+    """Values by each way, of one run three times, and the truth by seeds."""
+    of = each.federation
+    folder = folder / of.name
+    truths = truth_of(of, loaded(folder, "run", "1??"))
+    runs = [kept for _, kept in loaded(folder, "run", "?")]
+    drawn = "sampler" in each.loop()
+    old = [kept for _, kept in loaded(folder, "before", "?")] if drawn else runs
+    everybody = [kept for _, kept in loaded(folder, "all", "?")] if drawn else runs
+    found: dict[str, list[Found]] = {
+        "ShadowShapley, before": [before(run) for run in old],
+        "ShadowShapley": [now(run) for run in runs],
+        "flsv retrain, before": [retrained_before(everybody)],
+        "flsv retrain": [retrained_now(runs)],
+    }
+    return found, truths
+
+
+def floors(truths: Tensor) -> dict[str, float]:
+    """Percent misallocated by one seed of the exact game, and by half of the truth's seeds."""
+    others = [(truths.sum(0) - one) / (len(truths) - 1) for one in truths]
+    one = nanmean(100 * share_error(mine, rest) for mine, rest in zip(truths, others))
+    return {"one seed of the truth": one, "half of it": 100 * share_error(truths[::2].mean(0), truths[1::2].mean(0))}
 
 
 def table(wanted: Sequence[Fresh], folder: Path) -> str:
-    """A table of federations, and one of means over those of so many clients."""
-    rows: dict[str, dict[str, list[tuple[float, float, float]]]] = {size: {} for size in (*SIZES.values(), "all")}
-    lines = [["federation", "way", "misallocated, %", "rank", "in the interval"]]
+    """A table of federations, and one of means over those of a kind."""
+    kinds = {"a sampler": lambda each: "sampler" in each.loop(),
+             "13 to 20 clients": lambda each: len(each.federation.num_samples) > MOST_FOR_TWO,
+             "5, 6 clients": lambda each: True}  # fmt: skip
+    head = "misallocated, %", "rank", "values in brackets", "shares in brackets", "half width, %"
+    lines, means = (
+        [["federation", "way", *head]],
+        [["federations", "way", *head, "least in brackets", "less than before"]],
+    )
+    rows: dict[str, dict[str, list[tuple[float, ...]]]] = {kind: {} for kind in (*kinds, "all")}
     for each in wanted:
-        name, of = each.federation.name, each.federation
-        truths = truth_of(of, [torch.load(path) for path in sorted((folder / name).glob("run_1??.pt"))])
-        runs, alone = ([torch.load(p) for p in sorted((folder / name).glob(f"{k}_?.pt"))] for k in ("run", "all"))
-        size = next(title for most, title in SIZES.items() if truths.shape[1] <= most)
-        scores = {way: score(found, truths.mean(0)) for way, found in estimates(name, runs, alone or runs).items()}
-        scores["half of the truth's seeds"] = score([(truths[::2].mean(0), None)], truths[1::2].mean(0))
-        for way, found in scores.items():
-            rows[size].setdefault(way, []).append(found)
-            rows["all"].setdefault(way, []).append(found)
-            lines.append([name, way, f"{found[0]:.1f}", f"{found[1]:.3f}", f"{found[2]:.2f}"])
-    head = "clients", "way", "misallocated, %", "worst", "less than 1.0.0's", "rank", "worst", "in the interval", "of"
-    means = [[*head]]
-    for size, ways in rows.items():
-        for way, of_way in ways.items():
-            errors, ranks, inside = map(torch.tensor, zip(*of_way))
-            before, less = ways.get(f"{way}, 1.0.0"), ""
-            if before is not None and len(errors) > 1:
-                gain = torch.tensor([first for first, *_ in before]) - errors
+        found, truths = ways(each, folder)
+        kind = next(name for name, is_of in kinds.items() if is_of(each))
+        for way, of_way in found.items():
+            cells = score(of_way, truths.mean(0))
+            lines.append([each.federation.name, way, f"{cells[0]:.1f}", *(f"{cell:.2f}" for cell in cells[1:])])
+            for key in (kind, "all"):
+                rows[key].setdefault(way, []).append(cells)
+        if drawn := loaded(folder / each.federation.name, "before", "1??"):
+            own = score(found["ShadowShapley, before"], truth_of(each.federation, drawn).mean(0))
+            cells = [f"{own[0]:.1f}", *(f"{cell:.2f}" for cell in own[1:])]
+            lines.append([each.federation.name, "ShadowShapley, before, against its own game", *cells])
+        for name, percent in floors(truths).items():
+            lines.append([each.federation.name, f"floor: {name}, of {len(truths)}", f"{percent:.1f}", *[""] * 4])
+            for key in (kind, "all"):
+                rows[key].setdefault(f"floor: {name}", []).append((percent, NAN, NAN, NAN, NAN))
+    for kind, of_kind in rows.items():
+        for way, cells in of_kind.items():
+            errors = torch.tensor([each[0] for each in cells])
+            less, earlier = "", of_kind.get(f"{way}, before")
+            if earlier is not None and len(errors) > 1:
+                gain = torch.tensor([each[0] for each in earlier]) - errors
                 less = f"{gain.mean():+.1f} ± {t_quantile(LEVEL, len(gain) - 1) * gain.std() / len(gain) ** 0.5:.1f}"
-            cells = f"{errors.mean():.1f}", f"{errors.max():.1f}", less, f"{ranks.mean():.3f}", f"{ranks.min():.2f}"
-            means.append([size, way, *cells, f"{inside.mean():.2f}", str(len(errors))])
+            parts = [nanmean(each[place] for each in cells) for place in range(1, 5)]
+            least = min(each[2] for each in cells)
+            numbers = [f"{part:.2f}" for part in (*parts, least)]
+            means.append([f"{kind}: {len(cells)}", way, f"{errors.mean():.1f}", *numbers, less])
     return grid(lines) + "\n\n" + grid(means)
 
 

@@ -12,7 +12,8 @@ client i is
 - s_0, the standard deviation between untrained models with different initial weights: the utility of the empty
   coalition is part of every value and moves each of them by s_0 / n, the most in regressions and where little is
   gained. If it is not known, 0.045 G stands for both parts;
-- r, the spread of the values between the last rounds, the most where a sampler draws the clients.
+- r, the standard deviation of the values after the last three rounds, the root of the mean of its square over clients:
+  it is largest where a sampler draws the clients.
 
 The constants were chosen on ``flsv.benchmark``'s tuning set, whose 32 federations of up to seven clients have all
 coalitions trained with three to five seeds: there these intervals hold the mean of the other seeds for 0.94 of the

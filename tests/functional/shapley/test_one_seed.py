@@ -11,13 +11,13 @@ from flsv.functional.shapley.one_seed import one_seed_stderr
 
 def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds() -> None:
     """0.035 of 2.0 paid, 0.3 of the fit, untrained models that deviate by 0.1 (of the sample) over two clients, and
-    values that have the variances 0.02 and 0.006 between the last two rounds."""
+    values with the variances 0.02 and 0.08 between the last two rounds."""
     values, fit = torch.tensor([2.0, -1.0]), torch.tensor([0.3, 0.0])
     found = one_seed_stderr(values, fit, torch.tensor([0.0, 0.1, 0.2]))
     np.testing.assert_allclose(found.numpy(), [(0.09 + 0.0025 + 0.0049) ** 0.5, (0.0025 + 0.0049) ** 0.5], atol=1e-7)
-    recent = values + torch.tensor([[0.1, 0.3**0.5 / 10], [-0.1, -(0.3**0.5) / 10]])
+    recent = values + torch.tensor([[0.1, 0.2], [-0.1, -0.2]])
     found = one_seed_stderr(values, fit, torch.tensor([0.0, 0.1, 0.2]), recent)
-    np.testing.assert_allclose(found[1].item() ** 2, 0.0025 + 0.0049 + (0.02 + 0.006) / 2, atol=1e-7)
+    np.testing.assert_allclose(found[1].item() ** 2, 0.0025 + 0.0049 + (0.02 + 0.08) / 2, atol=1e-7)
     columns = one_seed_stderr(torch.tensor([[2.0, 0.0], [-1.0, 4.0]]), torch.zeros(2, 2))
     np.testing.assert_allclose(columns.numpy(), [[0.09, 0.18], [0.09, 0.18]])
 
