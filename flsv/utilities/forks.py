@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import multiprocessing
 import os
 import random
@@ -61,6 +62,7 @@ def quiet_fork() -> int:
     try:
         os.close(read)
         as_a_child(parent)
+        gc.freeze()  # a collection would copy the memory of all objects
         random.setstate(drawn)  # Python seeds it anew in a fork
         null = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
