@@ -151,9 +151,7 @@ class ForkedFits:
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         self._kept = list(trainer.loggers)  # a logger without its threads cannot be ended
-        connector = held._checkpoint_connector
-        connector._restore_modules_and_callbacks = _nothing  # of a run that is resumed
-        connector._ckpt_path = None
+        held._checkpoint_connector._restore_modules_and_callbacks = _nothing  # of a run that is resumed
         data: FederatedDataModule = held.datamodule
         scoring = into_a_coalitions_fit(trainer, data, measures, order, self._folder, lambda: answer(scoring.result()))
         callbacks_of(trainer).insert(0, _Ends(scoring.result))

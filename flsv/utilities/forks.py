@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import gc
 import multiprocessing
 import os
@@ -93,6 +92,8 @@ def as_a_child(parent: int) -> None:
 
 def _own_positions() -> None:
     """Open the regular files again that this fork has open for reading, since it shares their positions otherwise."""
+    import fcntl  # not on all systems
+
     folder = "/proc/self/fd"
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         number = int(name)
