@@ -131,7 +131,6 @@ class RunResult:
     learning_record: Mapping[str, Any]
     logged: Mapping[str, float]
     pictures: Mapping[str, Callable[[], Any]]
-    trained: Sequence[str] = ()
 
 
 class Sink:

@@ -40,7 +40,7 @@ from flsv.retraining.drawn_coalitions import DrawnCoalitions
 from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
 from flsv.retraining.proof import difference
 from flsv.retraining.shadow import Prove, ShadowTraining, ends_of, not_as_rows
-from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called
+from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called, trained_again
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
@@ -199,6 +199,7 @@ class CoalitionPlan:
             if not elsewhere and ranks_of(trainer).size == 1 and (self._spare or self._forks):
                 give_up = partial(self._give_up, data.num_clients)
             else:
+                self.close()
                 self._spare = None
             full = isinstance(config.sampler, FullParticipation)
             prove = None if give_up is None else partial(self._prove, trainer, False)
@@ -273,11 +274,8 @@ class CoalitionPlan:
         if isinstance(found, CoalitionFailed):
             return f"{names} has failed ({found})"
 
-        def nudged() -> Tensor | None:
-            ((_, other),) = forks.train([replace(order, nudged=True)])
-            return None if isinstance(other, CoalitionFailed) else other.last
-
-        share = difference(found.last, rows[place].cpu(), found.start, nudged, rounding_of(trainer).steps)
+        again = partial(trained_again, forks, order)
+        share = difference(found.last, rows[place].cpu(), found.start, again, rounding_of(trainer).steps)
         if share is None:
             return None
         return f"{names} comes to a model that lies {100 * share:.2g} % of its way from that of the row"
