@@ -246,10 +246,11 @@ class LightningFit:
             complete = self.running.round(self.reports.write, last)
         except StopIteration:  # Lightning would take it for the end of the fit
             complete = False
+        finally:  # the round is over even if the next cohort cannot be drawn
+            self.boundary.within = self.state.round_index == index
         if not complete:
             self._stopped_early()
             return
-        self.boundary.within = False
         self.average.end_batch(trainer)
         self.average.end_round(trainer, trainer.lightning_module)
         engine.finish_epoch()

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import Callback, LambdaCallback, OnExceptionCheckpoint
 
 from flsv import ClientEvaluation, ConfigurationError, FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
@@ -164,6 +164,33 @@ def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: P
     with pytest.warns(UserWarning, match="round 4 is discarded"), pytest.raises(ArithmeticError):
         full_run(tmp_path, callbacks=[Stop(3, 4, ArithmeticError), SaveOnException()])
     assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "exception.ckpt"), whole)
+
+
+class DrawsTwice(UniformSampler):
+    """Fails at the third draw, once."""
+
+    failed = False
+
+    def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> torch.Tensor:
+        if round_index == 2 and not DrawsTwice.failed:
+            DrawsTwice.failed = True
+            raise ArithmeticError
+        return super().sample(num_clients, contributions, generator, round_index)
+
+
+def test_an_exception_at_the_draw_of_a_cohort_keeps_the_round_before(tmp_path: Path) -> None:
+    def run(**how: Any) -> torch.Tensor:
+        loop = FederatedLoop(seed=1, sampler=DrawsTwice(2), reporting=Reporting(table=False, files=False))
+        saving = OnExceptionCheckpoint(tmp_path, "drawing")
+        trainer = trainer_for(loop, tmp_path, 4, callbacks=[saving], enable_checkpointing=True)
+        trainer.fit(module := Plain(), toy_data(), **how)
+        return vector(module)
+
+    DrawsTwice.failed = False
+    with pytest.raises(ArithmeticError):
+        run()
+    resumed = run(ckpt_path=tmp_path / "drawing.ckpt")
+    assert torch.equal(resumed, run())
 
 
 def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> None:
