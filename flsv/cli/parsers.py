@@ -80,6 +80,8 @@ def retrain_parser() -> ArgumentParser:
     parser.add_argument("--rounds", type=from_1, help="of each training; default: the run's")
     seeds = "trainings of each coalition; default: 3 where that is quick, else 1"
     parser.add_argument("--seeds", type=from_1, help=seeds)
+    jobs = "fits that run at once, each in a process of its own; default: as many as cores, on an accelerator 1"
+    parser.add_argument("--jobs", type=from_1, help=jobs)
     return parser
 
 

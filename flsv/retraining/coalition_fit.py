@@ -45,14 +45,14 @@ class FitOrder:
         members: the coalition's clients.
         seed: the seed of every random choice.
         rounds: the indices of the rounds after which the model is measured, ascending; the fit ends with the last.
-        initial: the module's ``state_dict`` before the first round.
+        initial: the module's ``state_dict`` before the first round; None: its own weights.
         nudged: whether the fit starts from weights that are changed by a millionth, to measure how rounding grows.
     """
 
     members: Members
     seed: int
     rounds: tuple[int, ...]
-    initial: Mapping[str, Any]
+    initial: Mapping[str, Any] | None = None
     nudged: bool = False
 
 
@@ -62,6 +62,7 @@ class FitResult:
 
     Args:
         curves: the utilities after the rounds, by the performance's name.
+        before: the utilities before the first round, by the performance's name.
         start: ``[P]``, the model before the first round.
         last: ``[P]``, the global model after the last round.
         delivered: ``[P]``, the model in the module when training has ended, which is another one if a callback averages
@@ -69,6 +70,7 @@ class FitResult:
     """
 
     curves: dict[str, Tensor]
+    before: dict[str, Tensor]
     start: Tensor
     last: Tensor
     delivered: Tensor
@@ -119,7 +121,8 @@ class CoalitionScoring(GlobalModelScoring):
         # A classifier's outputs are scored once for all performances.
         self._scored = {name: each if isinstance(each, ModelScore) else None for name, each in measures.items()}
         self._once = list(dict.fromkeys(self._scored.values()))
-        super().__init__(data, [each or "accuracy" for each in self._once], dict(order.initial), order.rounds)
+        initial = None if order.initial is None else dict(order.initial)
+        super().__init__(data, [each or "accuracy" for each in self._once], initial, order.rounds)
         self._order = order
         self.delivered: Tensor | None = None
 
@@ -151,15 +154,17 @@ class CoalitionScoring(GlobalModelScoring):
         if not self.models.numel():
             raise RuntimeError("it trained nothing")
         scores = self.before
-        rounds = [(scores := self.after.get(index, scores)) for index in self._order.rounds]
+        rounds = [scores, *((scores := self.after.get(index, scores)) for index in self._order.rounds)]
         curves = {
             name: torch.stack(
                 [utility_of(found[self._once.index(self._scored[name])], by)[0].cpu() for found in rounds]
             )
             for name, by in self._named.items()
         }
+        before = {name: curve[0] for name, curve in curves.items()}
+        curves = {name: curve[1:] for name, curve in curves.items()}
         last, start = self.models.cpu()[0], self.models.cpu()[1]
-        return FitResult(curves, start, last, last if self.delivered is None else self.delivered.cpu())
+        return FitResult(curves, before, start, last, last if self.delivered is None else self.delivered.cpu())
 
 
 def into_a_coalitions_fit(
@@ -199,7 +204,8 @@ def into_a_coalitions_fit(
 
     strategy: Any = trainer.strategy
     strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = delivered, _nothing, _nothing
-    held._callback_connector._attach_model_logging_functions()
+    if held.lightning_module is not None:  # else the fit, which has not begun, does it
+        held._callback_connector._attach_model_logging_functions()
     return scoring
 
 
