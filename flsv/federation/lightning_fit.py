@@ -333,8 +333,10 @@ class LightningFit:
         folder = run_folder(self.trainer) if self.files else None
         settings = self.run_state.identity.flat() | {"seed": str(self.state.seed)}
         known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
-        run = self.state.model(), self.state.round_index - 1
-        self.reports.write_late(self.plan.train(*known, run))
+        if self.state.global_vector is not None:
+            delivered = self.running.space.read(self.trainer.lightning_module)
+            run = self.state.model(), self.state.round_index - 1, delivered
+            self.reports.write_late(self.plan.train(*known, run))
         self.reports.finish()
 
     def end(self) -> None:

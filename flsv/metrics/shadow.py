@@ -336,6 +336,21 @@ class ShadowShapley(MeasuredMetric):
             self.evaluations = self.evaluations + len(masks)
         return found
 
+    def value_again(self, round_index: int) -> None:
+        """Await the utilities of a round whose values do not stand, see :meth:`deliver` and :meth:`complete`."""
+        self.valued = self.valued.new_tensor([round_index])
+        self.ends = self.ends.new_full((1, *self.ends.shape[1:]), torch.nan)
+
+    def deliver(self, nobody: Tensor, everybody: Tensor) -> None:
+        """Set the utilities of the empty and the full coalition after the last valued round.
+
+        Args:
+            nobody: ``[]`` or ``[M]``, the utility of the untrained model.
+            everybody: ``[]`` or ``[M]``, the utility of the model that the run delivers.
+        """
+        self.ends = self.ends.clone()
+        self.ends[-1] = torch.stack([nobody, everybody]).to(self.ends).reshape(2, -1)
+
     def compute(self) -> Tensor:
         """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
         part.

@@ -23,6 +23,7 @@ from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import Members
 from flsv.games.performance import ModelScore
+from flsv.games.scores import Scores
 from flsv.results.folder import Reporting
 from flsv.retraining.coalition_training import GlobalModelScoring
 from flsv.retraining.proof import NUDGE
@@ -62,7 +63,7 @@ class FitResult:
 
     Args:
         curves: the utilities after the rounds, by the performance's name.
-        before: the utilities before the first round, by the performance's name.
+        before: the utilities before the first round, likewise.
         start: ``[P]``, the model before the first round.
         last: ``[P]``, the global model after the last round.
         delivered: ``[P]``, the model in the module when training has ended, which is another one if a callback averages
@@ -154,17 +155,15 @@ class CoalitionScoring(GlobalModelScoring):
         if not self.models.numel():
             raise RuntimeError("it trained nothing")
         scores = self.before
-        rounds = [scores, *((scores := self.after.get(index, scores)) for index in self._order.rounds)]
-        curves = {
-            name: torch.stack(
-                [utility_of(found[self._once.index(self._scored[name])], by)[0].cpu() for found in rounds]
-            )
-            for name, by in self._named.items()
-        }
-        before = {name: curve[0] for name, curve in curves.items()}
-        curves = {name: curve[1:] for name, curve in curves.items()}
+        rounds = [(scores := self.after.get(index, scores)) for index in self._order.rounds]
+        curves = {name: torch.stack([self._of(found, name) for found in rounds]) for name in self._named}
+        before = {name: self._of(self.before, name) for name in self._named}
         last, start = self.models.cpu()[0], self.models.cpu()[1]
         return FitResult(curves, before, start, last, last if self.delivered is None else self.delivered.cpu())
+
+    def _of(self, scores: list[Scores], name: str) -> Tensor:
+        """Return the utility by a performance ``name``, of the scores of one model."""
+        return utility_of(scores[self._once.index(self._scored[name])], self._named[name])[0].cpu()
 
 
 def into_a_coalitions_fit(

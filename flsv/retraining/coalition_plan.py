@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from flsv._lightning.evaluation import share_of_way
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
@@ -31,14 +32,16 @@ from flsv.games.copy_module import copy_module
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.privacy import GaussianPrivacy
-from flsv.retraining.coalition_fit import CoalitionFailed, CoalitionFits
+from flsv.retraining.coalition_fit import CoalitionFailed, CoalitionFits, FitOrder
 from flsv.retraining.copied_fits import CopiedFits, Spare
 from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
-from flsv.retraining.shadow import ShadowTraining, ends_of, not_as_rows
+from flsv.retraining.proof import difference
+from flsv.retraining.shadow import Prove, ShadowTraining, ends_of, not_as_rows
 from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 from flsv.utilities.supervisor import ChildFailed, supervise
 
 #: Advice in error messages, for runs whose base configuration on the command line has the metric.
@@ -103,6 +106,7 @@ class CoalitionPlan:
         self._no_copy = ""
         self._initial: dict[str, Any] | None = None
         self._rows: ShadowTraining | None = None
+        self._proved = False
         self._loaded: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,7 +187,8 @@ class CoalitionPlan:
             if not alone or (self._spare is None and self._forks is None):
                 self._spare = None
                 return self.as_rows(config)
-            return self.as_rows(config, partial(self._give_up, data.num_clients))
+            proof = partial(self._prove, trainer, False)
+            return self.as_rows(config, partial(self._give_up, data.num_clients), proof)
         if elsewhere:
             raise ConfigurationError(
                 f"ShadowShapley: {self.why}; and the clients' data are elsewhere, where no coalition can be trained "
@@ -225,18 +230,62 @@ class CoalitionPlan:
             metric.await_training(after_the_run=True)
         rank_zero_warn(f"flsv: {self._in_words(num_clients)}. Until here they were rows of one batched model.")
 
-    def as_rows(self, config: FederationConfig, give_up: Callable[[str], None] | None = None) -> FederationConfig:
+    def _prove(
+        self, trainer: L.Trainer, ended: bool, index: int, seed: int, members: Tensor, rows: Tensor
+    ) -> str | None:
+        """Train one of the coalitions that are rows, drawn at random, by a fit too, and compare the two models.
+
+        Args:
+            trainer: the fit's trainer.
+            ended: whether the run has ended; if not, nothing is done before the round that is known to be the last.
+            index: the index of the round that has ended.
+            seed: the run's seed.
+            members: bool ``[m, n]``, the members of the coalitions.
+            rows: ``[m, P]``, their models after the round.
+
+        Returns:
+            Why the rows are wrong; None: they are not, or the run goes on.
+        """
+        forks, last = self._forks, ended or index + 1 == trainer.max_epochs
+        if forks is None or self._proved or not last or not len(rows):
+            return None
+        self._proved = True
+        assert self._initial is not None
+        place = int(torch.randint(len(rows), (), generator=generator_for(seed, "proof of rows")))
+        order = FitOrder(tuple(members[place].nonzero().flatten().tolist()), seed, (index,), self._initial)
+        names = f"the federation of clients {list(order.members)} alone"
+        ((_, found),) = forks.train([order])
+        if isinstance(found, CoalitionFailed):
+            return f"{names} has failed ({found})"
+
+        def nudged() -> Tensor | None:
+            ((_, other),) = forks.train([replace(order, nudged=True)])
+            return None if isinstance(other, CoalitionFailed) else other.last
+
+        share = difference(found.last, rows[place].cpu(), found.start, nudged, share_of_way(trainer))
+        if share is None:
+            return None
+        return f"{names} comes to a model that lies {100 * share:.2g} % of its way from that of the row"
+
+    def as_rows(
+        self,
+        config: FederationConfig,
+        give_up: Callable[[str], None] | None = None,
+        prove: Prove | None = None,
+    ) -> FederationConfig:
         """Return the configuration in which clients train coalitions' models together with their own models.
 
         Args:
             config: the federation's configuration.
             give_up: a function that is called with the reason if rows turn out to differ from separate runs; None: an
                 error is raised.
+            prove: a function that is called after each round and returns the reason why rows are wrong; None: nobody
+                asks.
         """
         if not self._metrics:
             return config
         algorithm: Any = config.client_algorithm  # the class is declared higher up than the configuration
-        self._rows = ShadowTraining(self._coalitions, algorithm, give_up)
+        self._rows = ShadowTraining(self._coalitions, algorithm, give_up, prove)
         if self._loaded is not None:
             self._rows.load_state_dict(self._loaded)
         return replace(config, client_algorithm=self._rows)
@@ -311,7 +360,7 @@ class CoalitionPlan:
         folder: Path | None,
         settings: Mapping[str, str],
         resumed: bool,
-        run: tuple[Tensor, int],
+        run: tuple[Tensor, int, Tensor],
     ) -> dict[int, dict[str, Tensor]]:
         """Train the coalitions after the run, if this was decided, and compute the metrics' values.
 
@@ -322,12 +371,18 @@ class CoalitionPlan:
             folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
             settings: the settings that these utilities depend on.
             resumed: whether utilities that are in the folder already belong to this run.
-            run: ``[P]``, the run's model after its last round, and the index of that round.
+            run: ``[P]``, the run's model after its last round, the index of that round, and ``[P]``, the model that the
+                run delivers.
 
         Returns:
             ``{round: {metric: values}}``, the metrics' values after each round; empty if a training has failed, which a
             warning reports.
         """
+        model, last, delivered = run
+        if self.why is None and (why := self._late(trainer, last, not torch.equal(model, delivered))):
+            self._give_up(data.num_clients, why)
+            for metric in self._metrics.values():
+                metric.value_again(last)
         waiting = {name: metric for name, metric in self._metrics.items() if metric.pending is not None}
         rounds = sorted({index for metric in waiting.values() for index in metric.valued.tolist()})
         if not rounds:
@@ -343,20 +398,40 @@ class CoalitionPlan:
             assert self._spare is not None
             way = CopiedFits(self._spare, trainer.lightning_module, data, measures)
         of_run = data.num_samples, seed, self._initial
-        fits = WholeFits(way, *of_run, measures, rounds, ranks_of(trainer), run, path, settings, resumed)
+        proof = ranks_of(trainer), (model, last), share_of_way(trainer)
+        fits = WholeFits(way, *of_run, measures, rounds, *proof, path, settings, resumed)
         try:
             curves = fits(masks[2:])
         except CoalitionFailed as error:  # the federation itself is trained
             rank_zero_warn(f"{', '.join(waiting)}: there are no values. {error}{self._remedy(error)}")
             return {}
+        assert fits.everybody is not None
+        everybody = fits.everybody
         found: dict[int, dict[str, Tensor]] = {index: {} for index in rounds}
         for name, metric in waiting.items():
             valued = metric.valued.tolist()
             by = called(metric.measured_by)
+            averaged = valued[-1] == last and not torch.equal(everybody.last, everybody.delivered)
+            if averaged or metric.ends.isnan().all():
+                metric.deliver(everybody.before[by], everybody.curves[by][-1])
             utilities = torch.stack([curve[by] for curve in curves], 1)[[rounds.index(index) for index in valued]]
             for index, values in metric.complete(masks, utilities).items():
                 found[index][name] = values
         return found
+
+    def _late(self, trainer: L.Trainer, index: int, changed: bool) -> str | None:
+        """Explain why the values of rows do not stand at the end of a run; None: they do.
+
+        Args:
+            trainer: the fit's trainer, after training.
+            index: the index of the run's last round.
+            changed: whether the fit delivers another model than that of its last round.
+        """
+        if self._rows is None or (self._forks is None and self._spare is None):
+            return None
+        if changed:
+            return "a hook changes the model when training ends, as an average of weights does"
+        return self._rows.proved_by(partial(self._prove, trainer, True), index)
 
     def _remedy(self, error: CoalitionFailed) -> str:
         """Return what to do where coalitions would not be trained as the run was, for a message."""

@@ -18,7 +18,9 @@ TOLERANCE, FACTOR, NUDGE = 1e-3, 3.0, 1e-6
 ROUNDING = 1e-6
 
 
-def difference(mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None]) -> float | None:
+def difference(
+    mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None], allowed: float = 0.0
+) -> float | None:
     """Return by how much two models that must be equal differ, as a share of the way that training has moved them;
     None: by no more than rounding.
 
@@ -31,6 +33,7 @@ def difference(mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], T
         start: ``[P]``, the model that both started from.
         nudged: a function that trains ``mine`` once more from weights that are changed by a millionth, and returns the
             model ``[P]``; None: that failed.
+        allowed: the share of the way that the precision allows, see :func:`flsv._lightning.evaluation.share_of_way`.
 
     Example:
         >>> import torch
@@ -44,7 +47,7 @@ def difference(mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], T
     if not real.isfinite().all():
         return None if mine.isfinite().equal(real.isfinite()) else 1.0
     share = float(apart / way.clamp(min=1e-12))
-    if share <= TOLERANCE or apart <= ROUNDING * start.norm():
+    if share <= max(TOLERANCE, allowed) or apart <= ROUNDING * start.norm():
         return None
     other = nudged()
     if other is not None and float(apart) <= FACTOR * float((mine - other.double()).norm()):

@@ -26,9 +26,12 @@ from flsv.metrics.shadow import Coalitions, coalition_masks
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.training.rows.coalition_rows import CoalitionRows, not_the_same
-from flsv.training.rows.row_checks import not_batched, not_by_rounds
+from flsv.training.rows.row_checks import not_batched, not_by_rounds, not_by_validation
 from flsv.training.rows.row_step import NotBatched
 from flsv.training.rows.row_trial import why_not_rows
+
+#: Checks the models of coalitions after a round: ``(index, seed, members [m, n], models [m, P])``.
+Prove = Callable[[int, int, Tensor, Tensor], str | None]
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 #: Largest size in bytes of the coalitions' models, at the server and in messages, with which they are trained as rows.
@@ -60,6 +63,8 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalit
         return why
     if why := not_by_rounds(trainer):
         return f"{why}. Take a schedule that steps by rounds or batches"
+    if why := not_by_validation(trainer):
+        return why
     space, data = shared_space(module, config)[0], trainer.datamodule  # type: ignore[attr-defined]  # undeclared
     if why := _too_large(coalition_masks(coalitions, data.num_clients), space):
         return why
@@ -99,6 +104,9 @@ class ShadowTraining(ClientAlgorithm):
             :class:`flsv.training.algorithms.FedProx` does; None: there is none.
         give_up: a function that is called with the reason if rows turn out during training to differ from separate
             runs; from then on no coalitions are trained. None: an error is raised instead.
+        prove: a function that is called after a round with its index, the run's seed, the members bool ``[m, n]`` of
+            the coalitions and their models ``[m, P]``, and returns why these are wrong; None: they are not, or that is
+            not known yet.
 
     Raises:
         ConfigurationError: without ``give_up``: in the first client's first step: the module cannot be batched; after a
@@ -115,16 +123,17 @@ class ShadowTraining(ClientAlgorithm):
         coalitions: Coalitions = "auto",
         algorithm: ClientAlgorithm | None = None,
         give_up: Callable[[str], None] | None = None,
+        prove: Prove | None = None,
     ) -> None:
         self.coalitions, self.algorithm = coalitions, algorithm
-        self._give_up, self._given_up = give_up, False
+        self._give_up, self._given_up, self._prove = give_up, False, prove
         self._visit: CoalitionRows | None = None
         self._left: Tensor | None = None  # the global model after the last round
         self._updates: Sequence[ClientUpdate] = ()
         self._clients: Sequence[Client] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_visit": None, "_left": None, "_clients": (), "_give_up": None}
+        return {**vars(self), "_visit": None, "_left": None, "_clients": (), "_give_up": None, "_prove": None}
 
     @property
     def changes_steps(self) -> bool:  # type: ignore[override]  # a property for an attribute
@@ -152,6 +161,7 @@ class ShadowTraining(ClientAlgorithm):
 
     def _set_up(self, federation: FederationInfo) -> None:
         self._visit = self._left = None
+        self._seed = federation.seed
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
@@ -196,6 +206,12 @@ class ShadowTraining(ClientAlgorithm):
                 self._servers.receive(client, places, sent[client][:, 1:], update.num_steps)
             self._rows = self._servers.end_round(rows, self._clients, round.server_data, lenient=True)
         self._updates, self._left = (), round.server_vector
+        if self._prove is not None and (why := self.proved_by(self._prove, round.round_index)):
+            self._stop(not_the_same(why))
+
+    def proved_by(self, prove: Prove, index: int) -> str | None:
+        """Call a function of the argument ``prove``'s kind with the coalitions' models after a round."""
+        return prove(index, self._seed, self._members, self._rows)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None

@@ -99,6 +99,7 @@ class WholeFits:
             of these rounds.
         ranks: the processes among which the coalitions are divided; each process gets all utilities.
         run: ``[P]``, the run's own model after its last round, and the index of that round.
+        allowed: the difference of equal models that the precision allows, see :func:`flsv.retraining.proof.difference`.
         path: the file into which the utilities are written; None: they are not written.
         settings: the settings that the utilities depend on.
         resumed: whether utilities that are in the file already belong to this run.
@@ -117,13 +118,14 @@ class WholeFits:
         rounds: Sequence[int],
         ranks: Ranks,
         run: tuple[Tensor, int],
+        allowed: float = 0.0,
         path: Path | None = None,
         settings: Mapping[str, Any] | None = None,
         resumed: bool = False,
     ) -> None:
         self._fits, self._samples, self._seed, self._initial = fits, samples, seed, initial
         self._measures, self._rounds, self._ranks = dict(measures), list(rounds), ranks
-        self._model, self._last = run
+        (self._model, self._last), self._allowed = run, allowed
         self.everybody: FitResult | None = None
         if path is not None and ranks.rank == 0 and not resumed:
             path.unlink(missing_ok=True)  # it belongs to an earlier run, maybe with another module
@@ -207,7 +209,7 @@ class WholeFits:
         return FitOrder(members, self._seed, tuple(sorted({*(rounds or self._rounds)})), self._initial)
 
     def _apart(self, found: FitResult, nudged: Callable[[], Tensor | None]) -> float | None:
-        return difference(found.last, self._model.cpu(), found.start, nudged)
+        return difference(found.last, self._model.cpu(), found.start, nudged, self._allowed)
 
     def _doubt(self, order: FitOrder) -> Curves | Unproved:
         """Return the utilities of the coalition of all clients if rounding explains its distance from the run's model,

@@ -22,26 +22,9 @@ from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Clamps, Kind, Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data
 from helpers.fits import trainer_for, vector
+from helpers.recorded import Recorded
 
 QUIET = Reporting(table=False)
-
-
-class Recorded(ShadowShapley):
-    """Keeps the utilities after the last round."""
-
-    game: Tensor
-    way: str
-
-    def update(self, client_ids: Any, coalitions: Any, utility: Any, round_index: int = 0) -> None:
-        def played(masks: Tensor) -> Tensor:
-            vars(self)["game"], vars(self)["way"] = utility(masks), "rows"
-            return self.game
-
-        super().update(client_ids, coalitions, played, round_index)
-
-    def complete(self, masks: Tensor, utilities: Tensor) -> Any:
-        vars(self)["game"], vars(self)["way"] = torch.cat([self.game, utilities[-1]]), "fits"
-        return super().complete(masks, utilities)
 
 
 def fitted(kind: Kind, folder: Path, metrics: dict[str, Any], **options: Any) -> tuple[FederatedLoop, Any]:
@@ -69,7 +52,7 @@ def test_every_coalition_is_what_a_plain_loop_makes_of_it(tmp_path: Path, name: 
     expected = torch.tensor(by_hand, dtype=torch.float64)
     found = loop.metrics["shadow"]
     assert isinstance(found, Recorded)
-    torch.testing.assert_close(found.game, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.game.flatten(), expected, rtol=0, atol=1e-5)
     assert found.way == kind.way
     values = few_coalitions_shapley(masks, expected).values
     torch.testing.assert_close(loop.contributions["shadow"].double(), values, rtol=0, atol=1e-5)

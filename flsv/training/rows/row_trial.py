@@ -36,7 +36,7 @@ from flsv.training.rows.row_step import (
     step_arguments,
     training_loss,
 )
-from flsv.training.rows.step_watch import Watch
+from flsv.training.rows.step_watch import GENERATORS, Watch
 from flsv.utilities.seeding import isolated_rngs
 
 #: Number of batches in a trial; and, for shared batches, the largest distance between a row and the ordinarily trained
@@ -68,7 +68,8 @@ def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Co
 
 
 def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
-    """Return the names of up to three parameters or buffers that validation changes, as text; empty: none."""
+    """Return the names of up to three parameters, buffers, numbers or tensors of the module that validation changes, as
+    text; empty: none. Lists, in which a module collects outputs, may change."""
     module, limit = trainer.lightning_module, trainer.limit_val_batches
     if not is_overridden("validation_step", module, L.LightningModule) or not limit:
         return ""
@@ -79,9 +80,11 @@ def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
     with isolated_rngs(0, "trial of validation"), torch.inference_mode(False):
         copied = fresh_copy(module, space, space.read(module), {})
         before = space.unflatten(space.read(copied))
+        watch = Watch(copied, GENERATORS, counts=True)
         ValidationRun(trainer, copied, first).logged()
         after = space.unflatten(space.read(copied))
-    return ", ".join([repr(name) for name in space.names if not torch.equal(before[name], after[name])][:3])
+    names = [repr(name) for name in space.names if not torch.equal(before[name], after[name])]
+    return ", ".join((names or [*map(repr, watch.values_changed())])[:3])
 
 
 def try_rows(

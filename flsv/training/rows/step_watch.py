@@ -53,6 +53,13 @@ class Watch:
         text = ", ".join(names[:3])
         return f"it changes what the module keeps beside parameters and buffers: {text}" if names else ""
 
+    def values_changed(self) -> list[str]:
+        """Return the names of the attributes that are numbers, words or tensors and have changed since the snapshot."""
+        changed = [name for name, mark in self._kept() if mark != self._before.get(name)]
+        layers = dict(self._module.named_modules())
+        held = {name: vars(layers[name.rpartition(".")[0]]).get(name.rpartition(".")[2]) for name in changed}
+        return sorted(name for name, value in held.items() if isinstance(value, (bool, int, float, str, Tensor)))
+
     def _kept(self) -> Iterator[tuple[str, Any]]:
         """Yield the name of each attribute of the module and its layers, with a mark that differs once the attribute
         has changed."""

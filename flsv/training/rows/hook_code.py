@@ -1,0 +1,83 @@
+"""What a hook's code does: whether it only reads and logs, or may change how training goes on."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from torchmetrics import Metric, MetricCollection
+
+#: Instructions that store into something that outlives the hook.
+_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "DELETE_ATTR", "DELETE_SUBSCR")
+#: Names that a hook uses to compute and log values.
+_WORDS = """
+    log log_dict compute reset clear print logger experiment add_scalar add_scalars add_figure log_metrics trainer
+    current_epoch global_step sanity_checking len sum max min mean stack cat float int str round range zip
+    enumerate sorted list dict tuple items keys values item detach cpu numpy tolist torch Tensor numel size shape
+    super device argmax softmax sigmoid exp sqrt info debug format join isinstance
+"""
+_LOGGING = frozenset(_WORDS.split())
+#: Names by which a hook reads what validation has logged.
+_SCORES = frozenset({"callback_metrics", "logged_metrics", "progress_bar_metrics"})
+
+
+def hook_adapts(part: Any, hook: str) -> bool:
+    """Return whether a hook of a module or a callback may change the training by what validation has shown.
+
+    Before a round's training begins, a hook that reads no score cannot. After it, a hook cannot that stores nothing and
+    calls only what computes and logs. Hooks of Lightning and flsv do not count.
+
+    Args:
+        part: the module or the callback.
+        hook: the hook's name.
+
+    Example:
+        >>> class Logs(nn.Module):
+        ...     def on_validation_epoch_end(self):
+        ...         self.log("n", 1)
+        >>> class Adapts(nn.Module):
+        ...     def on_validation_epoch_end(self):
+        ...         self.weight = 2.0
+        >>> hook_adapts(Logs(), "on_validation_epoch_end"), hook_adapts(Adapts(), "on_validation_epoch_end")
+        (False, True)
+    """
+    before = hook in ("on_train_epoch_start", "on_train_start")
+    for function in _own(part, hook):
+        codes = list(_codes(function))
+        names = {name for code in codes for name in code.co_names}
+        if names & _SCORES or not codes:
+            return True
+        if before:
+            continue
+        stores = any(step.opname in _STORES for code in codes for step in dis.get_instructions(code))
+        if stores or not all(name in _LOGGING or name == hook or _is_record(part, name) for name in names):
+            return True
+    return False
+
+
+def _own(part: Any, hook: str) -> Iterator[Any]:
+    """Yield the functions of this name that a user's classes, or the object itself, define."""
+    if hook in vars(part):
+        yield vars(part)[hook]
+    for kind in type(part).__mro__:
+        if hook in vars(kind) and not kind.__module__.startswith(("lightning.", "flsv.", "torch.")):
+            yield vars(kind)[hook]
+
+
+def _codes(function: Any) -> Iterator[CodeType]:
+    """Yield a function's code, and that of functions defined in it; nothing if it has none."""
+    waiting = [getattr(getattr(function, "__func__", function), "__code__", None)]
+    while waiting:
+        code = waiting.pop()
+        if code is not None:
+            yield code
+            waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+def _is_record(part: Any, name: str) -> bool:
+    """Return whether an attribute is a metric, or a list or dictionary of a batch's outputs."""
+    value = getattr(part, name, None) if isinstance(part, nn.Module) else None
+    return isinstance(value, (Metric, MetricCollection, list, dict, nn.ModuleDict, nn.ModuleList))

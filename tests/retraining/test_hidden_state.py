@@ -1,0 +1,98 @@
+"""Modules, callbacks and data of which a copy is wrong: each coalition against a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flsv.utilities.errors import ConfigurationError
+from helpers import slow_except
+from helpers.fits import vector
+from helpers.hidden_state import KINDS, MEMBERS, fitted
+from helpers.recorded import Recorded
+
+TESTS = Path(__file__).parents[1]
+
+Alone = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Alone]:
+    """Asks a fresh process for each coalition's utility, and for the model of a run without metrics."""
+    command = [sys.executable, "-m", "helpers.hidden_state"]
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
+    ) as process:
+
+        def ask(name: str) -> dict[str, Any]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{name}\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())  # type: ignore[no-any-return]
+
+        yield ask
+        process.kill()
+
+
+#: One of each reason.
+FAST = ("a list of lambdas", "a closure", "EMAWeightAveraging", "a module that changes weights at the end")
+#: Kinds that are refused by name, since models are evaluated in copies of the module.
+REFUSED = ("a generator that holds the module", "an open file")
+#: Reading the validation set for the metric changes what the data set gives next: nothing but the data set knows.
+WRONG = "a data set with state"
+
+
+def of(name: str, folder: Path) -> tuple[dict[Any, float], Any, Any]:
+    """The utility of each coalition, the metric and the module after the fit."""
+    loop, module = fitted(
+        KINDS[name], folder, metrics={"shadow": Recorded(coalitions="all", performance="negative_loss")}
+    )
+    found: Any = loop.metrics["shadow"]
+    game = dict(zip(found.members, found.game.flatten().tolist())) if hasattr(found, "game") else {}
+    assert bool(game) != bool(loop.contributions["shadow"].isnan().any())
+    return game, found, module
+
+
+def furthest(game: dict[Any, float], utilities: list[float]) -> float:
+    return max(abs(game[members] - utility) for members, utility in zip(MEMBERS, utilities))
+
+
+@pytest.mark.parametrize("name", slow_except(FAST, [name for name in KINDS if name not in (*REFUSED, WRONG)]))
+def test_every_coalition_is_that_of_a_process_of_its_own(tmp_path: Path, name: str, alone: Alone) -> None:
+    expected = alone(name)
+    game, metric, module = of(name, tmp_path)
+    assert metric.way == KINDS[name].way
+    assert furthest(game, expected["utilities"]) <= 1e-6
+    assert torch.equal(vector(module), torch.tensor(expected["model"])), "the metric has changed the training"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in KINDS if name != WRONG])
+def test_copies_are_right_or_there_are_no_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, alone: Alone
+) -> None:
+    """Where the process cannot be forked; if rows are right they need no copy."""
+    for module in ("coalition_plan", "forked_fits"):
+        monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
+    expected = alone(name)
+    try:
+        game, _, module = of(name, tmp_path)
+    except ConfigurationError as error:
+        assert "copied" in str(error)  # noqa: PT017 - some kinds are refused, others not
+        return
+    if game:
+        assert furthest(game, expected["utilities"]) <= 1e-6
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_evaluated_in_a_copy_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="evaluated in copies of the module"):
+        of(name, tmp_path)
