@@ -10,19 +10,23 @@ coalitions come: docs/results/shadow.md.
 
     python tools/bench_fits.py --whole --clients 3 5 7 --networks mlp lenet gru
 
-``ShadowShapley(coalitions="all")`` of 3 rounds in its two ways: as rows beside the federation, where the network can be
-rows, and by fits of their own after it, which a callback around batches asks for.
+``ShadowShapley(coalitions="all")`` of 3 rounds in its ways: as rows beside the federation, where the network can be
+rows, and by fits of their own after it, which a callback around batches asks for: by forks of the fit's beginning, one
+and two at once, and by copies of its objects. All ways train what proves them, too. Seconds are the processor's, of all
+processes; the last column has the elapsed seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
 import torch
@@ -126,30 +130,43 @@ def valued(network: str, clients: int, folder: str, callbacks: Sequence[L.Callba
     quiet_trainer(folder, 3, [loop, *callbacks]).fit(module, data)
 
 
+def with_jobs(jobs: int, work: Callable[[], None]) -> None:
+    with patch("flsv.retraining.forked_fits.cores", lambda: jobs):
+        work()
+
+
+def with_copies(work: Callable[[], None]) -> None:
+    with patch("flsv.retraining.coalition_plan.why_not_by_forks", lambda trainer: "copies are measured"):
+        work()
+
+
 def both_ways(networks: Sequence[str], clients: Sequence[int], repeats: int, folder: str) -> list[list[str]]:
     rows = []
     for network in networks:
         for n in clients:
-            made: dict[str, Any] = {"as rows": [], "by fits": [Looks()]}
-            made = made if network != "gru" else {"by fits": []}
             value = {"shadow": ShadowShapley(coalitions="all")}
-            ways = {name: partial(valued, network, n, folder, callbacks, value) for name, callbacks in made.items()}
+            by_fits = partial(valued, network, n, folder, [] if network == "gru" else [Looks()], value)
+            ways = {"as rows": partial(valued, network, n, folder, [], value)} if network != "gru" else {}
+            ways |= {f"by {jobs} forks at once": partial(with_jobs, jobs, by_fits) for jobs in (1, 2)}
+            ways["by copies"] = partial(with_copies, by_fits)
             rows += row(f"{network} | {n}", partial(valued, network, n, folder, [], {}), ways, repeats)
             print(grid(rows[-len(ways) :]), flush=True)
     return rows
 
 
 def row(name: str, plain: Callable[[], None], ways: dict[str, Callable[[], None]], repeats: int) -> list[list[str]]:
-    """The least processor seconds of each way, in those of a plain fit; in turns."""
+    """The least processor seconds of each way, in those of a plain fit, and the least elapsed ones; in turns."""
     every = {"": plain, **ways}
-    least = dict.fromkeys(every, math.inf)
+    least, elapsed = dict.fromkeys(every, math.inf), dict.fromkeys(every, math.inf)
     plain()  # what is made once
     for _ in range(repeats):
         for way, work in every.items():
-            start = time.process_time()
+            start, began = sum(os.times()[:4]), time.monotonic()
             work()
-            least[way] = min(least[way], time.process_time() - start)
-    return [[name, way, f"{least['']:.2f}", f"{least[way]:.2f}", f"{least[way] / least['']:.2f}"] for way in ways]
+            least[way] = min(least[way], sum(os.times()[:4]) - start)
+            elapsed[way] = min(elapsed[way], time.monotonic() - began)
+    fits = {way: f"{least[way] / least['']:.2f}" for way in ways}
+    return [[name, way, f"{least['']:.2f}", f"{least[way]:.2f}", fits[way], f"{elapsed[way]:.1f}"] for way in ways]
 
 
 def main() -> None:
@@ -160,7 +177,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="ShadowShapley in its two ways")
     options = parser.parse_args()
     be_quiet()
-    rows = [["network", "clients", "what", "a fit, s", "s", "fits"]]
+    rows = [["network", "clients", "what", "a fit, s", "s", "fits", "elapsed, s"]]
     with tempfile.TemporaryDirectory() as folder:
         if options.whole:
             print(grid(rows + both_ways(options.networks, options.clients, options.repeats, folder)))

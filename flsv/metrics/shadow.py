@@ -111,8 +111,10 @@ class ShadowShapley(MeasuredMetric):
     LightningModule is possible, with any callbacks. If the module allows it, each client also trains the models of the
     coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
     :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). If it does not, the
-    values are computed after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of
-    its own; ranks divide these fits. Which of the two ways is used, why, and at what cost is logged before the first
+    values are computed after training: when the run has ended, each coalition is trained by a fit of its own, in a fork
+    of the process as it was when the fit began or, where it cannot be forked, by a copy of the Trainer; ranks divide
+    these fits. In both ways a coalition is also trained that proves the others: that of all clients must come to the
+    run's own model. Which of the two ways is used, why, and at what cost is logged before the first
     round (``docs/reference/compatibility.md`` lists kinds of modules), and logged again if during training the batched
     models turn out to differ from separate ones: then the values are computed after training. In both ways, U(S) after
     a round is the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the
@@ -140,7 +142,7 @@ class ShadowShapley(MeasuredMetric):
     whose members nobody is drawn has no round, and clients on sites.
 
     A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
-    federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:
+    federation had; other callbacks take part. The utilities of trained coalitions are stored in ``coalitions.csv``:
     after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
 
     With ``judges="clients"`` the clients score the coalitions' models on their own held-out samples, and the server

@@ -126,6 +126,7 @@ class CoalitionScoring(GlobalModelScoring):
         super().__init__(data, [each or "accuracy" for each in self._once], initial, order.rounds)
         self._order = order
         self.delivered: Tensor | None = None
+        self._global: Tensor | None = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
@@ -139,12 +140,10 @@ class CoalitionScoring(GlobalModelScoring):
     def deliver(self, trainer: L.Trainer) -> None:
         """Store the model that the fit delivers, and score it if it is not the last round's global model."""
         module = trainer.lightning_module
-        self.delivered = self._space.read(module).clone()
-        if self.last != self._order.rounds[-1] or torch.equal(self.delivered, self.models[0]):
-            return
-        last = self.models[0].clone()
-        self._score(module, self.last)
-        self.models[0] = last
+        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "without_files"))
+        self.delivered, self._global = self._space.read(module).clone(), loop.state.model()
+        if self.last == self._order.rounds[-1] and not torch.equal(self.delivered, self.models[0]):
+            self._score(module, self.last)
 
     def result(self) -> FitResult:
         """Return the scores and the models.
@@ -158,8 +157,9 @@ class CoalitionScoring(GlobalModelScoring):
         rounds = [(scores := self.after.get(index, scores)) for index in self._order.rounds]
         curves = {name: torch.stack([self._of(found, name) for found in rounds]) for name in self._named}
         before = {name: self._of(self.before, name) for name in self._named}
-        last, start = self.models.cpu()[0], self.models.cpu()[1]
-        return FitResult(curves, before, start, last, last if self.delivered is None else self.delivered.cpu())
+        scored, start = self.models.cpu()[0], self.models.cpu()[1]
+        last, delivered = (scored if each is None else each.cpu() for each in (self._global, self.delivered))
+        return FitResult(curves, before, start, last, delivered)
 
     def _of(self, scores: list[Scores], name: str) -> Tensor:
         """Return the utility by a performance ``name``, of the scores of one model."""

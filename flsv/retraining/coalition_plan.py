@@ -37,7 +37,7 @@ from flsv.retraining.copied_fits import CopiedFits, Spare
 from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
 from flsv.retraining.proof import difference
 from flsv.retraining.shadow import Prove, ShadowTraining, ends_of, not_as_rows
-from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called
+from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called, trained_again
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
@@ -185,6 +185,7 @@ class CoalitionPlan:
             rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
             alone = not elsewhere and ranks_of(trainer).size == 1 and isinstance(config.sampler, FullParticipation)
             if not alone or (self._spare is None and self._forks is None):
+                self.close()
                 self._spare = None
                 return self.as_rows(config)
             proof = partial(self._prove, trainer, False)
@@ -258,11 +259,8 @@ class CoalitionPlan:
         if isinstance(found, CoalitionFailed):
             return f"{names} has failed ({found})"
 
-        def nudged() -> Tensor | None:
-            ((_, other),) = forks.train([replace(order, nudged=True)])
-            return None if isinstance(other, CoalitionFailed) else other.last
-
-        share = difference(found.last, rows[place].cpu(), found.start, nudged, share_of_way(trainer))
+        again = partial(trained_again, forks, order)
+        share = difference(found.last, rows[place].cpu(), found.start, again, share_of_way(trainer))
         if share is None:
             return None
         return f"{names} comes to a model that lies {100 * share:.2g} % of its way from that of the row"

@@ -44,6 +44,11 @@ def why_not_by_forks(trainer: L.Trainer) -> str | None:
     return why_not_fork()
 
 
+def cores() -> int:
+    """Return the number of processor cores that this process may use: as many coalitions are trained at once."""
+    return len(os.sched_getaffinity(0))
+
+
 class ForkedFits:
     """Fits of coalitions, each by a fork of a fit at its beginning.
 
@@ -89,7 +94,7 @@ class ForkedFits:
         try:
             with ended_by_sigterm(), TemporaryDirectory() as folder, os.fdopen(os.dup(self._told), "rb") as told:
                 with os.fdopen(os.dup(self._ask), "wb") as ask:
-                    pickle.dump((list(orders), folder, len(os.sched_getaffinity(0)), SECONDS + LONGER * spent), ask)
+                    pickle.dump((list(orders), folder, cores(), SECONDS + LONGER * spent), ask)
                 while left:
                     place, found = pickle.load(told)
                     order = left.pop(place)
@@ -146,9 +151,7 @@ class ForkedFits:
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         self._kept = list(trainer.loggers)  # a logger without its threads cannot be ended
-        connector = held._checkpoint_connector
-        connector._restore_modules_and_callbacks = _nothing  # of a run that is resumed
-        connector._ckpt_path = None
+        held._checkpoint_connector._restore_modules_and_callbacks = _nothing  # of a run that is resumed
         data: FederatedDataModule = held.datamodule
         scoring = into_a_coalitions_fit(trainer, data, measures, order, self._folder, lambda: answer(scoring.result()))
         callbacks_of(trainer).insert(0, _Ends(scoring.result))

@@ -13,32 +13,34 @@ from torch import Tensor
 #: Largest distance between two models that must be equal, relative to the distance that they have moved; and as a
 #: multiple of the distance that rounding causes, which a training from weights changed by the relative amount NUDGE
 #: shows.
-TOLERANCE, FACTOR, NUDGE = 1e-3, 3.0, 1e-6
+TOLERANCE, FACTOR, NUDGE = 1e-4, 3.0, 1e-6
 #: Largest part of a start's length that counts as rounding.
 ROUNDING = 1e-6
 
 
 def difference(
-    mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None], allowed: float = 0.0
+    mine: Tensor, real: Tensor, start: Tensor, again: Callable[[bool], Tensor | None], allowed: float = 0.0
 ) -> float | None:
     """Return by how much two models that must be equal differ, as a share of the way that training has moved them;
     None: by no more than rounding.
 
     Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance that
-    the model moves. So where models differ the allowed difference is measured.
+    the model moves. So where models differ the allowed difference is measured, by two more trainings: one from weights
+    that are changed by a millionth, and one that changes nothing and must come to the same model; if it does not,
+    something else than rounding moves it.
 
     Args:
         mine: ``[P]``, a model that is to be checked.
         real: ``[P]``, the model that it must equal.
         start: ``[P]``, the model that both started from.
-        nudged: a function that trains ``mine`` once more from weights that are changed by a millionth, and returns the
-            model ``[P]``; None: that failed.
+        again: a function that trains ``mine`` once more, for ``True`` from weights that are changed by a millionth, and
+            returns the model ``[P]``; None: that failed.
         allowed: the share of the way that the precision allows, see :func:`flsv._lightning.evaluation.share_of_way`.
 
     Example:
         >>> import torch
         >>> start, real = torch.zeros(2), torch.tensor([3.0, 4.0])
-        >>> difference(real + 1e-4, real, start, lambda: None), difference(real + 1, real, start, lambda: None)
+        >>> difference(real + 1e-5, real, start, lambda _: None), difference(real + 1, real, start, lambda _: None)
         (None, 0.282842...)
     """
     mine, real, start = mine.double(), real.double(), start.double()
@@ -46,10 +48,10 @@ def difference(
     apart = (mine - real).norm()
     if not real.isfinite().all():
         return None if mine.isfinite().equal(real.isfinite()) else 1.0
-    share = float(apart / way.clamp(min=1e-12))
-    if share <= max(TOLERANCE, allowed) or apart <= ROUNDING * start.norm():
+    share, enough = float(apart / way.clamp(min=1e-12)), max(TOLERANCE, allowed)
+    if share <= enough or apart <= ROUNDING * start.norm():
         return None
-    other = nudged()
-    if other is not None and float(apart) <= FACTOR * float((mine - other.double()).norm()):
-        return None
-    return share
+    same, nudged = again(False), again(True)
+    if same is None or nudged is None or not (mine - same.double()).norm() <= enough * way:
+        return share
+    return None if float(apart) <= FACTOR * float((mine - nudged.double()).norm()) else share

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,12 @@ def trained_in(folder: Path, by: Sequence[str], seed: int, rounds: int | None) -
     read = {"seed": parse_int, "coalition": read_members, "round": parse_int, **dict.fromkeys(by, parse_float)}
     rows = [row for _, row in read_rows(path, read, skip=1) if (row["seed"], row["round"] + 1) == (seed, rounds)]
     return {row["coalition"]: [row[name] for name in by] for row in rows}
+
+
+def trained_again(fits: CoalitionFits, order: FitOrder, nudged: bool) -> Tensor | None:
+    """Train a coalition once more and return its model ``[P]``, see :func:`flsv.retraining.proof.difference`."""
+    ((_, found),) = fits.train([replace(order, nudged=nudged)])
+    return None if isinstance(found, CoalitionFailed) else found.last
 
 
 class Unproved(CoalitionFailed):
@@ -198,7 +205,7 @@ class WholeFits:
                 continue
             if order is proof:
                 self.everybody = found
-                doubted = self._apart(found, lambda: None) is not None
+                doubted = self._apart(found, lambda _: None) is not None
                 if doubted:
                     continue
             yield order.members, found.curves
@@ -208,19 +215,15 @@ class WholeFits:
     def _order(self, members: Members, rounds: Sequence[int] | None = None) -> FitOrder:
         return FitOrder(members, self._seed, tuple(sorted({*(rounds or self._rounds)})), self._initial)
 
-    def _apart(self, found: FitResult, nudged: Callable[[], Tensor | None]) -> float | None:
-        return difference(found.last, self._model.cpu(), found.start, nudged, self._allowed)
+    def _apart(self, found: FitResult, again: Callable[[bool], Tensor | None]) -> float | None:
+        return difference(found.last, self._model.cpu(), found.start, again, self._allowed)
 
     def _doubt(self, order: FitOrder) -> Curves | Unproved:
         """Return the utilities of the coalition of all clients if rounding explains its distance from the run's model,
         otherwise an error."""
 
-        def nudged() -> Tensor | None:
-            ((_, other),) = self._fits.train([replace(order, nudged=True)])
-            return None if isinstance(other, CoalitionFailed) else other.last
-
         assert self.everybody is not None
-        share = self._apart(self.everybody, nudged)
+        share = self._apart(self.everybody, partial(trained_again, self._fits, order))
         if share is None:
             return self.everybody.curves
         return Unproved(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
+import gc
 import multiprocessing
 import os
 import random
@@ -67,6 +67,7 @@ def quiet_fork() -> int:
     try:
         os.close(read)
         as_a_child(parent)
+        gc.freeze()  # a collection would copy the memory of all objects
         random.setstate(drawn)  # Python seeds it anew in a fork
         null = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
@@ -97,6 +98,8 @@ def as_a_child(parent: int) -> None:
 
 def _own_positions() -> None:
     """Open the regular files again that this fork has open for reading, since it shares their positions otherwise."""
+    import fcntl  # not on all systems
+
     folder = "/proc/self/fd"
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         number = int(name)

@@ -195,6 +195,7 @@ def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(
 
     federation, module = shadow_loop(KeepsModels(coalitions="all")), Plain(network(batch_norm=False))
     monkeypatch.setattr("flsv.retraining.coalition_plan.ShadowTraining", Breaks)
+    monkeypatch.setattr("flsv.retraining.coalition_plan.CoalitionPlan._prove", lambda *_: None)
     start = copy.deepcopy(module)
     fit(federation, tmp_path, module, data(), rounds=2)
     models = federation.metrics["shadow"].models
@@ -315,10 +316,11 @@ class Stops(Plain):
 class Between(Plain):
     """Changes its weights between two rounds."""
 
-    def on_validation_epoch_end(self) -> None:
-        if self.current_epoch == 1:
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.current_epoch == 1 and batch_idx == 0:
             with torch.no_grad():
                 self.net[0].weight.mul_(0.5)
+        return super().validation_step(batch, batch_idx)
 
 
 #: Modules whose rows turn out to be none in the second round.
@@ -350,6 +352,17 @@ def test_rows_that_turn_out_to_be_others_are_given_up(
         trained = fit(federation, tmp_path, module, data(), ROUNDS)
     torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
     assert torch.equal(vector(trained), vector(without))
+
+
+def test_rows_are_proved_by_a_coalition_that_is_trained_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last round, where nothing in between has compared them."""
+    monkeypatch.setattr("flsv.training.rows.coalition_rows.COMPARED", 10**15)
+    module = Later(network(batch_norm=False))
+    expected = values_by_retraining(tmp_path, module, ROUNDS)
+    federation = shadow_loop(ShadowShapley(performance="negative_loss"))
+    with pytest.warns(UserWarning, match="trained after the run.*alone comes to a model that lies"):
+        fit(federation, tmp_path, module, data(), ROUNDS)
+    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
 
 
 class Calls(Plain):

@@ -1,6 +1,7 @@
 """ShadowShapley on ordinary kinds of modules: every coalition against a plain loop that trains it alone, by hand."""
 
 import copy
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,40 @@ def test_what_cannot_be_copied_is_refused_and_what_fails_costs_the_values_only(
         loop, _ = fitted(Kind("fits", callback=Fails), tmp_path, shadow)
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
+
+
+class Unseeded(Manual):
+    """Draws from what no seed sets."""
+
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch) * (1 + os.urandom(1)[0] / 100 if self.training else 1)
+
+
+class Bound(Manual):
+    """A copy of it trains the original."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = [("ce", 1.0, lambda batch: Manual.loss(self, batch))]
+
+    def loss(self, batch: Any) -> Tensor:
+        return sum(weight * loss(batch) for _, weight, loss in self.losses)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("module", "copied", "why"),
+    [
+        (Unseeded, False, "neither its seed nor the state of this process"),
+        (Bound, True, "copies of the Trainer and the module, since it is a test"),
+    ],
+)
+def test_without_the_proof_there_are_no_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, copied: bool, why: str
+) -> None:
+    if copied:
+        by_copies(monkeypatch)
+    with pytest.warns(UserWarning, match=f"no values. The coalition of all clients.*came to another model.*{why}"):
+        loop, trained = fitted(Kind("fits", module), tmp_path, {"shadow": ShadowShapley()})
+    assert loop.contributions["shadow"].isnan().all()
+    if copied:  # whatever a copy has done to it
+        assert torch.equal(vector(trained), vector(fitted(Kind("fits", module), tmp_path, {})[1]))

@@ -1,0 +1,77 @@
+"""Runs ended while forks of their beginning train coalitions. ``python test_kills.py FOLDER [CKPT]`` is a run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from flsv import FederatedLoop, Reporting
+from flsv.metrics import ShadowShapley
+from helpers.coalition_kinds import Manual
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data
+from helpers.fits import trainer_for
+
+TESTS, MARK = Path(__file__).parents[1], "FLSV_TEST_KILLS"
+
+
+class Slow(Manual):
+    """Of one coalition, which never ends where it is not resumed."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        if os.environ.get("FLSV_TEST_HANGS") and loop.state.cohort == [1, 2]:
+            time.sleep(600)
+        super().training_step(batch, batch_idx)
+
+
+def run(folder: Path, path: str | None = None) -> list[float]:
+    loop = FederatedLoop(
+        metrics={"shadow": ShadowShapley(performance="negative_loss")}, seed=SEED, reporting=Reporting(table=False)
+    )
+    saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
+    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
+    trainer.fit(Slow(), data(), ckpt_path=path)
+    return loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
+
+
+def processes() -> list[int]:
+    """Those with the mark of this test, alive."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = f"{MARK}={os.getpid()}".encode() in (path / "environ").read_bytes().split(b"\0")
+            dead = (path / "stat").read_text().split(") ")[1][0] == "Z"
+        except OSError:
+            continue
+        found += [int(path.name)] if marked and not dead else []
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_is_left_and_the_run_goes_on_to_the_bit(tmp_path: Path, number: signal.Signals) -> None:
+    marked = {MARK: str(os.getpid()), "FLSV_TEST_HANGS": "1", "PYTHONPATH": f"{TESTS}:{os.environ['PYTHONPATH']}"}
+    command = [sys.executable, __file__, str(tmp_path / "killed")]
+    process = subprocess.Popen(command, env=os.environ | marked, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    file, end = tmp_path / "killed" / "coalitions.csv", time.monotonic() + 120
+    while not (file.is_file() and len(file.read_text().splitlines()) > 2) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert len(processes()) >= 3  # the run, its beginning, and a coalition
+    process.send_signal(number)
+    process.wait(60)
+    end = time.monotonic() + 10
+    while processes() and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not processes()
+    checkpoint = tmp_path / "killed" / "checkpoints" / "last.ckpt"
+    assert run(tmp_path / "killed", str(checkpoint)) == run(tmp_path / "whole")
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), *sys.argv[2:])
