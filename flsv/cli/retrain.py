@@ -9,8 +9,10 @@ of its clients, and computes Shapley values from the results. If the module allo
 rows of one batched model and train side by side, with three seeds. Up to seven clients, all coalitions are trained and
 the values are exact; with more clients, each client alone, every two, and all but one (with ten to twelve clients also
 all but two). If the module does not allow it, the command says why, trains each client alone, all but one, and all (2 n
-+ 1 trainings for n clients, one after the other), and fits a game to their utilities. --trainings singles (n + 1
-trainings) only ranks the clients, without amounts. Under torchrun the processes share the coalitions among them.
++ 1 trainings for n clients), and fits a game to their utilities. --trainings singles (n + 1 trainings) only ranks the
+clients, without amounts. Each training is a process of its own, --jobs of them at once; under torchrun the processes
+share the coalitions among them. The coalition of all must come to the weights of the run's last checkpoint, or there
+are no values. A training that fails is named, and the others go on.
 
 The values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with the
 coalitions, seeds and rounds that were trained and all settings that were changed. The file also has the shares by
@@ -95,7 +97,7 @@ def retrain(
             accelerator.
         threads: the number of threads of each of them; None: so many that all cores are used, for a process that has
             not used PyTorch's threads itself.
-        say: called with lines of text: how many coalitions are trained, and why one after the other, if they are.
+        say: called with lines of text: how many coalitions are trained, and why each by a fit of its own, if they are.
 
     Returns:
         A table with one row per client, and the file that it was written to. ``by`` is the performance that models were
@@ -107,7 +109,8 @@ def retrain(
 
     Raises:
         ConfigurationError: the folder holds no configuration; the data are not those of the run; the federation has
-            entries of the model that stay at the clients; or the folder holds trainings with other settings or data.
+            entries of the model that stay at the clients; the folder holds trainings with other settings or data; the
+            coalition of all comes to other weights than the run; or a training failed.
     """
     _check_performance(metric, mode)
     ranks = ranks_of_environment()

@@ -227,11 +227,11 @@ class FitsInProcesses:
         mine, start, run = fit.model
         piece = Piece(seed, [self._everybody], models=[self._everybody])
 
-        def nudged() -> Tensor | None:
-            ((_, other),) = self._run({None: replace(piece, nudged=True)})
+        def again(nudged: bool) -> Tensor | None:
+            ((_, other),) = self._run({None: replace(piece, nudged=nudged)})
             return other.model[0] if isinstance(other, Fit) and other.model is not None else None
 
-        share = difference(mine, run, start, nudged)
+        share = difference(mine, run, start, again)
         if share is not None:
             raise ConfigurationError(
                 "there are no values: the coalition of all clients, trained again from the run's configuration, came "
