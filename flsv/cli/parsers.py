@@ -93,6 +93,8 @@ def retrain_parser() -> ArgumentParser:
         default="drawn",
         help="with a sampler: each coalition draws its own cohorts as the run does (default), or all its members train",
     )
+    jobs = "fits that run at once, each in a process of its own; default: as many as cores, on an accelerator 1"
+    parser.add_argument("--jobs", type=from_1, help=jobs)
     return parser
 
 

@@ -9,9 +9,11 @@ of its clients, and computes Shapley values from the results. If the module allo
 rows of one batched model and train side by side, with three seeds. Up to seven clients, all coalitions are trained and
 the values are exact; with more clients, each client alone, every two, and all but one (with ten to twelve clients also
 all but two; with more, coalitions of all sizes and their complements in place of every two). If the module does not
-allow it, the command says why, trains each client alone, all but one, and all (2 n + 1 trainings for n clients, one
-after the other), and fits a game to their utilities. --trainings singles (n + 1 trainings) only ranks the clients,
-without amounts. Under torchrun the processes share the coalitions among them.
+allow it, the command says why, trains each client alone, all but one, and all (2 n + 1 trainings for n clients), and
+fits a game to their utilities. --trainings singles (n + 1 trainings) only ranks the clients, without amounts. Each
+training is a process of its own, --jobs of them at once; under torchrun the processes share the coalitions among them.
+The coalition of all must come to the weights of the run's last checkpoint, or there are no values. A training that
+fails is named, and the others go on.
 
 If the run draws some of its clients for each round, each coalition draws its own cohorts among its members, as many as
 the run draws, so that run and retraining play one game; by --participation all, all members train in every round.
@@ -26,52 +28,44 @@ the run's are refused. Finished trainings are kept: start a stopped command agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from flsv._lightning.evaluation import all_on_device
-from flsv._lightning.patches import callbacks_of
-from flsv.cli.command import display_path, done_waiting, printer, waiting
-from flsv.cli.parser import FederatedCLI, find_loop
+from flsv.cli.command import Terminated, display_path, done_waiting, printer, waiting
 from flsv.cli.parsers import retrain_parser
-from flsv.cli.saved_run import changed_settings, check_data, judges_of, performance_by, saved_run
+from flsv.cli.retrained_run import Facts, Question, in_a_process, told_run, train
 from flsv.engines.ranks import ranks_of_environment
-from flsv.functional.shapley.few_coalitions import Which, default_design, few_coalitions
+from flsv.functional.shapley.few_coalitions import Which, default_design
 from flsv.functional.shapley.one_seed import BRACKETS
-from flsv.games.copy_module import copy_module
-from flsv.games.performance import (
-    CLASSIFICATION,
-    Judges,
-    ModelScore,
-    judged_by,
-    performance_of,
-    scores_positive,
-    title_of,
-)
+from flsv.games.performance import Judges
 from flsv.report.basis import ALL_TAKE_PART, RANKING_ONLY, SHARE_BY, retrained_from
 from flsv.report.facts import retrained_caveats
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
-from flsv.results.text import joined, percent, with_intervals
-from flsv.retraining.coalition_rounds import samplers_among
-from flsv.retraining.retrained_utility import TrainedGame
-from flsv.retraining.train_coalitions import SEEDS, Here, train_seeds, values_of
+from flsv.results.text import percent, with_intervals
+from flsv.retraining.fits_in_processes import FitsInProcesses, Piece
+from flsv.retraining.train_coalitions import SEEDS, Retrained, train_seeds, values_of
 from flsv.retraining.utility_store import LAST, UtilityStore
-from flsv.retraining.whole_fits import Participation, called, coalition_loop, sampler_of, trained_in
-from flsv.sampling import ClientSampler, FullParticipation
-from flsv.training.rows.row_checks import of_the_run
-from flsv.utilities.csv_files import NAN, save_table
+from flsv.retraining.whole_fits import Participation, trained_in
+from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.forks import cores
+from flsv.utilities.supervisor import Task
+
+#: A training is given up after so many times the run's seconds, and so many seconds more.
+LONGER, LEAST_S = 20, 3600.0
 
 
 @checked
@@ -86,6 +80,8 @@ def retrain(
     seeds: Count | None = None,
     participation: Participation = "drawn",
     overrides: Sequence[str] = (),
+    jobs: Count | None = None,
+    threads: Count | None = 1,
     say: Callable[[str], None] = lambda text: None,
     wait: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
@@ -107,7 +103,11 @@ def retrain(
         participation: with a sampler, whether each coalition draws its own cohorts among its members, as many clients
             as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
         overrides: arguments of ``flsv fit`` that override the run's configuration.
-        say: called with lines of text: how many coalitions are trained, and why one after the other, if they are.
+        jobs: the number of processes that train at once; None: as many as there are cores, or one that uses an
+            accelerator.
+        threads: the number of threads of each of them; None: so many that all cores are used, for a process that has
+            not used PyTorch's threads itself.
+        say: called with lines of text: how many coalitions are trained, and why each by a fit of its own, if they are.
         wait: called with a text that says what is being done, before each step that takes long.
 
     Returns:
@@ -120,94 +120,85 @@ def retrain(
 
     Raises:
         ConfigurationError: the folder holds no configuration; the data are not those of the run; the federation has
-            entries of the model that stay at the clients; or the folder holds trainings with other settings or data.
+            entries of the model that stay at the clients; the folder holds trainings with other settings or data; the
+            coalition of all comes to other weights than the run; or a training failed.
     """
     _check_performance(metric, mode)
     ranks = ranks_of_environment()
-    arguments = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
+    changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
 
     def told(text: str) -> None:
         say(text)
         wait("flsv retrain: training coalitions")
 
-    with saved_run(run, arguments) as (make, first):
-        cli = make(first)
-        metric, mode, judges = _performance_of(find_loop(cli.trainer), metric, mode, judges)
-        asked, names, file = _scores(metric, mode, judges)
-        identity, clients = cli.identity(), cli.datamodule.client_names
-        loop = find_loop(cli.trainer)
-        sampler, draws = sampler_of(loop, participation), not isinstance(loop.config.sampler, FullParticipation)
-        another_game = draws and participation == "all"
-        samplers_among(sampler, few_coalitions(len(clients), which))  # refused before training
-        check_data(run, read_record(run / RECORD), identity, clients)
-        settings = {**identity.flat(), "metric": joined(names), "mode": mode}
-        settings |= {"participation": participation} if draws else {}
-        store = UtilityStore(run / f"retrained_{file}.csv", names, settings, ranks=ranks)
-        by = called(asked) if isinstance(asked, ModelScore) else metric
+    question = Question(metric, mode, judges, participation)
+    with told_run(run, changes, question, which) as (arguments, first, facts):
+        for text in facts.warned:
+            warnings.warn(text, stacklevel=2)
+        for text in facts.said:
+            say(text)
+        question, folder = facts.question, Path(arguments[1]).parent
+        store = UtilityStore(run / question.file, question.names, facts.settings, ranks=ranks)
+        if (
+            not changes and not facts.another_game
+        ):  # ShadowShapley's coalitions at the end of the run are trained in exactly the same way
+            _learn(store, run, facts, range(first, first + (seeds or SEEDS)))
+        jobs = jobs or (cores() if facts.on_cpu else 1)
+        threads = threads or max(1, cores() // jobs)
 
-        def game(seed: int) -> TrainedGame:
-            # ShadowShapley's coalitions at the end of the run are trained in exactly the same way.
-            own = make(seed)
-            return TrainedGame(
-                lambda cohort: (_trainer(make(seed), cohort, seed), copy_module(own.model)),
-                own.datamodule,
-                asked,
-                sampler=sampler,
-            )
+        def task(piece: Piece) -> Task:
+            checkpoint = facts.checkpoint if piece.seed == first else None
+            return in_a_process(folder, train, arguments, question, piece, checkpoint, threads)
 
-        ended = [by] if len(names) == 1 else names
-        for seed in range(first, first + (seeds or SEEDS)) if not arguments and not another_game else ():
-            for members, values in trained_in(run, ended, seed, cli.trainer.max_epochs).items():
-                if store.missing(seed, [members]):
-                    store.add(seed, members, {LAST: [[value] for value in values]})
+        limit_s = None if changes else _limit_s(read_record(run / RECORD))
+        proved_by = None if facts.checkpoint is None else first
+        trainings = FitsInProcesses(task, len(facts.clients), jobs, limit_s, proved_by)
         wait("flsv retrain: training coalitions")
-        found = train_seeds(Here(game), cli.datamodule.num_samples.tolist(), which, first, seeds, store, ranks, told)
-        majority = _majority(cli, by)
-        if isinstance(asked, ModelScore) and scores_positive(asked):
-            by = title_of(asked, cli.datamodule.positive_class)
-    changed = changed_settings(run, identity) if overrides else []
-    changed += [ALL_TAKE_PART] if another_game else []
-    trained = [str(seed) for seed in found.seeds]
-    facts = {
-        "majority": majority,
-        "seeds": " ".join(trained),
-        "rounds": cli.trainer.max_epochs,
-        "trainings": _design(found.which, len(found.masks) == 2 ** len(clients), len(clients)),
-        "changed": "; ".join(changed),
-    }
-    by_score = dict(zip(names, found.utilities.unbind(-1)))
-    columns = _shared_out(found.masks, by_score, str(metric), trained, found.which in RANKING_ONLY)
-    rows = DataFrame({"client": range(len(clients)), "client_name": clients, "by": by, **columns, **facts})
+        found = train_seeds(trainings, facts.num_samples, which, first, seeds, store, ranks, told)
+    rows = _table(found, facts, bool(overrides))
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
+
+
+def _learn(store: UtilityStore, run: Path, facts: Facts, seeds: Iterable[int]) -> None:
+    """Add the utilities of coalitions that were trained at the end of the run to the store."""
+    by = [facts.by] if len(facts.question.names) == 1 else facts.question.names
+    for seed in seeds:
+        for members, values in trained_in(run, by, seed, facts.rounds).items():
+            if store.missing(seed, [members]):
+                store.add(seed, members, {LAST: [[value] for value in values]})
+
+
+def _limit_s(record: Mapping[str, Any]) -> float | None:
+    """Return the seconds after which a training is given up: many times those of the run; None: they are unknown."""
+    if not record.get("ended"):
+        return None
+    started, ended = (datetime.fromisoformat(record[name]) for name in ("started", "ended"))
+    return LEAST_S + LONGER * (ended - started).total_seconds()
+
+
+def _table(found: Retrained, facts: Facts, changed: bool) -> DataFrame:
+    """Compute the table of the clients' values."""
+    n, seeds = len(facts.clients), [str(seed) for seed in found.seeds]
+    columns = {
+        "client": range(n),
+        "client_name": facts.clients,
+        "by": facts.title,
+        **_shared_out(found, dict(zip(facts.question.names, found.utilities.unbind(-1))), str(facts.question.metric)),
+        "majority": facts.majority,
+        "seeds": " ".join(seeds),
+        "rounds": facts.rounds,
+        "trainings": _design(found.which, len(found.masks) == 2**n, n),
+        "changed": "; ".join([*(facts.changed if changed else ()), *([ALL_TAKE_PART] if facts.another_game else ())]),
+    }
+    return DataFrame(columns)
 
 
 def _design(which: Which, everything: bool, num_clients: int) -> str:
     if everything:
         return "all"
     return default_design(num_clients) if which == "auto" else which
-
-
-def _scores(metric: str, mode: Any, judges: Judges) -> tuple[ModelScore | Sequence[str], Sequence[str], str]:
-    """Return the performance to train for, the names of all scores that its trainings give, and the file's name
-    part."""
-    if judges == "clients":
-        measure = judged_by(judges, performance_of("flsv retrain", metric, mode, "metric"))
-        return measure, (metric,), f"clients_{metric.replace('/', '-')}"
-    if metric in CLASSIFICATION:
-        return CLASSIFICATION, CLASSIFICATION, "scores"
-    other: Any = performance_of("flsv retrain", metric, mode, "metric")
-    return other, (metric,), metric.replace("/", "-")
-
-
-def _performance_of(
-    loop: Any, metric: str | None, mode: str | None, judges: Judges | None
-) -> tuple[str, str | None, Judges]:
-    """Return the performance, its mode and the judges: the given ones, or those of the run's metrics in their place."""
-    if metric is None:
-        metric, mode = performance_by(loop)
-    return metric, mode, judges or judges_of(loop)
 
 
 def _check_performance(metric: str | None, mode: str | None) -> None:
@@ -217,44 +208,22 @@ def _check_performance(metric: str | None, mode: str | None) -> None:
         raise ConfigurationError(f"metric={metric!r} has a number per class: use balanced_accuracy, their mean.")
 
 
-def _shared_out(
-    masks: Tensor, by_score: Mapping[str, Tensor], metric: str, seeds: Sequence[str], rank_only: bool
-) -> dict[str, list[float]]:
+def _shared_out(found: Retrained, by_score: Mapping[str, Tensor], metric: str) -> dict[str, list[float]]:
     """Compute the clients' values, intervals and shares, ``{column: [n]}``, from the utilities of the coalitions.
 
     Args:
-        masks: bool ``[K, n]``, the K coalitions of n clients.
+        found: the trained coalitions.
         by_score: ``{score: utilities [seeds, K]}``.
         metric: the score whose values are returned; shares are returned for all scores.
-        seeds: the seeds of the trainings, as text.
-        rank_only: whether the coalitions only rank the clients, so that no shares are computed.
     """
-    utilities = by_score[metric]
-    columns = values_of(masks, utilities, rank_only)
+    rank_only, utilities = found.which in RANKING_ONLY, by_score[metric]
+    columns = values_of(found.masks, utilities, rank_only)
     if rank_only:
         return columns
     others = {f"{SHARE_BY} by {name}": of for name, of in by_score.items() if len(by_score) > 1 and of.isfinite().all()}
-    for place, seed in enumerate(seeds) if len(seeds) > 1 else ():
+    for place, seed in enumerate(found.seeds) if len(found.seeds) > 1 else ():
         others[f"{SHARE_BY} without seed {seed}"] = torch.cat([utilities[:place], utilities[place + 1 :]])
-    return columns | {name: values_of(masks, of, rank_only)["share"] for name, of in others.items()}
-
-
-def _trainer(cli: FederatedCLI, cohort: ClientSampler, seed: int) -> L.Trainer:
-    """Return the configuration's trainer, with a loop in which the clients take part that ``cohort`` draws."""
-    loop = find_loop(cli.trainer)
-    others = [c for c in callbacks_of(cli.trainer) if c is not loop and not of_the_run(c)]
-    # mypy: set by Lightning's connectors
-    cli.trainer.callbacks = [*others, coalition_loop(loop, cohort, seed)]  # type: ignore[attr-defined]
-    return cli.trainer
-
-
-def _majority(cli: FederatedCLI, metric: str) -> float:
-    """Return the fraction of the validation set's most frequent class if models are judged by accuracy; else NaN."""
-    if metric != "accuracy":
-        return NAN
-    cli.trainer.strategy.connect(cli.model)  # the module's hooks may turn the loaders' batches into pairs (x, y)
-    labels = torch.cat([y for _, y in all_on_device(cli.trainer, cli.datamodule.val_dataloader())])
-    return float(labels.bincount().max()) / len(labels)
+    return columns | {name: values_of(found.masks, of, rank_only)["share"] for name, of in others.items()}
 
 
 def _show(rows: DataFrame, planned: int | None) -> None:
@@ -269,13 +238,24 @@ def _show(rows: DataFrame, planned: int | None) -> None:
         print(text)
 
 
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """Raise :class:`Terminated` in place of the SystemExit by which the supervisor of processes ends at SIGTERM."""
+    try:
+        yield
+    except SystemExit as stopped:
+        if stopped.code != 128 + signal.SIGTERM:
+            raise
+        raise Terminated from None
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``; print less if ``quiet``."""
     options, rest = retrain_parser().parse_known_args(list(args))
     waiting("flsv retrain: reading the run and its data", quiet or ranks_of_environment().rank > 0)
     say = printer(quiet or ranks_of_environment().rank > 0)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()
-    with FolderLock(options.run) if alone else nullcontext():
+    with FolderLock(options.run) if alone else nullcontext(), _terminated():
         rows, path = retrain(
             options.run,
             options.trainings,
@@ -286,6 +266,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             seeds=options.seeds,
             participation=options.participation,
             overrides=rest,
+            jobs=options.jobs,
+            threads=None,
             say=say,
             wait=partial(waiting, quiet=quiet or ranks_of_environment().rank > 0),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,10 @@ QUIET = (
 
 
 @contextmanager
-def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callable[[int], FederatedCLI], int]]:
-    """Yield a function that makes a run's trainer, module and data anew with a given seed, and the run's own seed.
+def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[str], int]]:
+    """Yield arguments from which :func:`make_run` makes a run's trainer, module and data anew, and the run's own seed.
+
+    The second of the arguments is a file in a temporary folder, which exists within this context.
 
     Args:
         run: the run's folder.
@@ -46,12 +48,12 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callab
     config = yaml.safe_load(find_config_of(run).read_text())
     first = int(config.get("seed_everything") or 0)
     with dealt_once(config, first) as file:
-        given = [*file, *arguments, *QUIET, f"--trainer.default_root_dir={Path(file[1]).parent}"]
+        yield [*file, *arguments, *QUIET, f"--trainer.default_root_dir={Path(file[1]).parent}"], first
 
-        def make(seed: int) -> FederatedCLI:
-            return make_cli([*given, f"--seed_everything={seed}"], run=False, quiet=True)
 
-        yield make, first
+def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
+    """Make the trainer, module and data of the arguments that :func:`saved_run` yields, with this seed."""
+    return make_cli([*arguments, f"--seed_everything={seed}"], run=False, quiet=True)
 
 
 @contextmanager

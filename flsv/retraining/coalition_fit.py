@@ -46,14 +46,14 @@ class FitOrder:
         members: the coalition's clients.
         seed: the seed of every random choice.
         rounds: the indices of the rounds after which the model is measured, ascending; the fit ends with the last.
-        initial: the module's ``state_dict`` before the first round.
+        initial: the module's ``state_dict`` before the first round; None: its own weights.
         nudged: whether the fit starts from weights that are changed by a millionth, to measure how rounding grows.
     """
 
     members: Members
     seed: int
     rounds: tuple[int, ...]
-    initial: Mapping[str, Any]
+    initial: Mapping[str, Any] | None = None
     nudged: bool = False
 
 
@@ -123,7 +123,8 @@ class CoalitionScoring(GlobalModelScoring):
         # A classifier's outputs are scored once for all performances.
         self._scored = {name: each if isinstance(each, ModelScore) else None for name, each in measures.items()}
         self._once = list(dict.fromkeys(self._scored.values()))
-        super().__init__(data, [each or "accuracy" for each in self._once], dict(order.initial), order.rounds)
+        initial = None if order.initial is None else dict(order.initial)
+        super().__init__(data, [each or "accuracy" for each in self._once], initial, order.rounds)
         self._order = order
         self.delivered: Tensor | None = None
         self._global: Tensor | None = None
@@ -206,7 +207,8 @@ def into_a_coalitions_fit(
 
     strategy: Any = trainer.strategy
     strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = delivered, _nothing, _nothing
-    held._callback_connector._attach_model_logging_functions()
+    if held.lightning_module is not None:  # else the fit, which has not begun, does it
+        held._callback_connector._attach_model_logging_functions()
     return scoring
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,13 +18,15 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.report.shares import RANKING_ONLY
 from flsv.retraining.coalition_rounds import find_loop, samplers_among
+from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, work_on
 from flsv.retraining.retrained_utility import TrainedGame
-from flsv.retraining.train_coalitions import Here, train_seeds, values_of
+from flsv.retraining.train_coalitions import Here, Trainings, train_seeds, values_of
 from flsv.retraining.utility_store import UtilityStore
 from flsv.retraining.whole_fits import Participation, Spare, coalition_loop, sampler_of
 from flsv.sampling import ClientSampler
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.forks import cores, why_not_fork
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
 
 
@@ -38,11 +42,15 @@ def retrain(
     seeds: Count = 3,
     judges: Judges = "server",
     participation: Participation = "drawn",
+    jobs: Count | None = None,
 ) -> DataFrame:
     """Compute clients' values by training the federation again for each of several coalitions of clients.
 
     Give a trainer, a module and data as for a fit that has not begun; none of them is changed. Coalitions are trained
-    side by side if the module allows it, otherwise one after the other, each by a copy of the trainer.
+    side by side if the module allows it, otherwise each by a fit of its own. All this takes place in forks of this
+    process, which hold what the module, callbacks and data refer to. Where the process cannot be forked (not on Linux;
+    CUDA is in use, as in a notebook that has trained; other threads run), copies of trainer and module are trained, and
+    a line says so.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -59,6 +67,7 @@ def retrain(
             as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
+        jobs: the number of forks that train at once; None: the number of cores.
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),
@@ -98,9 +107,19 @@ def retrain(
             "weights."
         )
 
+    def fresh() -> L.LightningModule:
+        return module() if given is None else given  # type: ignore[operator]  # else it is a factory
+
+    def task(piece: Piece) -> Callable[[], Any]:
+        def work() -> Any:
+            with _seeded(piece.seed), TemporaryDirectory() as folder:
+                return work_on(piece, trainer, fresh(), data, measure, folder, None, participation)
+
+        return work
+
     def game(seed: int) -> TrainedGame:
         """Make the game of a seed, in which each coalition is trained by copies of the trainer and the module."""
-        spare = Spare(trainer, module() if given is None else given)  # type: ignore[operator]  # else it is a factory
+        spare = Spare(trainer, fresh())
 
         def make(cohort: ClientSampler) -> tuple[L.Trainer, L.LightningModule]:
             mine, copied = spare.made()
@@ -110,9 +129,14 @@ def retrain(
 
         return TrainedGame(make, data, measure, sampler=sampler)
 
-    store = UtilityStore(None, ["utility"])
+    trainings: Trainings
+    if why := why_not_fork():
+        _say(f"coalitions are trained by copies of the trainer and the module: {why}")
+        trainings = Here(game, _seeded)
+    else:
+        trainings = FitsInProcesses(task, data.num_clients, jobs or cores())
     samples = data.num_samples.tolist()
-    found = train_seeds(Here(game, _seeded), samples, which, first, seeds, store, say=_say)
+    found = train_seeds(trainings, samples, which, first, seeds, UtilityStore(None, ["utility"]), say=_say)
     columns = values_of(found.masks, found.utilities[:, :, 0], found.which in RANKING_ONLY)
     names: Sequence[str] = data.client_names
     return DataFrame({"client": range(len(names)), "client_name": names, **columns})

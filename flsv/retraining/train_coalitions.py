@@ -7,7 +7,7 @@ take place, see :class:`Trainings`. The utilities of coalitions whose training h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,13 +20,13 @@ from flsv.core import ALONE, Ranks
 from flsv.core.ranks import balance_load
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.games.members import Members, members_of
-from flsv.results.text import shares_in
+from flsv.results.text import joined, shares_in
 from flsv.retraining.retrained_utility import TrainedGame
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.retraining.utility_store import LAST, UtilityStore
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.digest import digest
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.supervisor import ChildFailed
 
 #: Default number of seeds if the coalitions are trained side by side.
@@ -265,11 +265,23 @@ def _train_fits(
     if missing:
         store.sort()
     if failed:
-        raise ConfigurationError(
-            f"{len(failed)} of {len(wanted)} trainings failed: "
-            + "; ".join(f"clients {list(members)}: {why}" for members, why in failed.items())
-            + ". The others are kept: start the same again to train these only."
-        )
+        raise failed_fits(failed)
+
+
+def failed_fits(failed: Mapping[Members, ChildFailed]) -> ConfigurationError:
+    """Return the error that names coalitions whose fits have failed, and why."""
+    reasons: dict[str, list[Members]] = {}
+    for members, why in failed.items():
+        reasons.setdefault(f"{why}".rstrip("."), []).append(members)
+    told = [f"{listed(of, show=_clients)}: {why}" for why, of in reasons.items()]
+    return ConfigurationError(
+        f"{len(failed)} coalition{'s' * (len(failed) > 1)} failed to train, {'; '.join(told)}. The others are kept: "
+        "start the same again to go on."
+    )
+
+
+def _clients(members: Members) -> str:
+    return f"client{'s' * (len(members) > 1)} {joined(map(str, members))}"
 
 
 def _on_ranks(

@@ -42,6 +42,12 @@ def why_not_fork() -> str | None:
     return None
 
 
+def cores() -> int:
+    """Return the number of processor cores that this process may use; under ``torchrun`` its part of them."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
 def quiet_fork() -> int:
     """Fork this process, like ``os.fork``; the child writes no output, ends with this process and is alone in a process
     group.

@@ -13,6 +13,7 @@ import pickle
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -74,9 +75,10 @@ def supervise(
     """
     waiting, running, done = iter(tasks), list[_Child](), 0
     owner, more = os.getpid(), True
-    with ended_by_sigterm():
+    with ended_by_sigterm() as check:
         try:
             while more or running:
+                check()
                 while more and len(running) < jobs:
                     item = next(waiting, None)
                     more = item is not None
@@ -120,21 +122,36 @@ def fail(reason: str) -> NoReturn:
 
 
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run."""
+def ended_by_sigterm() -> Iterator[Callable[[], None]]:
+    """Raise SystemExit at SIGTERM within this context, so that ``finally`` blocks are run.
+
+    Yield a function that raises the exception of a SIGTERM or a Ctrl-C if it was lost: Python drops what is raised
+    within the functions that it calls at a fork."""
+    stopped: list[BaseException] = []
 
     def stop(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
+        stopped.append(SystemExit(128 + number) if number == signal.SIGTERM else KeyboardInterrupt())
+        raise stopped[-1]
+
+    def check() -> None:
+        if stopped:
+            raise stopped[-1]
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield check
         return
-    owner, before = os.getpid(), signal.signal(signal.SIGTERM, stop)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        numbers.append(signal.SIGINT)
+    owner, before, usual = os.getpid(), {number: signal.signal(number, stop) for number in numbers}, sys.unraisablehook
+    sys.unraisablehook = lambda lost: None if lost.exc_value in stopped else usual(lost)
     try:
-        yield
+        yield check
     finally:
+        sys.unraisablehook = usual
         if os.getpid() == owner:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class _Child:

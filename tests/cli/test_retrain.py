@@ -1,5 +1,8 @@
 """``flsv retrain``: a run's coalitions, trained after the fact."""
 
+import os
+import shutil
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +17,7 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.cli import main
 from flsv.cli.retrain import retrain
+from flsv.cli.retrained_run import in_a_process
 from flsv.cli.saved_run import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.functional import exact_shapley
@@ -26,7 +30,8 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
-from flsv.retraining.retrained_utility import RetrainedUtility, TrainedGame
+from flsv.retraining.fits_in_processes import Piece
+from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 from helpers.pages import text_of
@@ -110,22 +115,28 @@ def test_a_schedule_that_looks_at_validation_and_what_the_run_has_trained_itself
     values = [float(row["value"]) for row in rows(run / "contributions.csv") if row["metric"] == "shadow"]
     kept = (run / "coalitions.csv").read_text().splitlines(keepends=True)
     (run / "coalitions.csv").write_text("".join(kept[:-3]))  # killed in the last coalition
-    trained, train = list[Any](), TrainedGame._train
-
-    def counted(utility: TrainedGame, members: Any) -> None:
-        trained.append(members)
-        train(utility, members)
-
-    monkeypatch.setattr(TrainedGame, "_train", counted)
+    trained = fits_of(monkeypatch)
     found, _ = retrain(run, "all", seeds=1)
     assert found["value"].tolist() == pytest.approx(values[-3:], abs=1e-6)
     assert len(values) == 6
-    assert len(trained) < 4
+    assert len(trained) < 5
     trained.clear()
     (run / "coalitions.csv").unlink()
     (run / "retrained_scores.csv").unlink()
     assert retrain(run, "all", seeds=1)[0]["value"].tolist() == pytest.approx(values[-3:], abs=1e-6)
     assert len(trained) == 7
+
+
+def fits_of(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
+    """The coalitions whose fits are begun from here on."""
+    begun, begin = set[tuple[int, ...]](), in_a_process
+
+    def counted(folder: Path, function: Any, *arguments: Any) -> Any:
+        begun.update(*(each.coalitions for each in arguments if isinstance(each, Piece) and not each.rows))
+        return begin(folder, function, *arguments)
+
+    monkeypatch.setattr("flsv.cli.retrain.in_a_process", counted)
+    return begun
 
 
 def test_it_inherits_the_runs_performance() -> None:
@@ -284,3 +295,55 @@ def test_what_the_partners_judged_is_retrained_so_and_paid_by_with_their_consent
     assert "each model was judged by clients' balanced_accuracy, on samples that the partners hold out" in text
     with pytest.raises(ConfigurationError, match="no validation|empty|validation set"):
         retrain(run, seeds=1, judges="server")
+
+
+def test_the_coalition_of_all_must_have_the_runs_own_weights(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = tmp_path / "run"
+    shutil.copytree(run, changed)
+    path = changed / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=False)
+    name, weight = next(iter(checkpoint["state_dict"].items()))
+    checkpoint["state_dict"][name] = weight + 0.01
+    torch.save(checkpoint, path)
+    assert main(["retrain", str(changed), "--seeds", "1"]) == 2
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "there are no values: the coalition of all clients, trained again from the run's configuration" in said
+    assert not list(changed.glob("retrained*"))
+    # Other settings are not compared; without the checkpoint, that is said.
+    assert main(["retrain", str(changed), "--seeds", "1", "--rounds", "1"]) == 0
+    shutil.rmtree(changed / "checkpoints")
+    (changed / "retrained_scores.csv").unlink()
+    capsys.readouterr()
+    assert main(["retrain", str(changed), "--seeds", "1"]) == 0
+    assert "not compared with the run's own weights" in printed(capsys)
+
+
+@pytest.mark.slow
+def test_a_coalition_that_fails_is_named_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Forks and fresh processes train the same."""
+    model, trainer = {"class_path": "helpers.coalition_kinds.DigitsFails"}, {"max_epochs": 2, "accelerator": "cpu"}
+    federation = {"reporting": {"table": False, "figures": 0}}
+    options = {"model": model, "federation": federation, "trainer": trainer, "seed_everything": 3}
+    run = fitted(tmp_path, written(tmp_path / "federation.yaml", **options))
+    monkeypatch.setenv("FAILS", "1 2")
+    trained = fits_of(monkeypatch)
+    assert main(["retrain", str(run), "--trainings", "all", "--seeds", "1"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 coalition failed to train, clients 1 and 2: ZeroDivisionError: nobody there" in said
+    assert len(trained) == 7
+    assert len((run / "retrained_scores.csv").read_text().splitlines()) == 2 + 7
+    monkeypatch.delenv("FAILS")
+    trained.clear()
+    found, _ = retrain(run, "all", seeds=1)
+    assert {(0, 1, 2), (1, 2)} <= trained <= {(0, 1, 2), (1, 2)}  # the proof, and what was missing
+    kept = (run / "retrained_scores.csv").read_bytes()
+    (run / "retrained_scores.csv").unlink()
+    monkeypatch.setattr("flsv.cli.retrained_run.why_not_fork", lambda: "it is another test")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    again, _ = retrain(run, "all", seeds=1, jobs=1)
+    assert again["value"].tolist() == found["value"].tolist()
+    assert (run / "retrained_scores.csv").read_bytes() == kept

@@ -1,5 +1,7 @@
 """Ordinary kinds of LightningModules, Trainers and callbacks, and beside each the training of a client by hand."""
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -175,6 +177,22 @@ class DigitsPlateau(Plateau):
 
     def __init__(self) -> None:
         super().__init__(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+
+
+class DigitsFails(DigitsPlateau):
+    """Where the environment names the coalition; it counts its steps in the class, which changes them."""
+
+    steps = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loop: Any = next(each for each in self.trainer.callbacks if hasattr(each, "sampler"))  # type: ignore[attr-defined]
+        cohort = " ".join(map(str, loop.state.cohort))
+        if cohort == os.environ.get("FAILS"):
+            raise ZeroDivisionError("nobody there")
+        if wait := os.environ.get("WAITS"):
+            time.sleep(float(wait))
+        DigitsFails.steps += "COUNTS" in os.environ
+        return super().training_step(batch, batch_idx) * (1 + DigitsFails.steps / 100)
 
 
 class Clamps(L.Callback):

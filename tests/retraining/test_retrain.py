@@ -37,22 +37,25 @@ def test_one_seed_is_what_plain_loops_come_to(tmp_path: Path, name: str) -> None
     torch.testing.assert_close(torch.tensor(rows["value"]), expected, rtol=0, atol=1e-5)
 
 
-def test_seeds_have_weights_of_their_own_where_the_module_is_made(tmp_path: Path) -> None:
-    made: list[torch.Tensor] = []
-
+@pytest.mark.parametrize("copies", [False, True])
+def test_seeds_have_weights_of_their_own_where_the_module_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: bool
+) -> None:
     def module() -> Any:
         weight = torch.randn(8, 6)
         found = Manual()  # which sets a seed of its own
         found.net[0].weight.data = weight
-        made.append(vector(found))
+        (tmp_path / f"{weight[0, 0]:.6f}").touch()
         return found
 
     def rows(module: Any) -> Any:
         trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1)
         return flsv.retrain(trainer, module, data(), "singles", seeds=2, **LOSS)
 
+    if copies:
+        monkeypatch.setattr("flsv.retraining.retrain.why_not_fork", lambda: "it is another test")
     found = rows(module)
-    assert not torch.equal(*made)
+    assert len(list(tmp_path.iterdir())) == 2
     assert (found["low"] < found["value"]).all()
     assert found["share"].isna().all()  # each alone only ranks
 

@@ -198,3 +198,18 @@ def test_a_quiet_fork_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_a_fork_ends_the_supervisor(number: int) -> None:
+    """Python drops exceptions of the functions that it calls at a fork, in which a signal often arrives."""
+    script = f"""
+import os, signal, time
+from flsv.utilities.supervisor import supervise
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal({int(number)}))
+list(supervise([(name, lambda: time.sleep(60)) for name in range(2)], jobs=2))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == (128 + signal.SIGTERM if number == signal.SIGTERM else -signal.SIGINT)
+    assert "Exception ignored" not in ended.stderr

@@ -1,0 +1,266 @@
+"""The work of ``flsv retrain`` on a run's federation, each piece in a process of its own.
+
+The command's own process runs no code of the user's. So its forks are as good as fresh processes, and may use CUDA.
+Where it cannot be forked, a piece is a fresh process, ``python -m flsv.cli.retrained_run FILE``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import torch
+
+from flsv._lightning.evaluation import all_on_device
+from flsv.cli.parser import FederatedCLI, find_loop
+from flsv.cli.saved_run import changed_settings, check_data, judges_of, make_run, performance_by, saved_run
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions
+from flsv.games.coalition_utility import Measure
+from flsv.games.performance import (
+    CLASSIFICATION,
+    Judges,
+    ModelScore,
+    judged_by,
+    performance_of,
+    scores_positive,
+    title_of,
+    warn_of_rarity,
+)
+from flsv.results.files import RECORD
+from flsv.results.record import read_record
+from flsv.results.text import joined
+from flsv.retraining.coalition_rounds import samplers_among
+from flsv.retraining.fits_in_processes import Piece, work_on
+from flsv.retraining.whole_fits import Participation, called, sampler_of
+from flsv.sampling import FullParticipation
+from flsv.utilities.csv_files import NAN
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.forks import why_not_fork
+from flsv.utilities.supervisor import ChildFailed, Task, answer, supervise
+
+
+@dataclass(frozen=True)
+class Question:
+    """How coalitions are trained, and how their models are judged.
+
+    Args:
+        metric: the performance; None: the run's metrics', or accuracy.
+        mode: whether less or more of a logged value is better.
+        judges: who judges; None: who judged in the run.
+        participation: whether each coalition draws its own cohorts as the run does, or all its members train.
+    """
+
+    metric: str | None
+    mode: Any = None
+    judges: Judges | None = None
+    participation: Participation = "drawn"
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of all scores that trainings give."""
+        together = self.judges != "clients" and self.metric in CLASSIFICATION
+        return CLASSIFICATION if together else (str(self.metric),)
+
+    @property
+    def measure(self) -> Measure:
+        """Return the performance to train for."""
+        if self.names == CLASSIFICATION:
+            return CLASSIFICATION
+        measure: Any = performance_of("flsv retrain", str(self.metric), self.mode, "metric")
+        return judged_by("clients", measure) if self.judges == "clients" else measure
+
+    @property
+    def file(self) -> str:
+        """Return the name of the file of coalitions' utilities."""
+        metric = "scores" if self.names == CLASSIFICATION else str(self.metric).replace("/", "-")
+        return f"retrained_{'clients_' * (self.judges == 'clients')}{metric}.csv"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a process that has made a run's federation tells of it.
+
+    Args:
+        clients: the clients' names.
+        num_samples: ``[n]``, their numbers of samples.
+        rounds: the number of rounds of a training.
+        question: how models are judged.
+        by: the name of the performance in files.
+        title: its name for readers.
+        majority: the fraction of the validation set's most frequent class if models are judged by accuracy; else NaN.
+        settings: all that utilities depend on, except the seed.
+        changed: the settings that differ from the run's.
+        another_game: whether all members of a coalition train in every round, and the run has drawn cohorts.
+        said: lines for the user.
+        warned: warnings for the user.
+        on_cpu: whether the trainings use no accelerator.
+        checkpoint: the run's last checkpoint if the coalition of all clients must come to its weights.
+    """
+
+    clients: list[str]
+    num_samples: list[int]
+    rounds: int | None
+    question: Question
+    by: str
+    title: str
+    majority: float
+    settings: dict[str, Any]
+    changed: list[str]
+    another_game: bool
+    said: list[str]
+    warned: list[str]
+    on_cpu: bool
+    checkpoint: Path | None
+
+
+def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, which: Which, changes: bool) -> Facts:
+    """Make a run's federation in this process, and return facts about it.
+
+    Args:
+        run: the run's folder.
+        arguments: the arguments of :func:`flsv.cli.saved_run.saved_run`.
+        seed: the run's seed.
+        question: how coalitions are trained, and models judged.
+        which: the coalitions.
+        changes: whether the arguments change the run's configuration.
+
+    Raises:
+        ConfigurationError: the data are not those of the run, or models cannot be judged so.
+    """
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        cli = make_run(arguments, seed)
+        loop, data = find_loop(cli.trainer), cli.datamodule
+        if question.metric is None:
+            metric, mode = performance_by(loop)
+            question = replace(question, metric=metric, mode=mode)
+        question = replace(question, judges=question.judges or judges_of(loop))
+        measure: Any = question.measure
+        identity = cli.identity()
+        check_data(run, read_record(run / RECORD), identity, data.client_names)
+        samplers_among(sampler_of(loop, question.participation), few_coalitions(data.num_clients, which))
+        draws = not isinstance(loop.config.sampler, FullParticipation)
+        another_game = draws and question.participation == "all"
+        warned.clear()
+        if isinstance(measure, ModelScore):
+            warn_of_rarity([measure], data)
+        by = called(measure) if isinstance(measure, ModelScore) else str(question.metric)
+        checkpoint, why_not = (None, None) if changes or another_game else _checkpoint(run, cli, seed)
+        return Facts(
+            clients=list(data.client_names),
+            num_samples=data.num_samples.tolist(),
+            rounds=cli.trainer.max_epochs,
+            question=question,
+            by=by,
+            title=title_of(measure, data.positive_class) if scores_positive(measure) else by,
+            majority=_majority(cli) if by == "accuracy" else NAN,
+            settings={
+                **identity.flat(),
+                "metric": joined(question.names),
+                "mode": question.mode,
+                **({"participation": question.participation} if draws else {}),
+            },
+            changed=changed_settings(run, identity),
+            another_game=another_game,
+            said=[] if why_not is None else [why_not],
+            warned=[str(each.message) for each in warned],
+            on_cpu=cli.trainer.strategy.root_device.type == "cpu",
+            checkpoint=checkpoint,
+        )
+
+
+def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:
+    """Return the run's last checkpoint, whose weights the coalition of all clients must come to, or None and the reason
+    why they cannot be compared."""
+    saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    told = "the trainings are not compared with the run's own weights: "
+    if not saved:
+        return None, f"{told}{run / 'checkpoints'} has no last.ckpt"
+    held = torch.load(saved[-1], map_location="cpu", weights_only=False)
+    if held["epoch"] + 1 != cli.trainer.max_epochs:
+        return None, f"{told}{saved[-1].name} is of round {held['epoch'] + 1} of {cli.trainer.max_epochs}"
+    if held["callbacks"].get("FederatedLoop", {}).get("seed") != seed:
+        return None, f"{told}its seed was another one (federation.seed)"
+    return saved[-1], None
+
+
+def _majority(cli: FederatedCLI) -> float:
+    """Return the fraction of the validation set's most frequent class."""
+    cli.trainer.strategy.connect(cli.model)  # the module's hooks may turn the loaders' batches into pairs (x, y)
+    labels = torch.cat([y for _, y in all_on_device(cli.trainer, cli.datamodule.val_dataloader())])
+    return float(labels.bincount().max()) / len(labels)
+
+
+def train(arguments: Sequence[str], question: Question, piece: Piece, checkpoint: Path | None, threads: int) -> Any:
+    """Make a run's federation in this process, and do a piece of work with it, see
+    :func:`flsv.retraining.fits_in_processes.work_on`."""
+    torch.set_num_threads(threads)
+    cli = make_run(arguments, piece.seed)
+    folder = str(Path(arguments[1]).parent)
+    return work_on(
+        piece, cli.trainer, cli.model, cli.datamodule, question.measure, folder, checkpoint, question.participation
+    )
+
+
+def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:
+    """Make the task in which a child process calls a function of this module.
+
+    Args:
+        folder: a folder for the file that a fresh process reads.
+        function: the function; its answer is what it returns, or the ConfigurationError that it raises.
+        arguments: its arguments.
+    """
+    call = partial(_answer_of, function, *arguments)
+    if why_not_fork() is None:
+        return call
+    with NamedTemporaryFile(dir=folder, suffix=".task", delete=False) as file:
+        pickle.dump((function.__name__, arguments), file)
+    return [sys.executable, "-m", "flsv.cli.retrained_run", file.name]
+
+
+def _answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except ConfigurationError as error:
+        return error
+
+
+@contextmanager
+def told_run(
+    run: Path, overrides: Sequence[str], question: Question, which: Which
+) -> Iterator[tuple[list[str], int, Facts]]:
+    """Yield the arguments that make a run's federation, the run's seed, and facts about the federation.
+
+    Args:
+        run: the run's folder.
+        overrides: arguments of ``flsv fit``, which override the run's configuration.
+        question: how coalitions are trained, and models judged.
+        which: the coalitions.
+
+    Raises:
+        ConfigurationError: the folder holds no configuration; the data are not those of the run; or models cannot be
+            judged so.
+    """
+    with saved_run(run, overrides) as (arguments, first):
+        task = in_a_process(Path(arguments[1]).parent, tell, run, arguments, first, question, which, bool(overrides))
+        ((_, facts),) = supervise([(None, task)])
+        if isinstance(facts, ConfigurationError):
+            raise facts
+        if isinstance(facts, ChildFailed):
+            raise ConfigurationError(f"{run}: the federation of its configuration cannot be made: {facts}")
+        yield arguments, first, facts
+
+
+if __name__ == "__main__":
+    from flsv.cli import retrained_run
+
+    name, given = pickle.loads(Path(sys.argv[1]).read_bytes())
+    answer(_answer_of(getattr(retrained_run, name), *given))

@@ -1,0 +1,250 @@
+"""FitsInProcesses: trains coalitions in child processes, of which each does one piece of work.
+
+A process of its own is the copy of a federation that cannot be wrong: whatever a module, a callback or a data set
+refers to, each fit has its own. The coalition of all clients, trained in the same way, must come to the run's own
+weights where these are known (:mod:`flsv.retraining.proof`). Where coalitions are rows of one batched model, the
+coalition of all and another one, drawn at random, are trained by fits as well, and must come to the same models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flsv._lightning.patches import callbacks_of
+from flsv._lightning.rounding import Rounding
+from flsv.core import is_loop
+from flsv.core.parameter_space import ParameterSpace
+from flsv.data import FederatedDataModule
+from flsv.games.coalition_utility import Measure, utility_of
+from flsv.games.members import Members, members_of
+from flsv.games.performance import ModelScore
+from flsv.retraining.coalition_fit import FitOrder, coalition_loop, into_a_coalitions_fit
+from flsv.retraining.coalition_rounds import find_loop
+from flsv.retraining.proof import difference
+from flsv.retraining.retrained_utility import TrainedGame
+from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, check_same
+from flsv.retraining.train_coalitions import Fit, coalition_seed, failed_fits
+from flsv.retraining.whole_fits import Participation
+from flsv.sampling import ClientSampler, FullParticipation
+from flsv.server.round_server import NoModel
+from flsv.training.rows.row_checks import of_the_run
+from flsv.utilities.digest import digest
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import derive_seed
+from flsv.utilities.supervisor import ChildFailed, Task, supervise
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A child process's work.
+
+    Args:
+        seed: the seed of the trainings.
+        coalitions: the coalition to train by a fit, or all coalitions to train as rows of one batched model.
+        rows: whether they are trained as rows.
+        models: the coalitions whose models are returned.
+        nudged: whether the fit starts from weights that are changed by a millionth.
+    """
+
+    seed: int
+    coalitions: Sequence[Members]
+    rows: bool = False
+    models: Sequence[Members] = ()
+    nudged: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Coalitions that were trained as rows of one batched model.
+
+    Args:
+        utilities: ``[K]`` or ``[K, C]``, the coalitions' utilities.
+        checked: ``[3, P]``, see :attr:`flsv.retraining.side_by_side.CoalitionTraining.checked`.
+        models: ``{members: model [P]}`` of the coalitions that were asked for.
+        rounding: the tolerances of the arithmetic in which they were trained.
+    """
+
+    utilities: Tensor
+    checked: Tensor
+    models: Mapping[Members, Tensor]
+    rounding: Rounding
+
+
+def work_on(
+    piece: Piece,
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    data: FederatedDataModule,
+    measure: Measure,
+    folder: str,
+    checkpoint: Path | None = None,
+    participation: Participation = "drawn",
+) -> Fit | Rows | ConfigurationError:
+    """Do a piece of work in this process, which changes the trainer, the module and the data.
+
+    Args:
+        piece: the work.
+        trainer: the federation's trainer before its fit, whose loop is replaced by a coalition's.
+        module: the module before its fit.
+        data: the federation's data.
+        measure: the performance of models.
+        folder: a folder into which callbacks may write.
+        checkpoint: the run's last checkpoint, whose weights are returned beside a fit's models; None: there is none.
+        participation: whether each coalition draws its own cohorts as the federation does, or all its members train.
+
+    Returns:
+        What was trained, or the error that refuses the work.
+    """
+    if participation == "all":
+        callbacks: list[Any] = callbacks_of(trainer)
+        callbacks[:] = [each.replace(sampler=FullParticipation()) if is_loop(each) else each for each in callbacks]
+    try:
+        if piece.rows:
+            return _train_rows(piece, trainer, module, data, measure)
+        return _train_fit(piece, trainer, module, data, measure, folder, checkpoint)
+    except ConfigurationError as error:
+        return error
+
+
+def _train_rows(
+    piece: Piece, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measure: Measure
+) -> Rows:
+    def make(cohort: ClientSampler) -> tuple[L.Trainer, L.LightningModule]:
+        loop, callbacks = find_loop(trainer), callbacks_of(trainer)
+        others = [each for each in callbacks if each is not loop and not of_the_run(each)]
+        callbacks[:] = [*others, coalition_loop(loop, cohort, piece.seed)]
+        trainer.loggers = []
+        return trainer, module
+
+    game = TrainedGame(make, data, measure, sampler=find_loop(trainer).config.sampler)
+    masks = torch.zeros(len(piece.coalitions), game.num_players, dtype=torch.bool)
+    for mask, members in zip(masks, piece.coalitions):
+        mask[list(members)] = True
+    trained = SideBySideUtility(game, piece.seed, compare=False).train(masks)
+    models = {members: trained.models[piece.coalitions.index(members)].cpu() for members in piece.models}
+    return Rows(utility_of(trained.scores, measure).cpu(), trained.checked.cpu(), models, trained.rounding)
+
+
+def _train_fit(
+    piece: Piece,
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    data: FederatedDataModule,
+    measure: Measure,
+    folder: str,
+    checkpoint: Path | None,
+) -> Fit:
+    (members,) = piece.coalitions
+    named: Any = {"utility": measure} if isinstance(measure, str | ModelScore) else {name: name for name in measure}
+    rounds = (int(trainer.max_epochs or 0) - 1,)
+    order = FitOrder(members, coalition_seed(piece.seed, members), rounds, nudged=piece.nudged)
+    scoring = into_a_coalitions_fit(trainer, data, named, order, folder)
+    with suppress(NoModel):  # the last finite model counts
+        trainer.fit(module, data)
+    found = scoring.result()
+    models = [found.delivered, found.start] if members in piece.models else []
+    if models and checkpoint is not None:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=False)
+        module.load_state_dict(saved["state_dict"])
+        models.append(ParameterSpace(module).read(module).cpu())
+    return Fit(
+        [float(curve[-1]) for curve in found.curves.values()],
+        [float(value) for value in found.before.values()],
+        digest(found.start).hex(),
+        torch.stack(models) if models else None,
+    )
+
+
+class FitsInProcesses:
+    """Trainings in child processes, see :class:`flsv.retraining.train_coalitions.Trainings`.
+
+    Args:
+        task: a function that makes the task in which a child process does a piece of work.
+        num_clients: n, the number of clients.
+        jobs: the number of processes that run at once.
+        limit_s: the seconds after which a process is ended; None: there is no limit.
+        proved_by: the seed with which the coalition of all clients must come to the run's weights, which the task
+            returns beside its models; None: the run's weights are unknown.
+    """
+
+    def __init__(
+        self,
+        task: Callable[[Piece], Task],
+        num_clients: int,
+        jobs: int = 1,
+        limit_s: float | None = None,
+        proved_by: int | None = None,
+    ) -> None:
+        self._task, self.at_once, self._limit_s, self._proved_by = task, jobs, limit_s, proved_by
+        self._everybody = tuple(range(num_clients))
+
+    def rows(self, masks: Tensor, seed: int, compare: bool) -> Tensor:
+        coalitions = members_of(masks)
+        proper = [members for members in coalitions if 0 < len(members) < len(self._everybody)]
+        drawn = [proper[derive_seed(seed, "proof") % len(proper)]] if compare and proper else []
+        checked = [self._everybody, *drawn] if compare else []
+        pieces: dict[Any, Piece] = {None: Piece(seed, coalitions, rows=True, models=drawn)}
+        pieces |= {members: Piece(seed, [members], models=[members]) for members in checked}
+        found: dict[Any, Any] = {}
+        for name, answer in self._run(pieces):
+            if isinstance(answer, ChildFailed):
+                raise NotSideBySide(f"{answer}") if name is None else failed_fits({name: answer})
+            found[name] = answer
+            if name == self._everybody and seed == self._proved_by:
+                self._prove(answer, seed)
+        rows = found[None]
+        for members in checked:
+            model, start = found[members].model[:2]
+            mine = rows.checked if members == self._everybody else rows.models[members] + rows.checked - rows.checked[0]
+            check_same(torch.stack([mine[0], start, mine[2]]), model, rows.rounding)
+        return rows.utilities
+
+    def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
+        proof = [self._everybody] if seed == self._proved_by else []
+        order = dict.fromkeys([*proof, *sorted(coalitions, key=lambda members: members != self._everybody)])
+        held: list[tuple[Members, Fit | ChildFailed]] = []
+        for members, answer in self._run({each: Piece(seed, [each], models=proof) for each in order}):
+            held.append((members, answer))
+            if members in proof:
+                if isinstance(answer, ChildFailed):
+                    raise failed_fits({members: answer})
+                self._prove(answer, seed)
+                proof = []
+            if not proof:  # until then nothing is known of the others either
+                yield from held
+                held = []
+
+    def _run(self, pieces: Mapping[Any, Piece]) -> Iterator[tuple[Any, Any]]:
+        """Yield the pieces' names and answers; raise the error that refuses one."""
+        tasks = ((name, self._task(piece)) for name, piece in pieces.items())
+        for name, answer in supervise(tasks, self.at_once, self._limit_s):
+            if isinstance(answer, ConfigurationError):
+                raise answer
+            yield name, answer
+
+    def _prove(self, fit: Fit, seed: int) -> None:
+        """Raise ConfigurationError if the coalition of all clients has come to another model than the run."""
+        assert fit.model is not None
+        mine, start, run = fit.model
+        piece = Piece(seed, [self._everybody], models=[self._everybody])
+
+        def again(nudged: bool) -> Tensor | None:
+            ((_, other),) = self._run({None: replace(piece, nudged=nudged)})
+            return other.model[0] if isinstance(other, Fit) and other.model is not None else None
+
+        share = difference(mine, run, start, again)
+        if share is not None:
+            raise ConfigurationError(
+                "there are no values: the coalition of all clients, trained again from the run's configuration, came "
+                f"to another model than the run's last checkpoint ({100 * share:.2g} % of the way that training went "
+                "lie between them). Code, data or packages have changed since, or its training does not follow from "
+                "configuration and seed. Train the run again (flsv fit --config RUN/config.yaml), and retrain that."
+            )
