@@ -111,9 +111,8 @@ def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) ->
 
 
 def _plain(values: Sequence[Tensor]) -> list[Tensor]:
-    """Return float64 copies on the CPU; the tensors may lie on several devices."""
-    device = next((value.device for value in values if value.device.type != "cpu"), None)
-    return [value.double() for value in to_host(value if device is None else value.to(device) for value in values)]
+    """Return float64 copies on the CPU."""
+    return [value.double() for value in to_host(values)]
 
 
 class RoundResults:

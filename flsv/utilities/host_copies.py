@@ -21,7 +21,7 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
     They cross as float64, which holds floating-point numbers, and integers up to 2^53, exactly.
 
     Args:
-        tensors: tensors of any shapes and dtypes, on one device.
+        tensors: tensors of any shapes and dtypes, on the CPU or on one other device.
 
     Returns:
         The tensors on the CPU, with their shapes and dtypes.
@@ -31,11 +31,14 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
         [tensor([1, 2]), tensor(0.5000)]
     """
     known = [tensor.detach() for tensor in tensors]
-    if all(tensor.device.type == "cpu" for tensor in known):
+    there = [tensor for tensor in known if tensor.device.type != "cpu"]
+    if not there:
         return known
-    numbers = torch.cat([tensor.flatten().double() for tensor in known]).cpu()
-    parts = numbers.split([tensor.numel() for tensor in known])
-    return [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, known)]
+    numbers = torch.cat([tensor.flatten().double() for tensor in there]).cpu()
+    parts = iter(numbers.split([tensor.numel() for tensor in there]))
+    return [
+        tensor if tensor.device.type == "cpu" else next(parts).view(tensor.shape).to(tensor.dtype) for tensor in known
+    ]
 
 
 def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
