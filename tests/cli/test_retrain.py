@@ -98,9 +98,9 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
     for metric, said in (("accuracy", True), ("negative_loss", False)):
         capsys.readouterr()
         assert main(["retrain", str(run), "--trainings", "singles", "--metric", metric]) == 0
-        assert ("of the validation set is of one class" in printed(capsys)) is said
+        assert ("of the validation set is one class" in printed(capsys)) is said
         assert main(["report", str(run), "--out", str(run / "all.html")]) == 0
-        assert ("of the validation set is of one class" in (run / "all.html").read_text()) is said
+        assert ("of the validation set is one class" in (run / "all.html").read_text()) is said
 
 
 def test_a_schedule_that_looks_at_validation_and_what_the_run_has_trained_itself(
