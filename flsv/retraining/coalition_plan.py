@@ -316,12 +316,13 @@ class CoalitionPlan:
         if self.why is None:
             own = ", each with cohorts of its own," if self._drawn is not None else ""
             return f"{names}: {len(masks) - 2} coalitions{own} are trained during the run, batched"
+        copies = "" if self._no_fork is None else f" by a copy of the Trainer and the module, since {self._no_fork}"
         reason, _, need = self.why.rpartition(". ")
         need = f". To train them during the run instead: {need[0].lower()}{need[1:]}" if reason else ""
         fits = f"{fits_of(masks, self._cohort):.3g} more fits"
         return (
-            f"{names}: {len(masks) - 2} coalitions are trained after the run, each in a fit of its own, which costs "
-            f"{fits}; the values are known after these. Reason: {reason or self.why}{need}"
+            f"{names}: {len(masks) - 2} coalitions are trained after the run, each in a fit of its own{copies}, which "
+            f"costs {fits}; the values are known after these. Reason: {reason or self.why}{need}"
         )
 
     def told(self, num_clients: int) -> list[str]:
