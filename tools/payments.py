@@ -3,10 +3,12 @@ rounds, the untrained models, coalitions.
 
     python tools/payments.py train NAME... [--runs 3] [--weights 3] [--folder runs/payments]
     python tools/payments.py table NAME...
+    python tools/payments.py seeds NAME...
 
 NAME is one of `flsv bench`'s federations or of its sets, or of those that are drawn here: `drawn_12_0` is the first one
 of twelve clients. `train` keeps the scores of every coalition's model after each of the last three rounds, by the seed
-of the batches and that of the initial weights, and goes on where it was stopped; `table` is arithmetic on them. The
+of the batches and that of the initial weights, and goes on where it was stopped; `table` is arithmetic on them. `seeds` compares, by the package's truths of five seeds,
+coalitions of one seed with coalitions that are dealt one of three seeds each. The
 truth are other seeds.
 """
 
@@ -31,6 +33,7 @@ from flsv.benchmark.truth import SEEDS, arcs, sampled_truth
 from flsv.core.parameter_space import ParameterSpace
 from flsv.filters import OutlierFilter
 from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions
 from flsv.functional.shapley.few_coalitions import CURVE_FROM
 from flsv.functional.shapley.size_effects import size_effects_shapley
@@ -312,9 +315,37 @@ def table(federations: list[Federation], folder: Path) -> str:
     return grid(lines)
 
 
+def dealt_seeds(federations: list[Federation]) -> str:
+    """Misallocation by coalitions of one common seed, and of seeds of their own, against two other seeds."""
+    lines = [["coalitions", "common seed, %", "own seeds, %", "gain", "better in", "of"]]
+    designs: tuple[Any, ...] = ("both", "pairs+leave-one-out", "all")
+    truths = [truth_table(each) for each in federations]
+    truths = [of for of in truths if of.utilities is not None and len(of.seeds) >= 5 and of.num_clients <= 8]
+    for which in designs:
+        found = []
+        for of in truths:
+            assert of.utilities is not None
+            masks, truth = few_coalitions(of.num_clients, which), of.values[3:].mean(0)
+            games = of.utilities[:, (masks * 2 ** torch.arange(of.num_clients)).sum(1)]
+            draw, ends = torch.Generator().manual_seed(0), ~masks.any(1) | masks.all(1)
+            common = nanmean(share_error(few_coalitions_shapley(masks, games[seed]).values, truth) for seed in range(3))
+            own = []
+            for run in range(6):
+                seeds = torch.randint(3, (len(masks),), generator=draw).masked_fill(ends, run % 3)
+                game = games[seeds, torch.arange(len(masks))]
+                own.append(share_error(few_coalitions_shapley(masks, game).values, truth))
+            found.append((100 * common, 100 * nanmean(own)))
+        pairs = torch.tensor(found)
+        gain = pairs[:, 0] - pairs[:, 1]
+        half = t_quantile(0.9, len(gain) - 1) * gain.std() / len(gain) ** 0.5
+        cells = f"{pairs[:, 0].mean():.2f}", f"{pairs[:, 1].mean():.2f}", f"{gain.mean():+.2f} ± {half:.2f}"
+        lines.append([which, *cells, str(int((gain > 0).sum())), str(len(gain))])
+    return grid(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "table"))
+    parser.add_argument("what", choices=("train", "table", "seeds"))
     parser.add_argument("names", nargs="+", metavar="NAME")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--weights", type=int, default=3)
@@ -324,7 +355,9 @@ def main() -> None:
     be_quiet()
     wanted = [name for each in options.names for name in (names(each) if each in SETS else [each])]
     found = [drawn(name) if name.startswith("drawn_") else federation(name) for name in wanted]
-    if options.what == "table":
+    if options.what == "seeds":
+        print(dealt_seeds(found))
+    elif options.what == "table":
         print(table(found, options.folder))
     else:
         for each in found:
