@@ -7,9 +7,9 @@ rounds, the untrained models, coalitions.
 
 NAME is one of `flsv bench`'s federations or of its sets, or of those that are drawn here: `drawn_12_0` is the first one
 of twelve clients. `train` keeps the scores of every coalition's model after each of the last three rounds, by the seed
-of the batches and that of the initial weights, and goes on where it was stopped; `table` is arithmetic on them. `seeds` compares, by the package's truths of five seeds,
-coalitions of one seed with coalitions that are dealt one of three seeds each. The
-truth are other seeds.
+of the batches and that of the initial weights, and goes on where it was stopped; `table` is arithmetic on them. The
+truth are other seeds. `seeds` compares, by the package's truths of five seeds, coalitions that all have one seed with
+coalitions that are dealt one of three seeds each.
 """
 
 from __future__ import annotations
