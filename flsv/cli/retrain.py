@@ -8,12 +8,11 @@ A metric's values during a run are cheap and approximate. This command trains th
 of its clients, and computes Shapley values from the results. If the module allows it, the models of all coalitions are
 rows of one batched model and train side by side, with three seeds. Up to seven clients, all coalitions are trained and
 the values are exact; with more clients, each client alone, every two, and all but one (with ten to twelve clients also
-all but two; with more, coalitions of all sizes and their complements in place of every two). If the module does not
-allow it, the command says why, trains each client alone, all but one, and all (2 n + 1 trainings for n clients), and
-fits a game to their utilities. --trainings singles (n + 1 trainings) only ranks the clients, without amounts. Each
-training is a process of its own, --jobs of them at once; under torchrun the processes share the coalitions among them.
-The coalition of all must come to the weights of the run's last checkpoint, or there are no values. A training that
-fails is named, and the others go on.
+all but two). If the module does not allow it, the command says why, trains each client alone, all but one, and all (2 n
++ 1 trainings for n clients), and fits a game to their utilities. --trainings singles (n + 1 trainings) only ranks the
+clients, without amounts. Each training is a process of its own, --jobs of them at once; under torchrun the processes
+share the coalitions among them. The coalition of all must come to the weights of the run's last checkpoint, or there
+are no values. A training that fails is named, and the others go on.
 
 If the run draws some of its clients for each round, each coalition draws its own cohorts among its members, as many as
 the run draws, so that run and retraining play one game; by --participation all, all members train in every round.

@@ -202,9 +202,9 @@ class ShadowShapley(MeasuredMetric):
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
             its own.
-        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of eight and nine,
-            ``"pairs+leave-two-out"`` of ten to twelve, ``"complements"`` of more; by fits the truest of ``"all"``,
-            ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``),
+        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-two-out"`` of ten to
+            twelve, ``"pairs+leave-one-out"`` of others; by fits the truest of ``"all"``, these two, ``"both"`` and
+            ``"singles"`` within ``max_fits``),
             ``"singles"`` (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all
             but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two),
             ``"complements"`` (each alone, all but one, and coalitions of all sizes between, each with its complement:

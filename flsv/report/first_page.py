@@ -174,16 +174,21 @@ class FirstPage:
         if which == "other_seeds":
             return self._text("certainty", self._amount(self.spread, "to others with other seeds"))
         if which == "trials_metric":
-            low, high = (self._amount(part, "to others in trials") for part in BY_METRIC)
-            amount = f"{low.partition(' ')[0]} to {high}"
-            return self._text("certainty", SAY["which_is"].format(amount) if self.shares else "")
+            return self._text("certainty", self._in_trials(BY_METRIC))
         if which != "trials_seeds":
             return None
         assert self.basis is not None
-        fraction, trials = misallocated(self.run.num_clients, self._drawn, self.basis.seeds)
-        amount = SAY["which_is"].format(self._amount(fraction, "to others in trials")) if self.shares else ""
+        fractions, trials = misallocated(self.run.num_clients, self._drawn, self.basis.seeds)
         seeds = "one seed" if self.basis.seeds == 1 else "three seeds"
-        return self._text("certainty", trials, seeds, f"{100 * fraction:.0f}", amount)
+        percents = " to ".join(f"{100 * fraction:.0f}" for fraction in fractions)
+        return self._text("certainty", trials, seeds, percents, self._in_trials(fractions))
+
+    def _in_trials(self, fractions: Sequence[float]) -> str:
+        """Return how much of the budget went to others in trials, as a clause; "" if there is no budget."""
+        if self.shares is None:
+            return ""
+        amounts = [self._amount(fraction, "to others in trials") for fraction in fractions]
+        return SAY["which_is"].format(" to ".join([*(each.partition(" ")[0] for each in amounts[:-1]), amounts[-1]]))
 
     @property
     def _drawn(self) -> bool:

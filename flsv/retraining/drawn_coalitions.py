@@ -9,7 +9,8 @@ the end of each round, where the clients' data are, and the run trains as withou
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.rounding import rounding_of
-from flsv.core import Round, TrainedCoalitions
+from flsv.core import FederationState, Round, TrainedCoalitions
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.engines.ranks import ranks_of
 from flsv.retraining.coalition_rounds import CoalitionRounds, find_loop
 from flsv.retraining.shadow import Prove, ends_of, models_of, trained_masks
 from flsv.retraining.side_by_side import NUDGE, check_same
+from flsv.training.group_options import SCHEDULED
 from flsv.training.rows.coalition_rows import not_the_same
 from flsv.training.rows.row_step import NotBatched, purely
 from flsv.training.rows.step_watch import GENERATORS
@@ -80,6 +82,28 @@ class DrawnCoalitions(Strategy):
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self._models, **self._rounds.state_dict()}
 
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        # Schedulers of rounds step before a round ends.
+        self._options = self._scheduled()
+        return {}
+
+    def _scheduled(self) -> list[dict[str, Any]]:
+        """Return what schedulers change of the optimizer's groups."""
+        groups = self._trainer.optimizers[0].param_groups
+        return [{name: value for name, value in group.items() if name in SCHEDULED} for group in groups]
+
+    @contextmanager
+    def _as_in_the_round(self) -> Iterator[None]:
+        """Give the optimizer's groups the options that they had when the round began."""
+        groups, now = self._trainer.optimizers[0].param_groups, self._scheduled()
+        for group, options in zip(groups, self._options):
+            group.update(options)
+        try:
+            yield
+        finally:
+            for group, options in zip(groups, now):
+                group.update(options)
+
     def end_round(self, round: Round) -> None:
         if self._given_up:
             return
@@ -90,6 +114,7 @@ class DrawnCoalitions(Strategy):
             with (
                 warnings.catch_warnings(),
                 isolated_rngs(self._seed, "coalitions"),
+                self._as_in_the_round(),
                 purely(self._trainer.lightning_module, GENERATORS),
             ):
                 warnings.simplefilter("ignore")  # only the run's own server warns, not the coalitions' servers

@@ -35,13 +35,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-#: What clients keep: tensors of an algorithm, and optimizers' momentum.
-KEPT = ("scaffold", "kept_momentum")
+#: What clients keep: tensors of an algorithm, and optimizers' momentum; and coalitions that draw their own cohorts.
+KEPT = ("scaffold", "kept_momentum", "shadows")
 
 
 @pytest.fixture(scope="module")
 def short_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two of these federations, on one and two ranks."""
+    """Some of these federations, on one and two ranks."""
     root = tmp_path_factory.mktemp("short")
     groups = [Group("run_all", [str(root / str(size)), list(KEPT)], size, root / str(size)) for size in (1, 2)]
     for group in groups:

@@ -4,6 +4,7 @@ never with a number cut, after the bar."""
 import io
 import re
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from flsv import Reporting
 from flsv.federation import FederatedLoop
+from flsv.functional.shapley.one_seed import BRACKETS
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, PartialFederatedShapley, ShadowShapley
 from flsv.results import terminal
 from flsv.results.round_result import RunResult
@@ -245,4 +247,10 @@ def test_at_100_columns_the_table_is_in_one_piece() -> None:
         print_contributions(result, names, [])
     text = out.getvalue()
     assert text.splitlines()[1].split() == ["client", "samples", "value", "share"]
+    assert BRACKETS not in text
+    ends = [Numbers("value", values, ends=[values - 0.04, values + 0.04])]
+    result = replace(result, table=frame(round_rows(19, [*ends, known[-1]], names)), trained=["value"])
+    with redirect_stdout(io.StringIO()) as out:
+        print_contributions(result, names, [])
+    assert f"Contributions. {BRACKETS}" in out.getvalue()
     assert text.count("\nclient ") == 1

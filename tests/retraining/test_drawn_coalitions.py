@@ -1,6 +1,7 @@
 """With a sampler each coalition draws its own cohorts: against plain loops that draw and train by hand."""
 
 import copy
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,19 @@ def test_the_run_and_retraining_play_one_game(tmp_path: Path, name: str, way: st
             utilities = game(start, by_hand(start, cohorts))
             expected = few_coalitions_shapley(coalition_masks("all", 3), utilities).values
             torch.testing.assert_close(torch.tensor(of), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rates_that_change_between_rounds_are_the_rounds_own(tmp_path: Path) -> None:
+    """A scheduler has stepped to the next round's rate before a round ends."""
+    module = Plain(network(batch_norm=False), scheduler=lambda own: torch.optim.lr_scheduler.StepLR(own, 1, gamma=0.3))
+    loop = shadow_loop(ShadowShapley(performance="negative_loss"), sampler=UniformSampler(2))
+    trainer = trainer_for(loop, tmp_path, ROUNDS)
+    found = flsv.retrain(trainer, module, data(), seeds=1, which="all", metric="negative_loss")["value"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "flsv")  # as what is given up says
+        trainer_for(loop, tmp_path, ROUNDS).fit(module, data())
+    values = loop.contributions["shadow"].double()
+    torch.testing.assert_close(values, torch.tensor(found), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"aggregator": FedAdam(0.02), "uploads": [TopK(0.3)]}])

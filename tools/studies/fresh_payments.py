@@ -8,9 +8,8 @@
 the last three rounds, and goes on where it was stopped; `table` is arithmetic on that. Three seeds are runs, and
 together `flsv retrain`; the others are the truth: all coalitions of up to ten clients, of more those along circles of
 the clients (`flsv.benchmark.truth`). *Before* is 1.1.0: with a sampler a coalition trained with those of its members
-that the run drew, and all of them in `flsv retrain`; of 13 and more clients each alone, every two and all but one, half
-of each value by a curve; a kernel of two parts; brackets of 2.5 % of the gain. `cost` measures fits of the run without
-metrics: processor time of one thread, the least of two.
+that the run drew, and all of them in `flsv retrain`; a kernel of two parts; brackets of 2.5 % of the gain. `cost`
+measures fits of the run without metrics: processor time of one thread, the least of two.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def coalitions_of(each: Federation, seed: int) -> Tensor:
         return all_coalitions(clients)
     if seed >= TRUTH:
         return arcs(clients, seed, each.circles)
-    both = torch.cat([few_coalitions(clients, design_before(clients)), few_coalitions(clients)])
+    both = torch.cat([few_coalitions(clients), few_coalitions(clients, "complements")])
     return torch.tensor([*dict.fromkeys(tuple(mask) for mask in both.tolist())])
 
 
@@ -182,19 +181,15 @@ def two_parts() -> Iterator[None]:
 def before(kept: Kept) -> Found:
     """One seed's values and brackets of 1.1.0."""
     with two_parts():
-        masks, utilities = some_of(kept, design_before(kept["masks"].shape[1]))
+        masks, utilities = some_of(kept, "auto")
         found = few_coalitions_shapley(masks, utilities[-1])
     error = (found.stderr.square() + (BEFORE * found.values.clamp_min(0).sum()).square()).sqrt()
     return found.values, t_quantile(LEVEL) * error
 
 
-def design_before(clients: int) -> Which:
-    return "auto" if clients <= MOST_FOR_TWO else "pairs+leave-one-out"
-
-
-def now(kept: Kept) -> Found:
+def now(kept: Kept, which: Which = "auto") -> Found:
     """One seed's values and brackets."""
-    masks, utilities = some_of(kept, "auto")
+    masks, utilities = some_of(kept, which)
     by_round = [few_coalitions_shapley(masks, of_round) for of_round in utilities]
     recent = torch.stack([each.values for each in by_round]) if len(by_round) == RECENT else None
     error = one_seed_stderr(by_round[-1].values, by_round[-1].stderr, kept["starts"], recent)
@@ -203,13 +198,12 @@ def now(kept: Kept) -> Found:
 
 def retrained_before(runs: Sequence[Kept]) -> Found:
     with two_parts():
-        masks = some_of(runs[0], which := design_before(runs[0]["masks"].shape[1]))[0]
-        return retrained_shapley(masks, torch.stack([some_of(run, which)[1][-1] for run in runs]))
+        return retrained_now(runs)
 
 
-def retrained_now(runs: Sequence[Kept]) -> Found:
-    masks = some_of(runs[0], "auto")[0]
-    return retrained_shapley(masks, torch.stack([some_of(run, "auto")[1][-1] for run in runs]))
+def retrained_now(runs: Sequence[Kept], which: Which = "auto") -> Found:
+    masks = some_of(runs[0], which)[0]
+    return retrained_shapley(masks, torch.stack([some_of(run, which)[1][-1] for run in runs]))
 
 
 def truth_of(each: Federation, kept: Sequence[tuple[int, Kept]]) -> Tensor:
@@ -275,6 +269,9 @@ def ways(each: Fresh, folder: Path) -> tuple[dict[str, list[Found]], Tensor]:
         "flsv retrain, before": [retrained_before(everybody)],
         "flsv retrain": [retrained_now(runs)],
     }
+    if truths.shape[1] > MOST_FOR_TWO:
+        found["ShadowShapley, complements"] = [now(run, "complements") for run in runs]
+        found["flsv retrain, complements"] = [retrained_now(runs, "complements")]
     return found, truths
 
 
@@ -315,8 +312,8 @@ def table(wanted: Sequence[Fresh], folder: Path) -> str:
     for kind, of_kind in rows.items():
         for way, cells in of_kind.items():
             errors = torch.tensor([each[0] for each in cells])
-            less, earlier = "", of_kind.get(f"{way}, before")
-            if earlier is not None and len(errors) > 1:
+            less, earlier = "", of_kind.get(f"{way.removesuffix(', complements')}, before")
+            if earlier is not None and len(errors) == len(earlier) > 1:
                 gain = torch.tensor([each[0] for each in earlier]) - errors
                 less = f"{gain.mean():+.1f} ± {t_quantile(LEVEL, len(gain) - 1) * gain.std() / len(gain) ** 0.5:.1f}"
             parts = [nanmean(each[place] for each in cells) for place in range(1, 5)]

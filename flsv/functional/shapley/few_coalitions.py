@@ -5,9 +5,10 @@ Retraining a federation for every coalition of its n clients costs 2^n trainings
 
 **Coalitions.** The empty and the grand coalition are always evaluated. The designs add coalitions of one player, of
 two, of all but one and of all but two, or pairs of a coalition and its complement of all sizes between. ``"auto"``
-takes all 2^n coalitions for up to 7 players, the sizes 1, 2 and n - 1 for 8 and 9, 1, 2, n - 2 and n - 1 for 10 to 12
-players, and from 13 players on the sizes 1 and n - 1 and complementary pairs of all sizes: as many coalitions as those
-of the sizes 1, 2 and n - 1, with half of all players on average in place of two.
+takes all 2^n coalitions for up to 7 players, the sizes 1, 2, n - 2 and n - 1 for 10 to 12 players, and the sizes 1, 2
+and n - 1 for 8, 9 and from 13 players on. ``"complements"`` has as many coalitions as the latter, of all sizes: it is
+nearer to the exact values where many sizes matter alike, and was no better in federations of 13 to 20 clients made
+afterwards (``docs/results/payments.md``).
 
 **All 2^n coalitions.** The values are exact and nothing is fitted. Their error is then the difference between one seed
 of the trainings and the next: :func:`interval_over_seeds` estimates it from several seeds, and
@@ -88,13 +89,11 @@ def default_design(num_players: int) -> Which:
 
     Example:
         >>> [default_design(players) for players in (7, 8, 12, 13)]
-        ['all', 'pairs+leave-one-out', 'pairs+leave-two-out', 'complements']
+        ['all', 'pairs+leave-one-out', 'pairs+leave-two-out', 'pairs+leave-one-out']
     """
     if num_players <= MOST_FOR_ALL:
         return "all"
-    if num_players > MOST_FOR_TWO:
-        return "complements"
-    return "pairs+leave-two-out" if num_players >= CURVE_FROM else "pairs+leave-one-out"
+    return "pairs+leave-two-out" if CURVE_FROM <= num_players <= MOST_FOR_TWO else "pairs+leave-one-out"
 
 
 @checked
@@ -110,8 +109,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
             ``"pairs+leave-two-out"``: these and all but two (n^2 + n + 2 in all). ``"all"``: all 2^n coalitions.
             ``"complements"``: each player alone, all but one, and in place of every two players as many coalitions of
             all sizes between, drawn once and for all, each with its complement. ``"auto"``: ``"all"`` for up to 7
-            players, ``"pairs+leave-one-out"`` for 8 and 9, ``"pairs+leave-two-out"`` for 10 to 12, ``"complements"``
-            from 13 on.
+            players, ``"pairs+leave-two-out"`` for 10 to 12, ``"pairs+leave-one-out"`` for 8, 9 and from 13 on.
 
     Raises:
         ConfigurationError: ``which`` is unknown, there is no player, or ``"all"`` is asked for with more than 22

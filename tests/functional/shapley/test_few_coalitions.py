@@ -176,7 +176,7 @@ def test_by_default_all_coalitions_of_seven_players_of_more_those_of_one_two_all
     assert torch.equal(few_coalitions(7), few_coalitions(7, "all"))
     assert few_coalitions(8).sum(1).tolist() == [0, 8] + [1] * 8 + [2] * 28 + [7] * 8
     assert torch.equal(few_coalitions(12), few_coalitions(12, "pairs+leave-two-out"))
-    assert torch.equal(few_coalitions(13), few_coalitions(13, "complements"))
+    assert torch.equal(few_coalitions(13), few_coalitions(13, "pairs+leave-one-out"))
 
 
 @pytest.mark.parametrize("n", [4, 13, 16, 20])

@@ -1,12 +1,15 @@
 """Intervals of one seed, by hand and on the tables of the tuning set."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from flsv.benchmark import federation, names, truth_table
 from flsv.functional.shapley.few_coalitions import few_coalitions, retrained_shapley
-from flsv.functional.shapley.one_seed import one_seed_stderr
+from flsv.functional.shapley.one_seed import BRACKETS, one_seed_stderr
+from flsv.metrics import ShadowShapley
 
 
 def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds() -> None:
@@ -46,3 +49,11 @@ def test_one_training_of_each_coalition_has_an_interval() -> None:
     values, half = retrained_shapley(masks, utilities)
     torch.testing.assert_close(values, torch.ones(3).double())
     torch.testing.assert_close(half, torch.full((3,), 1.6448536 * 0.135).double())
+
+
+def test_what_brackets_promise_is_said_in_the_same_words_everywhere() -> None:
+    root = Path(__file__).parents[3]
+    pages = [(root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/reference/command_line.md")]
+    for text in (*pages, (root / "docs/benchmark.md").read_text(encoding="utf-8"), str(ShadowShapley.__doc__)):
+        words = " ".join(text.split())
+        assert BRACKETS[1:].rstrip(".") in words  # it may go on, or begin within a sentence
