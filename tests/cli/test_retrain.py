@@ -93,9 +93,9 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
     for metric, said in (("accuracy", True), ("negative_loss", False)):
         capsys.readouterr()
         assert main(["retrain", str(run), "--trainings", "singles", "--metric", metric]) == 0
-        assert ("of the validation set is of one class" in printed(capsys)) is said
+        assert ("of the validation set is one class" in printed(capsys)) is said
         assert main(["report", str(run), "--out", str(run / "all.html")]) == 0
-        assert ("of the validation set is of one class" in (run / "all.html").read_text()) is said
+        assert ("of the validation set is one class" in (run / "all.html").read_text()) is said
 
 
 def test_a_schedule_that_looks_at_validation_and_what_the_run_has_trained_itself(
@@ -172,7 +172,7 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
 
 
 def test_what_no_values_come_from(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="say balanced_accuracy, their mean"):
+    with pytest.raises(ConfigurationError, match="use balanced_accuracy, their mean"):
         retrain(tmp_path, metric="per_class_accuracy")
     with pytest.raises(ConfigurationError, match="mode='min': name the logged value, too"):
         retrain(tmp_path, mode="min")
@@ -209,7 +209,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
     assert {row["changed"] for row in found} == {changed}
     assert changed in said
     if (trainings, seeds) == ("all", "3"):
-        assert "Of one seed: the intervals are what seeds differ by on average" in said
+        assert "With one seed, the intervals are an estimate" in said
         assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in found)
     elif trainings == "all":
         assert [name for name in found[0] if name.startswith("share ")] == [
@@ -240,7 +240,7 @@ def test_values_that_only_rank_share_out_nothing_and_are_not_trained_again(
 ) -> None:
     command = ["retrain", str(run), "--rounds", "1", "--trainings"]
     assert main([*command, "singles"]) == 0
-    assert "These trainings rank clients only" in printed(capsys)
+    assert "These trainings only rank the clients" in printed(capsys)
     assert {row["share"] for row in rows(run / "retrained.csv")} == {""}
     page = run / "shares.html"
     assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 2
@@ -272,7 +272,7 @@ def test_what_the_partners_judged_is_retrained_so_and_paid_by_with_their_consent
     )
     run = fitted(tmp_path / "run", config)
     assert main(["report", str(run), "--budget", "100"]) != 0
-    assert "say --judged-by-partners" in " ".join(capsys.readouterr().err.split())
+    assert "add --judged-by-partners" in " ".join(capsys.readouterr().err.split())
     found, _ = retrain(run, seeds=1)
     assert set(found["by"]) == {"clients' balanced_accuracy"}
     shown = flsv.read_run(run).query("metric == 'value' and round == 1")["value"].tolist()
