@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-#: What the brackets around values of trained coalitions promise.
+#: What the intervals of values of trained coalitions promise; the same words everywhere.
 BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Deviation of a value between seeds, as a fraction of the sum of all positive values: without the effect of the
 #: untrained models, and with it.
