@@ -218,7 +218,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
         ]
         assert [row["share by accuracy"] for row in found] == [row["share"] for row in found]
         assert main(["report", str(run), "--out", str(run / "all.html"), "--budget", "100"]) == 0
-        assert "| client | share | by accuracy | by balanced_accuracy | by negative_loss | without seed 3 |" in text_of(
+        assert "| client | share | by accuracy | by balanced accuracy | by loss | without seed 3 |" in text_of(
             run / "all.html"
         )
 
@@ -244,7 +244,7 @@ def test_values_that_only_rank_share_out_nothing_and_are_not_trained_again(
     assert {row["share"] for row in rows(run / "retrained.csv")} == {""}
     page = run / "shares.html"
     assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 2
-    assert "each client alone, which ranks clients" in " ".join(capsys.readouterr().err.split())
+    assert "each client alone. They rank clients" in " ".join(capsys.readouterr().err.split())
     assert not page.exists()
     assert main(["report", str(run), "--out", str(page), "--budget", "100", "--by", "cssv"]) == 0
     assert "flsv retrain: each client alone, seeds 3, 4 and 5, 1 of 2 rounds" in " ".join(page.read_text().split())
@@ -280,7 +280,7 @@ def test_what_the_partners_judged_is_retrained_so_and_paid_by_with_their_consent
     assert main(["report", str(run), "--budget", "100"]) != 0
     assert main(["report", str(run), "--budget", "100", "--judged-by-partners"]) == 0
     text = text_of(run / "report.html")
-    assert text.count("Models were judged by the partners themselves") >= 2
-    assert "each model was judged by clients' balanced_accuracy, on samples that the partners hold out" in text
+    assert text.count("The partners themselves judged the models") >= 2
+    assert "was judged by the clients' balanced accuracy, on samples that the partners hold out" in text
     with pytest.raises(ConfigurationError, match="no validation|empty|validation set"):
         retrain(run, seeds=1, judges="server")
