@@ -187,7 +187,7 @@ def logged(run: Run) -> list[tuple[str, str]]:
 def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
     """Return a section with ``parts`` on values by retraining; ``row`` of ``retrained.csv`` says what was trained."""
     samples = SAY["judged_by_partners" if by_partners(row["by"]) else "judged_by_server"]
-    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"], samples)
+    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), titled(row["by"]), samples)
     return section("Retrained with some clients only", intro, *parts)
 
 

@@ -209,8 +209,8 @@ class FirstPage:
 
     def _table(self, basis: Basis) -> Markup:
         """Return the table of the values and, if they may stand beside them, the shares and amounts."""
-        values, low, high = self._of_shown(basis.values, basis.low, basis.high)
-        columns = {"value": with_intervals(values, low, high, between=" to ")}
+        value, low, high = self._of_shown(basis.values, basis.low, basis.high)
+        columns = {"value": with_intervals(value, low, high, between=" to ")}
         for client in self.shown:
             for what, of in (("value", basis.values), ("low", basis.low), ("high", basis.high)):
                 self._note(what, of[client], client)

@@ -116,7 +116,7 @@ class RunResult:
             the scores of its own model.
         columns: ``{metric: title of its columns}`` (such as ``"class"``).
         to_pay_by: the metrics by whose values something may be shared out, those closest to retraining first.
-        trained: the metrics whose values come from trained coalitions, so that their intervals are shown in brackets.
+        trained: the metrics whose values are of trained coalitions.
         learning_record: the performances that the metrics divide among the clients, as ``run.json`` holds them.
         logged: the values that the module has logged last, ``{name: value}``.
         pictures: ``{metric: function that draws its values}``.
@@ -127,10 +127,10 @@ class RunResult:
     table: pandas.DataFrame
     columns: Mapping[str, str]
     to_pay_by: Sequence[str]
-    trained: Sequence[str]
     learning_record: Mapping[str, Any]
     logged: Mapping[str, float]
     pictures: Mapping[str, Callable[[], Any]]
+    trained: Sequence[str] = ()
 
 
 class Sink:

@@ -104,7 +104,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fit --config shapfed_wa --federation.aggregator.metric nope", "reads the metric 'nope'"),
         ("fit --config digits --trainer.limit_train_batches 0", "limit_train_batches"),
         ("value --data.sauce digits", "--data.sauce"),
-        ("value --trainer.max_epochs 1", "nothing is trained here"),
+        ("value --trainer.max_epochs 1", "this command trains nothing"),
         ("bench --metric cgvs", "Did you mean cgsv?"),
         ("bench --metric ShadowShapely", "Did you mean flsv.metrics.ShadowShapley?"),
         ("bench --federations digits_size", "Did you mean digits_sizes?"),

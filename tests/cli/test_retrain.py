@@ -183,7 +183,7 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
 
 
 def test_what_no_values_come_from(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="say balanced_accuracy, their mean"):
+    with pytest.raises(ConfigurationError, match="use balanced_accuracy, their mean"):
         retrain(tmp_path, metric="per_class_accuracy")
     with pytest.raises(ConfigurationError, match="mode='min': name the logged value, too"):
         retrain(tmp_path, mode="min")
@@ -220,7 +220,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
     assert {row["changed"] for row in found} == {changed}
     assert changed in said
     if (trainings, seeds) == ("all", "3"):
-        assert "Of one seed: the intervals are what seeds differ by on average" in said
+        assert "With one seed, the intervals are an estimate" in said
         assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in found)
     elif trainings == "all":
         assert [name for name in found[0] if name.startswith("share ")] == [
@@ -229,7 +229,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
         ]
         assert [row["share by accuracy"] for row in found] == [row["share"] for row in found]
         assert main(["report", str(run), "--out", str(run / "all.html"), "--budget", "100"]) == 0
-        assert "| client | share | by accuracy | by balanced_accuracy | by negative_loss | without seed 3 |" in text_of(
+        assert "| client | share | by accuracy | by balanced accuracy | by loss | without seed 3 |" in text_of(
             run / "all.html"
         )
 
@@ -251,11 +251,11 @@ def test_values_that_only_rank_share_out_nothing_and_are_not_trained_again(
 ) -> None:
     command = ["retrain", str(run), "--rounds", "1", "--trainings"]
     assert main([*command, "singles"]) == 0
-    assert "These trainings rank clients only" in printed(capsys)
+    assert "These trainings only rank the clients" in printed(capsys)
     assert {row["share"] for row in rows(run / "retrained.csv")} == {""}
     page = run / "shares.html"
     assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 2
-    assert "each client alone, which ranks clients" in " ".join(capsys.readouterr().err.split())
+    assert "each client alone. They rank clients" in " ".join(capsys.readouterr().err.split())
     assert not page.exists()
     assert main(["report", str(run), "--out", str(page), "--budget", "100", "--by", "cssv"]) == 0
     assert "flsv retrain: each client alone, seeds 3, 4 and 5, 1 of 2 rounds" in " ".join(page.read_text().split())
@@ -283,7 +283,7 @@ def test_what_the_partners_judged_is_retrained_so_and_paid_by_with_their_consent
     )
     run = fitted(tmp_path / "run", config)
     assert main(["report", str(run), "--budget", "100"]) != 0
-    assert "say --judged-by-partners" in " ".join(capsys.readouterr().err.split())
+    assert "add --judged-by-partners" in " ".join(capsys.readouterr().err.split())
     found, _ = retrain(run, seeds=1)
     assert set(found["by"]) == {"clients' balanced_accuracy"}
     shown = flsv.read_run(run).query("metric == 'value' and round == 1")["value"].tolist()
@@ -291,8 +291,8 @@ def test_what_the_partners_judged_is_retrained_so_and_paid_by_with_their_consent
     assert main(["report", str(run), "--budget", "100"]) != 0
     assert main(["report", str(run), "--budget", "100", "--judged-by-partners"]) == 0
     text = text_of(run / "report.html")
-    assert text.count("Models were judged by the partners themselves") >= 2
-    assert "each model was judged by clients' balanced_accuracy, on samples that the partners hold out" in text
+    assert text.count("The partners themselves judged the models") >= 2
+    assert "was judged by the clients' balanced accuracy, on samples that the partners hold out" in text
     with pytest.raises(ConfigurationError, match="no validation|empty|validation set"):
         retrain(run, seeds=1, judges="server")
 

@@ -350,7 +350,7 @@ def test_rows_that_turn_out_to_be_others_are_given_up(
     plain = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     without = fit(plain, tmp_path, copy.deepcopy(module), data(), ROUNDS)
     federation = shadow_loop(ShadowShapley(performance="negative_loss"))
-    with pytest.warns(UserWarning, match=f"trained after the run.*{match}.*Until here they were rows"):
+    with pytest.warns(UserWarning, match=f"trained after the run.*{match}.*Until now they were trained during the run"):
         trained = fit(federation, tmp_path, module, data(), ROUNDS)
     torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=0, atol=1e-6)
     assert torch.equal(vector(trained), vector(without))

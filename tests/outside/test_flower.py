@@ -190,12 +190,12 @@ def test_the_report_says_what_it_is_and_shares_nothing_out(tmp_path: Path) -> No
     metrics = {"value": CumulativeShapley(), "cssv": ClassSpecificShapley()}
     valued(Grid(*[{1: 10, 2: 20}] * 2, names=("Boston", "Lyon")), rounds=2, metrics=metrics, folder=tmp_path)
     page = write_report(tmp_path).read_text()
-    assert "These are metrics of rounds. FedAvg trained the model" in page
+    assert "These are values of single rounds. FedAvg trained the model" in page
     assert "share</th>" not in page
-    assert "has not come to its end" not in page
-    assert "These are metrics of rounds" in write_report(tmp_path, client="Boston").read_text()
+    assert "The training has not finished" not in page
+    assert "These are values of single rounds" in write_report(tmp_path, client="Boston").read_text()
     for by in (None, "value"):
-        with pytest.raises(ConfigurationError, match="metrics of rounds that FedAvg ran"):
+        with pytest.raises(ConfigurationError, match="values of single rounds, which FedAvg ran"):
             write_report(tmp_path, budget=Budget(100, by=by))
     assert {path.parent.name for path in tmp_path.rglob("events.out*")} == {tmp_path.name, "Boston", "Lyon"}
 

@@ -143,7 +143,7 @@ def test_every_cell_is_whole_at_any_width(wide: int) -> None:
     known = {name: torch.rand(7, generator=draw) for name in (*metrics, "weight", "accuracy")}
     known |= dict.fromkeys(("samples", "rounds"), torch.arange(7) + 100)
     table = frame(round_rows(0, [Numbers(name, values) for name, values in known.items()], names))
-    result = RunResult(0, 1, table, dict.fromkeys(metrics, "class"), [], [], {}, {}, {})
+    result = RunResult(0, 1, table, dict.fromkeys(metrics, "class"), [], {}, {}, {})
     columns = client_columns(result, 7)
     text = printed(wide, names, columns)
     assert max(map(len, text.splitlines())) <= wide
@@ -241,7 +241,7 @@ def test_at_100_columns_the_table_is_in_one_piece() -> None:
     known += [Numbers("cssv", values, ends=[values - 0.04, values + 0.04])]
     known += [Numbers(name, torch.full((5,), 20.0)) for name in ("samples", "rounds")]
     columns = dict.fromkeys(("value", "cssv"), "class")
-    result = RunResult(19, 20, frame(round_rows(19, known, names)), columns, ["value"], ["value"], {}, {}, {})
+    result = RunResult(19, 20, frame(round_rows(19, known, names)), columns, ["value"], {}, {}, {}, trained=["value"])
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", "100")
         print_contributions(result, names, [])

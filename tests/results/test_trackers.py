@@ -9,6 +9,9 @@ from lightning.pytorch.loggers import CometLogger, MLFlowLogger, WandbLogger
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from flsv.results.curves import Monitored
+from flsv.results.round_result import RoundResult
+from flsv.results.run_table import Numbers, round_rows
 from helpers.fits import fit
 
 
@@ -62,3 +65,12 @@ def test_services_are_shown_who_contributed_what(tmp_path: Path, monkeypatch: py
         assert set(logger.pictures) == {names[type(logger)].format(name) for name in metrics}
         assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
         assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars
+
+
+def test_values_that_come_late_are_no_values_that_the_model_logs() -> None:
+    """The closing line ``Model:`` has all of ``callback_metrics`` but what the sink names as its own."""
+    trainer: Any = SimpleNamespace(callback_metrics={})
+    sink = Monitored(trainer, ["value"])
+    rows = round_rows(0, [Numbers("value", [0.5, 0.25])], ["Boston", "Lyon"])
+    sink.write_late([RoundResult(0, rows, rows)])
+    assert sink.names == trainer.callback_metrics.keys() == {"value/client_0", "value/client_1"}
