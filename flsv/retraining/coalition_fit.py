@@ -202,7 +202,6 @@ def into_a_coalitions_fit(
 
     strategy: Any = trainer.strategy
     strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = delivered, _nothing, _nothing
-    held._callback_connector._attach_model_logging_functions()
     return scoring
 
 
