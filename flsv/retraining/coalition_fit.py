@@ -207,8 +207,6 @@ def into_a_coalitions_fit(
 
     strategy: Any = trainer.strategy
     strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = delivered, _nothing, _nothing
-    if held.lightning_module is not None:  # else the fit, which has not begun, does it
-        held._callback_connector._attach_model_logging_functions()
     return scoring
 
 

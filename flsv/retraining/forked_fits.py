@@ -157,6 +157,7 @@ class ForkedFits:
         data: FederatedDataModule = held.datamodule
         scoring = into_a_coalitions_fit(trainer, data, measures, order, self._folder, lambda: answer(scoring.result()))
         callbacks_of(trainer).insert(0, _Ends(scoring.result))
+        held._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
         next(each for each in callbacks_of(trainer) if hasattr(each, "without_files")).setup(trainer, module, "fit")
 
 
