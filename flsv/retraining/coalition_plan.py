@@ -186,7 +186,9 @@ class CoalitionPlan:
             samplers_among(config.sampler, self.masks(data.num_clients))
             self._cohort = float(config.sampler.inclusion_probabilities(data.num_clients, {}).sum())
         except ConfigurationError as error:
-            raise ConfigurationError(f"ShadowShapley trains each of many coalitions alone, and {error}") from None
+            raise ConfigurationError(
+                f"ShadowShapley trains each of many coalitions alone, and {error} Or {WITHOUT}."
+            ) from None
         if not self._decided:
             why_not = self._why_not_rows(trainer, config)
             self.why = ranks_of(trainer).broadcast(0, why_not, "how coalitions are trained")

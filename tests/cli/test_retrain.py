@@ -220,7 +220,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
     assert {row["changed"] for row in found} == {changed}
     assert changed in said
     if (trainings, seeds) == ("all", "3"):
-        assert "With one seed, the intervals are an estimate" in said
+        assert "These are of one seed: wide, by what seeds differ by in trials" in said
         assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in found)
     elif trainings == "all":
         assert [name for name in found[0] if name.startswith("share ")] == [

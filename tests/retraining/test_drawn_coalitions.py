@@ -199,3 +199,13 @@ def test_the_coalition_of_all_proves_the_rows(tmp_path: Path) -> None:
             fit(loop, tmp_path, module, data(), ROUNDS)
         found.append(loop.contributions["shadow"])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])
+@pytest.mark.parametrize("members", [[3], [0, 3], [1, 2, 4], [0, 1, 2, 3, 4]])
+def test_a_coalitions_chances_are_how_often_it_draws_a_member(sampler: Any, members: list[int]) -> None:
+    own, counts = sampler.among(members), torch.zeros(5)
+    for index in range(2000):
+        counts[own.sample(5, {}, generator_for(0, "cohort", index))] += 1
+    torch.testing.assert_close(counts / 2000, own.inclusion_probabilities(5, {}), rtol=0, atol=0.05)
+    assert sampler.members is None
