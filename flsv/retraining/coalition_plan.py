@@ -303,11 +303,12 @@ class CoalitionPlan:
                 f"{names}: clients train the models of {len(masks) - 2} coalitions beside their own, as rows of one "
                 "batched model"
             )
+        copies = "" if self._no_fork is None else f" by a copy of the Trainer and the module, since {self._no_fork}"
         reason, _, need = self.why.rpartition(". ")
         need = f"; as rows of one batched model it would need: {need[0].lower()}{need[1:]}" if reason else ""
         return (
-            f"{names}: {len(masks) - 2} coalitions are trained after the run, each by a fit of its own, which costs "
-            f"{fits_of(masks):.3g} more fits; values stand after training. The reason: {reason or self.why}{need}"
+            f"{names}: {len(masks) - 2} coalitions are trained after the run, each by a fit of its own{copies}, which "
+            f"costs {fits_of(masks):.3g} more fits; values stand after training. The reason: {reason or self.why}{need}"
         )
 
     def told(self, num_clients: int) -> list[str]:

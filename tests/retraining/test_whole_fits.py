@@ -201,12 +201,19 @@ class Bound(Manual):
     ],
 )
 def test_without_the_proof_there_are_no_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, copied: bool, why: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    module: Any,
+    copied: bool,
+    why: str,
 ) -> None:
     if copied:
         by_copies(monkeypatch)
+    caplog.set_level("INFO", "lightning.pytorch")
     with pytest.warns(UserWarning, match=f"no values. The coalition of all clients.*came to another model.*{why}"):
         loop, trained = fitted(Kind("fits", module), tmp_path, {"shadow": ShadowShapley()})
     assert loop.contributions["shadow"].isnan().all()
+    assert ("a copy of the Trainer and the module, since it is a test" in caplog.text) == copied
     if copied:  # whatever a copy has done to it
         assert torch.equal(vector(trained), vector(fitted(Kind("fits", module), tmp_path, {})[1]))
