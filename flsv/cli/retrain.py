@@ -143,7 +143,7 @@ def retrain(
         ):  # ShadowShapley's coalitions at the end of the run are trained in exactly the same way
             _learn(store, run, facts, range(first, first + (seeds or SEEDS)))
         jobs = jobs or (cores() if facts.on_cpu else 1)
-        threads = threads or max(1, cores() // jobs)
+        threads = threads or max(1, min(torch.get_num_threads(), cores() // jobs))
 
         def task(piece: Piece) -> Task:
             checkpoint = facts.checkpoint if piece.seed == first else None
