@@ -24,8 +24,7 @@ from typing import Any
 
 import torch
 from common import be_quiet, grid
-from fresh_federations import Fresh
-from later_federations import catalogue
+from fresh_federations import Fresh, catalogue
 from torch import Tensor
 
 import flsv
