@@ -1,4 +1,4 @@
-"""Seven federations made after drawn cohorts, designs for many clients and brackets were chosen, and looked at once
+"""Seven federations for drawn cohorts, designs for many clients and brackets, whose table was opened once these stood
 (see `fresh_payments.py`): two with samplers, three of 13 to 20 clients, two in which all of a few clients take part.
 """
 

@@ -43,9 +43,9 @@ from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
 from flsv.games.members import Members, members_of
 from flsv.games.proxy_game import ProxyGame, linear_statistics
-from flsv.games.stored_utility import COLUMNS
 from flsv.metrics import BlendedContribution, GradientAgreement, ProxyShapley
-from flsv.utilities.csv_files import read_rows
+from flsv.utilities.csv_files import parse_float, parse_int, read_rows
+from flsv.utilities.result_file import read_members
 from flsv.utilities.seeding import isolated_rngs
 
 RUN, TRUTHS, LEVEL = 0, (100, 101, 102), 0.9
@@ -409,7 +409,8 @@ def many() -> str:
         cheap = {"proxy": proxy, "blended": BlendedContribution(**measure), "gradients": GradientAgreement()}
         values = of_one_fit(of, cheap)
         trained: dict[int, dict[Members, float]] = {}
-        for _, row in read_rows(FOLDER / f"{name}.csv", COLUMNS, skip=1):
+        columns = {"seed": parse_int, "coalition": read_members, "utility": parse_float}
+        for _, row in read_rows(FOLDER / f"{name}.csv", columns, skip=1):
             trained.setdefault(row["seed"], {})[row["coalition"]] = row["utility"]
         scores: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for place, seed in enumerate(truth.seeds):
