@@ -142,7 +142,7 @@ class CoalitionScoring(GlobalModelScoring):
         """Store the model that the fit delivers, and score it if it is not the last round's global model."""
         module = trainer.lightning_module
         loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "without_files"))
-        self.delivered, self._global = self._space.read(module).clone(), loop.state.model()
+        self.delivered, self._global = self.space.read(module).clone(), loop.state.model()
         if self.last == self._order.rounds[-1] and not torch.equal(self.delivered, self.models[0]):
             self._score(module, self.last)
 

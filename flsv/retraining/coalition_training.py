@@ -12,6 +12,7 @@ import torch
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of
+from flsv.core import is_loop
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure
@@ -67,6 +68,7 @@ class GlobalModelScoring(L.Callback):
         before: the scores before the first round, in the order of ``measures``.
         after: ``{round: scores}``, the scores after a round, in the order of ``measures``.
         last: index of the last round after which the model was scored; None before the first score.
+        space: the map between the module and its vectors ``[P]``, from the start of training on.
         models: ``[2, P]``, the model that was scored last, and the initial model.
         seconds: the seconds spent on evaluations.
     """
@@ -100,9 +102,10 @@ class GlobalModelScoring(L.Callback):
                     "stays at the clients. Share all of it."
                 )
         start = time.perf_counter()
-        self._space = ParameterSpace(pl_module)
-        self._evaluators = [make_evaluator(trainer, self._space, self._data, each) for each in self._measures]
-        self.models = self._space.read(pl_module).expand(2, -1).clone()
+        loop: Any = next(filter(is_loop, callbacks_of(trainer)), None)
+        self.space = ParameterSpace(pl_module) if loop is None else loop.space
+        self._evaluators = [make_evaluator(trainer, self.space, self._data, each) for each in self._measures]
+        self.models = self.space.read(pl_module).expand(2, -1).clone()
         self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
         self.seconds += time.perf_counter() - start
 
@@ -120,7 +123,7 @@ class GlobalModelScoring(L.Callback):
     def _score(self, module: L.LightningModule, index: int) -> None:
         # Clones: a forward pass may change weights, as an embedding's with max_norm does.
         start = time.perf_counter()
-        self.models[0] = self._space.read(module)
+        self.models[0] = self.space.read(module)
         self.after[index] = [evaluate(self.models[:1].clone()) for evaluate in self._evaluators]
         self.last = index
         self.seconds += time.perf_counter() - start

@@ -21,7 +21,6 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.rounding import Rounding
 from flsv.core import is_loop
-from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.members import Members, members_of
@@ -154,7 +153,7 @@ def _train_fit(
     if models and checkpoint is not None:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=False)
         module.load_state_dict(saved["state_dict"])
-        models.append(ParameterSpace(module).read(module).cpu())
+        models.append(scoring.space.read(module).cpu())
     return Fit(
         [float(curve[-1]) for curve in found.curves.values()],
         [float(value) for value in found.before.values()],

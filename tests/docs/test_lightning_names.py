@@ -10,7 +10,7 @@ import flsv
 
 PAGE = Path(__file__).parents[2] / "docs/reference/lightning_names.md"
 #: Of flsv's own objects or of torch's, which Lightning has, too.
-OTHERS = {"_computed", "_load", "_modules", "_start", "_trainer", "_module", "_run", "_version"}
+OTHERS = {"_computed", "_load", "_modules", "_start", "_trainer", "_module", "_run", "_timeout", "_version"}
 
 
 def private_names_of_lightning() -> set[str]:

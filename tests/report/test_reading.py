@@ -49,7 +49,7 @@ def test_values_stay_until_they_change_and_weights_do_not(tmp_path: Path) -> Non
 def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no folder"):
         open_run(tmp_path / "none")
-    with pytest.raises(ConfigurationError, match="no run's folder"):
+    with pytest.raises(ConfigurationError, match="not the folder of a run"):
         open_run(tmp_path)
     make_run(tmp_path / "logs" / "version_0")
     with pytest.raises(ConfigurationError, match=r"runs below it do.*version_0"):
@@ -60,8 +60,8 @@ def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:
     ("file", "text", "said"),
     [
         ("contributions.csv", "a,b\n1,2\n", "has the columns .a., .b.: expected round"),
-        ("run.json", "{", "is no record of a run"),
-        ("run.json", "[]", "is no record of a run"),
+        ("run.json", "{", "is not the record of a run"),
+        ("run.json", "[]", "is not the record of a run"),
         ("run.json", '{"version": 2}', "is of version 2, and this flsv reads version 3"),
     ],
 )
