@@ -60,6 +60,11 @@ class Turns(ClientSampler):
     def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> Tensor:
         return torch.tensor(self.cohorts[round_index % len(self.cohorts)])
 
+    def among(self, members: Sequence[int]) -> Turns:
+        # As many of the members as there are in the cohort, those of the cohort first.
+        ordered = (sorted(members, key=lambda client: client not in cohort) for cohort in self.cohorts)
+        return Turns([each[: len(cohort)] for each, cohort in zip(ordered, self.cohorts)])
+
     def inclusion_probabilities(self, num_clients: int, contributions: Any, round_index: int = 0) -> Tensor:
         cohort = self.cohorts[round_index % len(self.cohorts)]
         return torch.zeros(num_clients).index_fill(0, torch.tensor(cohort), 1)

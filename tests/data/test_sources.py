@@ -105,7 +105,7 @@ def test_classes_have_one_numbering_by_their_names():
             {"clients": {"a": HERE, "b": (X[:2], Y[:2])}, "client_val": 0.4, "client_test": 0.5},
             r"Client 1 .* has 2 samples",
         ),
-        ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Of a DataLoader give loader.dataset"),
+        ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Instead of a DataLoader give loader.dataset"),
         ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "a data module reads its own"),
     ],
 )

@@ -14,11 +14,11 @@ from flsv.core import ClientUpdate
 from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, CopyFilter, OutlierFilter
 from flsv.metrics import CosineGradientShapley
-from flsv.report import open_run
-from flsv.report.for_all import red_lines
+from flsv.report import open_run, write_report
 from flsv.uploads import UploadContext
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit
+from helpers.pages import text_of
 
 
 class Sybil(Attack):
@@ -137,8 +137,8 @@ def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> 
     assert [(each.what, each.client, each.times) for each in loop.events] == [("echo", 2, 3)]
     run = open_run(tmp_path)
     assert loop.copies == run.copies == [[2]]
-    (line,) = [line for line in red_lines(run) if "last step" in line]
-    assert line.startswith("This one sent the model's own last step back, as one does who has not trained: client 2.")
+    front = text_of(write_report(tmp_path)).partition("\nAppendix\n")[0]
+    assert "This partner sent back the model's own last step, as one does who has not trained: client 2." in front
 
 
 @pytest.mark.parametrize(("mix", "rounds"), [(0.5, 6), (1.0, 3)])

@@ -176,7 +176,7 @@ def test_nothing_is_evaluated_before_the_last_round(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"rounds=3\) plays its game after 3 rounds, and the run has max_epochs=2"):
         fit(loop, tmp_path, data=toy_data(server_val=0.3), rounds=2)
     (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
-    assert "Nobody has a value by or: its rounds have not come yet" in write_report(folder).read_text()
+    assert "Nobody has a value by or: either its rounds have not come yet" in write_report(folder).read_text()
     assert loop.contributions["or"].isnan().all()
     assert loop.metrics["or"].diagnostics()["evaluations"] == 0
 

@@ -383,8 +383,7 @@ def test_rows_that_need_too_much_memory_step_in_halves(tmp_path: Path, monkeypat
     assert sizes.count(3) == 1
     assert {1, 2} <= set(sizes)
     monkeypatch.setattr(RowStep, "_derive", lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA out of memory.")))
-    with pytest.raises(RuntimeError, match="CUDA out of memory"):
-        values()
+    torch.testing.assert_close(values(), expected, rtol=1e-4, atol=1e-6)  # by fits of their own
 
 
 def test_rows_are_proved_by_a_coalition_that_is_trained_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,21 +8,24 @@ from flsv.report.fitness import EVERYBODY, misallocated
 
 
 @pytest.mark.parametrize(
-    ("clients", "drawn", "seeds", "words"),
+    ("clients", "drawn", "seeds", "fractions", "words"),
     [
-        (5, False, 3, "with up to 9 clients, all in every round, 5 % of a payment"),
-        (9, False, 1, "with up to 9 clients, all in every round, 6 %"),
-        (12, False, 3, "with up to 12 clients, all in every round, 5 %"),
-        (13, False, 1, "with up to 20 clients, all in every round, 14 %"),
-        (30, False, 1, "with up to 20 clients, fewer than these 30, all in every round, 14 %"),
-        (5, True, 1, "with up to 8 clients, some of them drawn for each round, 4 to 9 %"),
-        (10, True, 3, "with up to 8 clients, fewer than these 10, some of them drawn for each round, 2 to 8 %"),
+        (5, False, 3, (0.05,), "with up to 9 clients, all of them in every round"),
+        (9, False, 1, (0.06,), "with up to 9 clients, all of them in every round"),
+        (12, False, 3, (0.05,), "with up to 12 clients, all of them in every round"),
+        (13, False, 1, (0.14,), "with up to 20 clients, all of them in every round"),
+        (30, False, 1, (0.14,), "with up to 20 clients (here there are 30), all of them in every round"),
+        (5, True, 1, (0.04, 0.09), "with up to 8 clients, some of them drawn for each round"),
+        (10, True, 3, (0.02, 0.08), "with up to 8 clients (here there are 10), some of them drawn for each round"),
     ],
 )
-def test_trials_are_of_the_same_kind(clients: int, drawn: bool, seeds: int, words: str) -> None:
-    assert words in misallocated(clients, drawn, seeds)
+def test_trials_are_of_the_same_kind(
+    clients: int, drawn: bool, seeds: int, fractions: tuple[float, ...], words: str
+) -> None:
+    assert misallocated(clients, drawn, seeds) == (fractions, words)
 
 
 def test_the_first_page_says_the_same() -> None:
     readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
-    assert f"misallocated {EVERYBODY[1].one} % with up to twelve clients, {EVERYBODY[2].one} % with 13 to 20" in readme
+    few, many = (f"{100 * EVERYBODY[place].one[0]:.0f}" for place in (1, 2))
+    assert f"misallocated {few} % with up to twelve clients, {many} % with 13 to 20" in readme

@@ -36,9 +36,11 @@ def hook_adapts(part: Any, hook: str) -> bool:
 
     Example:
         >>> class Logs(nn.Module):
+        ...     __module__ = "project"
         ...     def on_validation_epoch_end(self):
         ...         self.log("n", 1)
         >>> class Adapts(nn.Module):
+        ...     __module__ = "project"
         ...     def on_validation_epoch_end(self):
         ...         self.weight = 2.0
         >>> hook_adapts(Logs(), "on_validation_epoch_end"), hook_adapts(Adapts(), "on_validation_epoch_end")

@@ -192,6 +192,7 @@ def of_the_run(callback: L.Callback) -> bool:
 
     Example:
         >>> class Stops(EarlyStopping):
+        ...     __module__ = "project"
         ...     def on_validation_end(self, trainer, pl_module):
         ...         pl_module.weight = 0.0
         >>> of_the_run(EarlyStopping("val_loss")), of_the_run(Stops("val_loss"))
