@@ -106,7 +106,7 @@ def test_many_clients_have_tables_of_their_own(mine: str, tmp_path: Path, capsys
     assert main([*asked, "--federations", mine, str(many)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "mine: training all of its coalitions, 2 times." in text
-    assert "many: training the coalitions on 1 of its circles, 2 times." in text
+    assert "many: training coalitions along 1 circles of clients, 2 times." in text
     assert "1 federation of many clients" in text
     for suffix, name in (("", "mine"), ("_many", "many")):
         assert pandas.read_csv(out / f"federations{suffix}.csv", index_col="federation").index.tolist() == [name]
