@@ -73,7 +73,7 @@ def test_a_kill_ends_all_children_and_loses_only_what_they_train(whole: Path, tm
     os.kill(process.pid, number)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), said
-    assert ("stopped. What is done is kept" in said) is (number != signal.SIGKILL)
+    assert ("stopped. Finished work is kept" in said) is (number != signal.SIGKILL)
     end = time.monotonic() + 10
     while processes(process.pid) and time.monotonic() < end:
         time.sleep(0.02)
