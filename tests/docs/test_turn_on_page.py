@@ -11,7 +11,7 @@ PAGE = ROOT / "docs/explanation/round.md"
 
 
 def test_the_round_on_the_page_is_the_code() -> None:
-    shown = PAGE.read_text().split("```python\n")[1].split("```")[0]
+    shown = PAGE.read_text().split("```py\n")[1].split("```")[0]
     body = inspect.getsource(FederationRun.round).split('"""')[-1]
     assert shown == textwrap.dedent(body.strip("\n")) + "\n"
 

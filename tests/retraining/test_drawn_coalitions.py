@@ -16,8 +16,7 @@ from flsv.aggregation import FedAdam
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import coalition_masks
-from flsv.sampling import BernoulliSampler, FixedCohort, PowerOfChoice, SoftmaxSampler, UniformSampler
-from flsv.testing.fits import Turns
+from flsv.sampling import BernoulliSampler, ClientSampler, FixedCohort, PowerOfChoice, SoftmaxSampler, UniformSampler
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -140,6 +139,16 @@ def test_drawn_coalitions_resume_to_the_bit(tmp_path: Path, options: Any) -> Non
     assert rows.shape[0] == 2 + 6
 
 
+class OwnSampler(ClientSampler):
+    """A sampler that does not say how to draw among some of the clients."""
+
+    def sample(self, *args: Any, **more: Any) -> Tensor:
+        return torch.tensor([0, 1])
+
+    def inclusion_probabilities(self, *args: Any, **more: Any) -> Tensor:
+        return torch.tensor([1.0, 1.0, 0.0])
+
+
 class Elsewhere(UniformSampler):
     """Draws others than the coalition's members."""
 
@@ -150,7 +159,7 @@ class Elsewhere(UniformSampler):
 REFUSED: dict[str, tuple[str, Any]] = {
     "by values": ("it chooses by values or losses", lambda: SoftmaxSampler(2, "shadow")),
     "by losses": ("it chooses by values or losses", lambda: PowerOfChoice(1, 2)),
-    "of one's own": ("has no method `among`", lambda: Turns([[0, 1], [2]])),
+    "of one's own": ("has no method `among`", OwnSampler),
     "nobody": (r"draws none of the clients \[1\]", lambda: FixedCohort([0, 2])),
 }
 
