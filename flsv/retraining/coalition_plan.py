@@ -31,7 +31,8 @@ from flsv.engines.ranks import ranks_of
 from flsv.games.copy_module import copy_module
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.games.untrained import untrained_models
-from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
+from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within, fits_of
+from flsv.metrics.shadow import ShadowShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.retraining.coalition_fit import CoalitionFailed, CoalitionFits, FitOrder
 from flsv.retraining.coalition_rounds import samplers_among

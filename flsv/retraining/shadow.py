@@ -22,7 +22,7 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Round, TrainedCoalitions
 from flsv.core.strategy import FederationInfo
 from flsv.engines.one_process import shared_space
-from flsv.metrics.shadow import Coalitions, coalition_masks
+from flsv.metrics.coalitions.designs import Coalitions, coalition_masks
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
 from flsv.sampling import FullParticipation
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
