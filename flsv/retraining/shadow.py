@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Round, TrainedCoalitions
-from flsv.core.strategy import FederationInfo
+from flsv.core.strategy import FederationInfo, Strategy
 from flsv.engines.one_process import shared_space
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
@@ -295,6 +295,22 @@ def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoali
     """
 
     return models_of(torch.tensor([[False], [True]]).expand(-1, num_clients), nobody, everybody, nobody[None])
+
+
+class Ends(Strategy):
+    """Strategy that provides the models of the empty and the full coalition in every round.
+
+    Args:
+        nobody: ``[P]``, the model of the empty coalition.
+        num_clients: the federation's number of clients.
+    """
+
+    def __init__(self, nobody: Tensor, num_clients: int) -> None:
+        self._nobody, self._num_clients = nobody, num_clients
+
+    def coalition_models(self, round: Round) -> TrainedCoalitions | None:
+        assert round.server_vector is not None
+        return ends_of(self._nobody, round.server_vector, self._num_clients)
 
 
 def trained_masks(masks: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class Fails(Clamps):
 
 
 def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("coalition_plan", "forked_fits"):
+    for module in ("kept_beginning", "coalition_plan", "forked_fits"):
         monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
 
 
