@@ -136,7 +136,7 @@ def with_jobs(jobs: int, work: Callable[[], None]) -> None:
 
 
 def with_copies(work: Callable[[], None]) -> None:
-    with patch("flsv.retraining.coalition_plan.why_not_by_forks", lambda trainer: "copies are measured"):
+    with patch("flsv.retraining.kept_beginning.why_not_by_forks", lambda trainer: "copies are measured"):
         work()
 
 

@@ -7,9 +7,9 @@ the Shapley values of their game.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from math import ceil, comb
+from math import ceil
 from typing import Annotated, Any
 
 import torch
@@ -18,103 +18,19 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Round
-from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional import few_coalitions_shapley
 from flsv.functional.confidence import t_quantile
-from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.games.performance import Judges, Mode
 from flsv.games.untrained import UNTRAINED
 from flsv.metrics.base import latest
+from flsv.metrics.coalitions.designs import Coalitions
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
 from flsv.utilities.declared import Count
-from flsv.utilities.errors import ConfigurationError
 
 #: Number of last rounds whose values are compared for the intervals.
 RECENT = 3
-Coalitions = Which | Sequence[Sequence[int]]
-#: Sets of coalitions, from the most accurate to the cheapest, by the sizes of which they have all coalitions.
-DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
-    "all": lambda n: range(1, n),
-    "pairs+leave-two-out": lambda n: {1, 2, n - 2, n - 1},
-    "pairs+leave-one-out": lambda n: {1, 2, n - 1},
-    "both": lambda n: {1, n - 1},
-    "singles": lambda n: {1},
-}
-
-
-def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Return the name of the set of coalitions that gives the most accurate values at a cost of at most ``max_fits``
-    fits of the federation, if each coalition is trained by a fit of its own.
-
-    Args:
-        max_fits: the largest cost.
-        num_clients: the number of clients.
-        cohort: the number of clients that the sampler draws for a round; None: all.
-
-    Example:
-        >>> [design_within(10, clients) for clients in (4, 5, 6, 11)]
-        ['all', 'pairs+leave-one-out', 'both', 'singles']
-        >>> design_within(10, 5, cohort=2)
-        'both'
-    """
-
-    def cost(which: Which) -> float:
-        sizes = [size for size in DESIGNS[which](num_clients) if 0 < size < num_clients]
-        return sum(comb(num_clients, size) * min(size, drawn) for size in sizes) / drawn
-
-    drawn = num_clients if cohort is None else cohort
-    return next((which for which in DESIGNS if cost(which) <= max_fits), "singles")
-
-
-def fits_of(masks: Tensor, cohort: float | None = None) -> float:
-    """Compute the cost of training the coalitions ``masks``, bool ``[K, n]``, in fits of the whole federation: in a
-    round a coalition trains as many clients as the run, or all its members. The empty and the full coalition are free.
-
-    Args:
-        masks: the members of each coalition.
-        cohort: the number of clients that the sampler draws for a round; None: all.
-
-    Example:
-        >>> fits_of(coalition_masks("all", 5))
-        15.0
-        >>> fits_of(coalition_masks("all", 5), cohort=2)
-        27.5
-    """
-    sizes, n = masks.sum(1), masks.shape[1]
-    drawn = n if cohort is None else cohort
-    return float(sizes[sizes < n].double().clamp_max(drawn).sum()) / drawn
-
-
-def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Make the masks of the empty coalition, the full coalition and those that ``coalitions`` names, bool ``[K, n]``.
-
-    Args:
-        coalitions: a name that :func:`flsv.functional.few_coalitions` takes, or a list of the members of each
-            coalition.
-        num_clients: n.
-
-    Raises:
-        ConfigurationError: the name is unknown, or a client does not exist.
-
-    Example:
-        >>> coalition_masks([[0], [2, 0]], 3).int().tolist()
-        [[0, 0, 0], [1, 1, 1], [1, 0, 0], [1, 0, 1]]
-    """
-    if isinstance(coalitions, str):
-        return few_coalitions(num_clients, coalitions)
-    masks = [[False] * num_clients, [True] * num_clients]
-    for members in coalitions:
-        strange = [member for member in members if member not in range(num_clients)]
-        if strange:
-            raise ConfigurationError(
-                f"ShadowShapley(coalitions=...): {list(members)} names clients {strange}, and the federation has 0 to "
-                f"{num_clients - 1}."
-            )
-        mask = [client in members for client in range(num_clients)]
-        if mask not in masks:
-            masks.append(mask)
-    return torch.tensor(masks)
 
 
 def _rolled(stretches: Tensor) -> Tensor:
@@ -229,8 +145,9 @@ class ShadowShapley(MeasuredMetric):
             before training, a setting with which coalitions cannot be trained in either way.
 
     Example:
+        >>> from flsv.functional import few_coalitions
         >>> metric = ShadowShapley(num_clients=3, coalitions="all")
-        >>> masks = coalition_masks("all", 3)
+        >>> masks = few_coalitions(3, "all")
         >>> metric.update(torch.arange(3), masks, lambda masks: masks.double() @ torch.tensor([1.0, 2.0, 4.0]).double())
         >>> metric.compute()
         tensor([1., 2., 4.])
@@ -433,8 +350,9 @@ class ShadowShapley(MeasuredMetric):
             value: the clients' values ``[num_clients]``; by default the current values.
 
         Example:
+            >>> from flsv.functional import few_coalitions
             >>> metric = ShadowShapley(num_clients=2)
-            >>> metric.update(torch.arange(2), coalition_masks("all", 2), lambda masks: masks.sum(1).double())
+            >>> metric.update(torch.arange(2), few_coalitions(2, "all"), lambda masks: masks.sum(1).double())
             >>> metric.intervals()
             (tensor([0.8520, 0.8520]), tensor([1.1480, 1.1480]))
         """

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Round, TrainedCoalitions
-from flsv.core.strategy import FederationInfo
+from flsv.core.strategy import FederationInfo, Strategy
 from flsv.engines.one_process import shared_space
-from flsv.metrics.shadow import Coalitions, coalition_masks
+from flsv.metrics.coalitions.designs import Coalitions, coalition_masks
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
 from flsv.sampling import FullParticipation
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
@@ -41,7 +41,9 @@ ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 MOST_BYTES = 2**32
 
 
-def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalitions) -> str | None:
+def not_as_rows(
+    trainer: L.Trainer, config: FederationConfig, coalitions: Coalitions, proved: bool = False
+) -> str | None:
     """Check before the first round whether coalitions can be trained as rows of one batched model, with the same models
     as in separate runs.
 
@@ -52,6 +54,7 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalit
         trainer: the trainer in ``on_train_start``, with its optimizers set up and its data assigned to clients.
         config: the federation's configuration.
         coalitions: the coalitions to train.
+        proved: whether one of the coalitions is also trained alone, by a fork, and compared.
 
     Returns:
         The reason why the coalitions would get other models or take too much memory, and what to do; None: they can be
@@ -73,7 +76,7 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig, coalitions: Coalit
         return why
     if why := not_by_rounds(trainer):
         return f"{why}. Take a schedule that steps by rounds or batches"
-    if why := not_by_validation(trainer):
+    if why := not_by_validation(trainer, proved):
         return why
     space, data = shared_space(module, config)[0], trainer.datamodule  # type: ignore[attr-defined]  # undeclared
     if why := _too_large(coalition_masks(coalitions, data.num_clients), space):
@@ -295,6 +298,22 @@ def ends_of(nobody: Tensor, everybody: Tensor, num_clients: int) -> TrainedCoali
     """
 
     return models_of(torch.tensor([[False], [True]]).expand(-1, num_clients), nobody, everybody, nobody[None])
+
+
+class Ends(Strategy):
+    """Strategy that provides the models of the empty and the full coalition in every round.
+
+    Args:
+        nobody: ``[P]``, the model of the empty coalition.
+        num_clients: the federation's number of clients.
+    """
+
+    def __init__(self, nobody: Tensor, num_clients: int) -> None:
+        self._nobody, self._num_clients = nobody, num_clients
+
+    def coalition_models(self, round: Round) -> TrainedCoalitions | None:
+        assert round.server_vector is not None
+        return ends_of(self._nobody, round.server_vector, self._num_clients)
 
 
 def trained_masks(masks: Tensor) -> Tensor:

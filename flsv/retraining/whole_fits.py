@@ -93,6 +93,14 @@ class Unproved(CoalitionFailed):
     """Error: the coalition of all clients does not come to the federation's own model."""
 
 
+def _stands(found: Sequence[Curves | CoalitionFailed]) -> bool:
+    """Return whether there is a result of the coalition of all clients among several processes'; raise their errors."""
+    failed = [each for each in found if isinstance(each, CoalitionFailed)]
+    if failed:
+        raise next((error for error in failed if isinstance(error, Unproved)), failed[-1])
+    return bool(found)
+
+
 class WholeFits:
     """Function that trains coalitions, each by a fit of its own, and returns their utilities after several rounds.
 
@@ -152,35 +160,16 @@ class WholeFits:
             Unproved: the coalition of all clients comes to another model than the run.
             CoalitionFailed: a coalition's training has failed; the others are in the file.
         """
-        coalitions, ranks = members_of(masks), self._ranks
-        missing = self._store.missing(self._seed, coalitions, self._rounds)
-        owners = balance_load([float(self._samples[list(members)].sum()) for members in missing], ranks.size)
-        mine = [members for members, owner in zip(missing, owners) if owner == ranks.rank]
-        everybody = tuple(range(len(self._samples)))
+        coalitions = members_of(masks)
+        mine, most = self._shared_out(self._store.missing(self._seed, coalitions, self._rounds))
         start, said = time.monotonic(), 0.0
-        found = self._trained([everybody, *mine])
-        new: dict[Members, Curves] = {}
         failed: dict[Members, CoalitionFailed] = {}
-        proved = False
-        for _ in range(1 + max(map(owners.count, range(ranks.size)), default=0)):
-            for part in ranks.all_gather(next(found, None), "coalitions' trainings"):
-                if part is None:
-                    continue
-                members, result = part
-                if isinstance(result, Unproved):
-                    raise result  # on all ranks
+        for results in self._gathered(mine, turns=1 + most):
+            for members, result in results.items():
                 if isinstance(result, CoalitionFailed):
                     failed[members] = result
-                elif members == everybody:
-                    proved = True
                 else:
-                    new[members] = result
-            if everybody in failed:
-                raise failed[everybody]
-            if proved:
-                for members, curves in new.items():
-                    self._store.add(self._seed, members, self._rows(curves))
-                new = {}
+                    self._store.add(self._seed, members, self._rows(result))
             left = len(self._store.missing(self._seed, coalitions, self._rounds))
             spent, done = time.monotonic() - start, len(coalitions) - left
             if spent - said > PAUSE:
@@ -191,6 +180,39 @@ class WholeFits:
             raise CoalitionFailed(f"{failed[min(failed, key=coalitions.index)]}{others}")
         self._store.sort()
         return [self._curves(members) for members in coalitions]
+
+    def _shared_out(self, missing: Sequence[Members]) -> tuple[list[Members], int]:
+        """Return this process's part of the coalitions that are to be trained, and the size of the largest part."""
+        size = self._ranks.size
+        owners = balance_load([float(self._samples[list(members)].sum()) for members in missing], size)
+        mine = [members for members, owner in zip(missing, owners) if owner == self._ranks.rank]
+        return mine, max(map(owners.count, range(size)), default=0)
+
+    def _gathered(self, mine: Sequence[Members], turns: int) -> Iterator[dict[Members, Curves | CoalitionFailed]]:
+        """Train the coalition of all clients and this process's coalitions, and yield in each turn what all processes
+        have found; nothing before the coalition of all clients has come to the run's model.
+
+        Args:
+            mine: the coalitions of this process.
+            turns: the number of turns: the most coalitions that a process trains.
+
+        Raises:
+            CoalitionFailed: the coalition of all clients has failed, or comes to another model; on all ranks.
+        """
+        everybody = tuple(range(len(self._samples)))
+        found = self._trained([everybody, *mine])
+        waiting: dict[Members, Curves | CoalitionFailed] = {}
+        proved = False
+        for _ in range(turns):
+            gathered = self._ranks.all_gather(next(found, None), "coalitions' trainings")
+            parts = [part for part in gathered if part is not None]
+            proved = _stands([result for members, result in parts if members == everybody]) or proved
+            waiting |= {members: result for members, result in parts if members != everybody}
+            if proved:
+                yield waiting
+                waiting = {}
+            else:
+                yield {}
 
     def _trained(self, coalitions: Sequence[Members]) -> Iterator[tuple[Members, Curves | CoalitionFailed]]:
         """Train this process's coalitions, the first of which is that of all clients, and yield each with its

@@ -35,7 +35,7 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
     WassersteinContribution,
 )
-from flsv.metrics.shadow import coalition_masks
+from flsv.metrics.coalitions.designs import coalition_masks
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.retraining.retrained_utility import RetrainedUtility

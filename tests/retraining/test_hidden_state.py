@@ -80,7 +80,7 @@ def test_copies_are_right_or_there_are_no_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, alone: Alone
 ) -> None:
     """Where the process cannot be forked; if rows are right they need no copy."""
-    for module in ("coalition_plan", "forked_fits"):
+    for module in ("kept_beginning", "coalition_plan", "forked_fits"):
         monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
     expected = alone(name)
     try:

@@ -15,7 +15,7 @@ from torch import Tensor
 from flsv import FederatedLoop, Reporting
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
-from flsv.metrics.shadow import coalition_masks, design_within, fits_of
+from flsv.metrics.coalitions.designs import coalition_masks, design_within, fits_of
 from flsv.retraining.forked_fits import ForkedFits
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError
@@ -141,7 +141,7 @@ class Fails(Clamps):
 
 
 def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("coalition_plan", "forked_fits"):
+    for module in ("kept_beginning", "coalition_plan", "forked_fits"):
         monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
 
 

@@ -24,7 +24,7 @@ _LOGGING = frozenset(_WORDS.split())
 _SCORES = frozenset({"callback_metrics", "logged_metrics", "progress_bar_metrics"})
 
 
-def hook_adapts(part: Any, hook: str) -> bool:
+def hook_adapts(part: Any, hook: str, proved: bool = False) -> bool:
     """Return whether a hook of a module or a callback may change the training by what validation has shown.
 
     Before a round's training begins, a hook that reads no score cannot. After it, a hook cannot that stores nothing and
@@ -33,6 +33,7 @@ def hook_adapts(part: Any, hook: str) -> bool:
     Args:
         part: the module or the callback.
         hook: the hook's name.
+        proved: whether a coalition is also trained alone and compared, so that only a hook that reads scores counts.
 
     Example:
         >>> class Logs(nn.Module):
@@ -50,9 +51,9 @@ def hook_adapts(part: Any, hook: str) -> bool:
     for function in _own(part, hook):
         codes = list(_codes(function))
         names = {name for code in codes for name in code.co_names}
-        if names & _SCORES or not codes:
+        if names & _SCORES or (not codes and not proved):
             return True
-        if before:
+        if before or proved:
             continue
         stores = any(step.opname in _STORES for code in codes for step in dis.get_instructions(code))
         if stores or not all(name in _LOGGING or name == hook or _is_record(part, name) for name in names):

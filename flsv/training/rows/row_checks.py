@@ -155,12 +155,17 @@ def not_by_rounds(trainer: L.Trainer) -> str | None:
     return None
 
 
-def not_by_validation(trainer: L.Trainer) -> str | None:
+def not_by_validation(trainer: L.Trainer, proved: bool = False) -> str | None:
     """Explain that a hook after validation, or at a round's end, may change the training by what the federation's model
-    scored, which every coalition's model would score otherwise; None: such hooks only log."""
+    scored, which every coalition's model would score otherwise; None: such hooks only log.
+
+    Args:
+        trainer: the trainer.
+        proved: whether a coalition is also trained alone and compared: then only hooks that read scores count.
+    """
     for part in (trainer.lightning_module, *callbacks_of(trainer)):
         for hook in HOOKS_OF_VALIDATION:
-            if hook_adapts(part, hook):
+            if hook_adapts(part, hook, proved):
                 return (
                     f"{hook} of {type(part).__name__} may change the training by the federation's validation, and "
                     "every coalition has one of its own. Let it only log"

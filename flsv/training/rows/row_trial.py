@@ -7,7 +7,7 @@ does not change the training.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from copy import deepcopy
 from itertools import islice
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from flsv._lightning.evaluation import as_given, each_loader
-from flsv._lightning.rounding import rounding_of
+from flsv._lightning.rounding import Rounding, rounding_of
 from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.validated_models import fresh_copy
@@ -115,31 +115,21 @@ def try_rows(
     """
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"):
-        with refusing(module):
-            copied = fresh_copy(module, space, space.read(module), {})
-        own = stand_in(trainer, copied)
-        same = {id(old): new for old, new in zip(module.parameters(), copied.parameters())}
-        own.strategy.optimizers = [deepcopy(trainer.optimizers[0], same)]
-        optimizer = own.optimizers[0]
-        for group in optimizer.param_groups:  # a warm-up may begin at 0, which would hide all differences
-            group["lr"] = group.get("initial_lr") or group["lr"]
+        own = _copied_fit(trainer, space)
+        copied, optimizer = own.lightning_module, own.optimizers[0]
         given = _first_batches(trainer, own, seed)
-        start = {name: tensor.detach().clone() for name, tensor in _named(copied)}
+        start = _values(copied)
         with isolated_rngs(seed, "steps"):
             watch = Watch(copied, draws, counts=shared)
             losses, unused = _one_by_one(own, given)
             if reason := watch.changed():
                 raise refusal(module, reason)
-        model = {name: tensor.detach().clone() for name, tensor in _named(copied)}
+        model = _values(copied)
         with torch.no_grad():
             for name, tensor in _named(copied):
                 tensor.copy_(start[name])
-        rounding, nudged = rounding_of(trainer), start
-        if rounding.is_coarse:
-            nudged = {
-                name: rounding.nudged(tensor.flatten()).view_as(tensor) if tensor.is_floating_point() else tensor
-                for name, tensor in start.items()
-            }
+        rounding = rounding_of(trainer)
+        nudged = _nudged(start, rounding) if rounding.is_coarse else start
         both = {name: torch.stack([tensor, nudged[name]]) for name, tensor in start.items() if name not in unstacked}
         training = RowTraining(copied, optimizer, clipping(trainer), unused, shared)
         batches = SharedBatches(iter(given), len(given), 2) if shared else GivenBatches([given, given])
@@ -147,6 +137,49 @@ def try_rows(
         with isolated_rngs(seed, "steps"), purely(copied, draws, shared), batched_steps(own):
             rows, means = training.train(both, batches)
     _compare(module, "the loss", means[0], torch.stack(losses).mean().to(means), rounding.number)
+    _compare_models(module, rows, model, start, rounding, shared)
+    return unused
+
+
+def _copied_fit(trainer: L.Trainer, space: ParameterSpace) -> L.Trainer:
+    """Return a stand-in for a trainer with copies of its module and its optimizer, at the optimizer's full rates."""
+    module = trainer.lightning_module
+    with refusing(module):
+        copied = fresh_copy(module, space, space.read(module), {})
+    own = stand_in(trainer, copied)
+    same = {id(old): new for old, new in zip(module.parameters(), copied.parameters())}
+    own.strategy.optimizers = [deepcopy(trainer.optimizers[0], same)]
+    for group in own.optimizers[0].param_groups:  # a warm-up may begin at 0, which would hide all differences
+        group["lr"] = group.get("initial_lr") or group["lr"]
+    return own
+
+
+def _nudged(start: Mapping[str, Tensor], rounding: Rounding) -> dict[str, Tensor]:
+    """Return weights that differ from others by their precision's rounding; whole numbers stay as they are."""
+    return {
+        name: rounding.nudged(tensor.flatten()).view_as(tensor) if tensor.is_floating_point() else tensor
+        for name, tensor in start.items()
+    }
+
+
+def _compare_models(
+    module: nn.Module,
+    rows: Mapping[str, Tensor],
+    model: Mapping[str, Tensor],
+    start: Mapping[str, Tensor],
+    rounding: Rounding,
+    shared: bool,
+) -> None:
+    """Raise NotBatched if the first row differs from the ordinarily trained model by more than rounding explains.
+
+    Args:
+        module: the fit's module.
+        rows: the two rows after training, by name ``[2, ...]``.
+        model: the ordinarily trained model, by name ``[...]``.
+        start: the weights before training, by name ``[...]``.
+        rounding: the rounding of the trainer's precision.
+        shared: whether all rows take the same batches.
+    """
     way = _norm(model[name] - tensor for name, tensor in start.items())
     rounded = rounding.steps * way
     if rounding.is_coarse:
@@ -154,14 +187,18 @@ def try_rows(
         rounded = max(rounded, _norm(rounding.caused(*models) for models in found))
     apart_from = _norm(tensor[0] - model[name] for name, tensor in rows.items())
     if shared and apart_from <= max(SHARE * way, rounded):
-        return unused
+        return
     for name, tensor in rows.items():
         _compare(module, name, tensor[0], model[name], rounding.number, rounded)
-    return unused
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _values(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a module's parameters and buffers, by name."""
+    return {name: tensor.detach().clone() for name, tensor in _named(module)}
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

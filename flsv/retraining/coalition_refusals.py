@@ -1,0 +1,80 @@
+"""What a federation must not have if it trains coalitions, in either way, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import lightning as L
+from torch import Tensor
+
+from flsv.attacks import Collusion
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core.sharing import sharing
+from flsv.privacy import GaussianPrivacy
+from flsv.retraining.coalition_rounds import samplers_among
+from flsv.sampling import ClientSampler
+from flsv.utilities.errors import ConfigurationError
+
+#: Advice in error messages, for runs whose base configuration on the command line has the metric.
+WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
+
+
+def check_settings(config: FederationConfig) -> None:
+    """Check that coalitions of a federation can be trained in one of the ways.
+
+    Args:
+        config: the federation's configuration.
+
+    Raises:
+        ConfigurationError: they cannot.
+    """
+    if why := _refused(config):
+        raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}.")
+
+
+def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
+    """Check that no trained part of a module stays at the clients.
+
+    Args:
+        config: the federation's configuration.
+        module: the module.
+
+    Raises:
+        ConfigurationError: a part stays there.
+    """
+    if kept := sharing(config.share, module, config.head).kept:
+        raise ConfigurationError(
+            f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
+            f"{sorted(kept)[0]!r} and others stay at the clients. Share all that is trained, or {WITHOUT}."
+        )
+
+
+def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int) -> float:
+    """Return the mean number of clients that a sampler draws for a round, if it can draw among coalitions' members.
+
+    Args:
+        sampler: the federation's sampler.
+        masks: a function of the number of clients, which returns the members of the coalitions, bool ``[K, n]``.
+        num_clients: n.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    try:
+        samplers_among(sampler, masks(num_clients))
+        return float(sampler.inclusion_probabilities(num_clients, {}).sum())
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"ShadowShapley trains each of many coalitions alone, and {error} Or {WITHOUT}."
+        ) from None
+
+
+def _refused(config: FederationConfig) -> str | None:
+    """Explain why coalitions of a federation cannot be trained in either way, and what to do; None: they can."""
+    if config.personalizer is not None:
+        return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
+    if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
+        return "noise would be spent on each of these models. Leave it out"
+    if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
+        return f"{colluders} compare the updates of one cohort. Leave them out"
+    return None
