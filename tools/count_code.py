@@ -27,20 +27,21 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 400, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (44_600, 38_000),
-    "of these of guides": (12_810, 12_000),
-    "lines of tests": (35_035, 31_000),
-    "lines of tools": (6_060, 4_500),
-    "scripts in tools": (29, 25),
-    "lines of flsv": (31_345, 28_000),
+    "words of all pages": (45_210, 38_000),
+    "of these of guides": (13_340, 12_000),
+    "lines of tests": (38_560, 31_000),
+    "lines of tools": (6_030, 4_500),
+    "scripts in tools": (28, 25),
+    "lines of flsv": (34_770, 28_000),
 }
 #: Lines of code in the rooms of flsv: the limit, and the aim where the design has one.
 ROOMS: dict[str, tuple[int, int | None]] = {
-    "_lightning": (720, None), "benchmark": (960, 1_000), "cli": (1_960, 1_500), "core": (1_180, None),
-    "data": (3_470, 2_600), "engines": (2_245, 2_100), "federation": (1_060, None), "functional": (3_050, 2_800),
-    "games": (2_010, 1_500), "metrics": (2_160, 1_900), "models": (790, None), "personalization": (680, None),
-    "report": (1_040, None), "results": (1_120, None), "retraining": (1_070, None), "server": (1_020, None),
-    "testing": (650, 700), "training": (2_760, None), "utilities": (1_045, None), "valuation": (680, None),
+    "_lightning": (790, None), "benchmark": (960, 1_000), "cli": (2_300, 1_500), "core": (1_230, None),
+    "data": (3_480, 2_600), "engines": (2_110, 2_100), "federation": (1_230, None), "functional": (3_070, 2_800),
+    "games": (1_670, 1_500), "metrics": (2_160, 1_900), "models": (720, None), "outside": (530, None),
+    "personalization": (690, None), "report": (1_420, None), "results": (1_290, None), "retraining": (2_400, None),
+    "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_920, None),
+    "utilities": (1_320, None), "valuation": (680, None),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference", "decisions")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -53,12 +53,18 @@ def hook_adapts(part: Any, hook: str, proved: bool = False) -> bool:
         names = {name for code in codes for name in code.co_names}
         if names & _SCORES or (not codes and not proved):
             return True
-        if before or proved:
-            continue
-        stores = any(step.opname in _STORES for code in codes for step in dis.get_instructions(code))
-        if stores or not all(name in _LOGGING or name == hook or _is_record(part, name) for name in names):
+        if not (before or proved) and (_stores(codes) or any(_acts(part, name) for name in names - {hook})):
             return True
     return False
+
+
+def _stores(codes: Sequence[CodeType]) -> bool:
+    return any(step.opname in _STORES for code in codes for step in dis.get_instructions(code))
+
+
+def _acts(part: Any, name: str) -> bool:
+    """Return whether a name in a hook's code may stand for more than what computes and logs."""
+    return name not in _LOGGING and not _is_record(part, name)
 
 
 def _own(part: Any, hook: str) -> Iterator[Any]:
