@@ -205,9 +205,10 @@ def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
 
 
 def _of(runs: Sequence[Run]) -> str:
-    seeds = (str(run.record["settings"]["federation_seed"]) for run in runs)
+    found = [run.record["settings"].get("federation_seed") for run in runs]  # rounds of other frameworks have none
+    seeds = sorted((str(seed) for seed in found if seed is not None), key=lambda seed: (len(seed), seed))
     rounds = _rounds([run.rounds for run in runs], runs[0].record["rounds"])
-    return f"{_seeds(sorted(seeds, key=lambda seed: (len(seed), seed)))}, {rounds}, {_day(runs[0])}"
+    return ", ".join([*([_seeds(seeds)] if seeds else ()), rounds, _day(runs[0])])
 
 
 def _seeds(seeds: Sequence[str]) -> str:
