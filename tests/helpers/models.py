@@ -281,7 +281,7 @@ STEP_CASES: dict[str, Make] = {
     "a rate by a callback": hooked("on_train_batch_start", set_rate, BATCH, BATCH, BATCH),
     "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None, ROUND, None),
     "weights clamped by a callback": hooked("on_train_batch_end", clamp, BATCH, BATCH, BATCH),
-    "weights clamped as a round begins": hooked("on_train_epoch_start", clamp, None, ROUND, None),  # clients start anew
+    "weights clamped as a round begins": hooked("on_train_epoch_start", clamp, "buffers have changed", ROUND, None),
     "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None, ROUND, None),
     "a timer": (Stepped, lambda: [Timer()], None, None, None),
     "a timer that clamps weights": (Stepped, lambda: [Clamps()], *["Clamps defines on_train_batch_start"] * 3),
