@@ -86,7 +86,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a process that has made a run's federation tells of it.
+    """Facts about a run's federation, from the process that has made it.
 
     Args:
         clients: the clients' names.

@@ -24,7 +24,7 @@ PAYABLE = ("metric", "one seed", "seeds")
 
 @dataclass(frozen=True)
 class State:
-    """What decides which sentences page one has.
+    """State of a run and its values that decides which sentences page one has.
 
     Args:
         source: where the values come from: ``"nothing"`` was measured; ``"rounds"``, single rounds that another

@@ -40,7 +40,7 @@ class CoalitionFailed(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class FitOrder:
-    """What a coalition's fit is to do.
+    """Order for a coalition's fit.
 
     Args:
         members: the coalition's clients.
@@ -59,7 +59,7 @@ class FitOrder:
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """What comes of a coalition's fit.
+    """Result of a coalition's fit.
 
     Args:
         curves: the utilities after the rounds, by the performance's name.

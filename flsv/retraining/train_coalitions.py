@@ -41,7 +41,7 @@ def coalition_seed(seed: int, members: Members) -> int:
 
 @dataclass(frozen=True)
 class Fit:
-    """What is known of a coalition's fit.
+    """Result of a coalition's fit, as the store needs it.
 
     Args:
         values: ``[C]``, the utilities of the trained model by each performance.
