@@ -99,9 +99,11 @@ def main(args: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reading program, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Vanished as error:
+    except FileNotFoundError as error:
+        if not (gone := _gone(error)):
+            raise
         print(
-            f"flsv: error: {error}. Move it back, and start again, a fit that has saved a checkpoint with --ckpt_path "
+            f"flsv: error: {gone}. Move it back, and start again, a fit that has saved a checkpoint with --ckpt_path "
             "last.",
             file=sys.stderr,
         )
@@ -124,6 +126,19 @@ def main(args: list[str] | None = None) -> int:
             raise
         print(f"flsv: error: {cause}", file=sys.stderr)
         return 2
+
+
+def _gone(error: BaseException | None) -> Vanished | None:
+    """Return the file that the command wrote into and misses. The thread of TensorBoard's writer may miss its own
+    first, or raise when Lightning flushes it because another is missed.
+    """
+    while error is not None:
+        if isinstance(error, Vanished):
+            return error
+        if isinstance(error, FileNotFoundError) and "tfevents" in (name := str(error.filename)):
+            return Vanished(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        error = error.__context__
+    return None
 
 
 def _run(given: list[str]) -> int:

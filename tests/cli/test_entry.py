@@ -118,6 +118,28 @@ def test_a_run_whose_folder_vanishes_ends_in_one_line(
         )
 
 
+@pytest.mark.parametrize("then", ["trainer.logger.experiment.flush()", "time.sleep(0.5)"])
+def test_a_folder_whose_loss_tensorboards_thread_sees_too_ends_in_one_line(
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"moves_{len(then)}"
+    Path(f"{name}.py").write_text(
+        "import os, time\nimport lightning as L\n\n\nclass Moves(L.Callback):\n"
+        "    def on_train_batch_start(self, trainer, *_):\n"
+        "        if trainer.current_epoch and os.path.exists('lightning_logs'):\n"
+        "            os.rename('lightning_logs', 'elsewhere')\n"
+        f"            trainer.logger.experiment.add_scalar('late', 1.0)\n            {then}\n"
+    )
+    options = ["--config", str(written(Path("federation.yaml"))), "--trainer.max_epochs", "3", *QUIET]
+    assert main(["fit", *options, "--trainer.callbacks", f"{name}.Moves"]) == 1
+    assert re.search(
+        r"^flsv: error: .*lightning_logs/version_0/\S+ is no longer there: .*ckpt_path last\.$",
+        capsys.readouterr().err,
+        re.MULTILINE,
+    )
+
+
 #: Commands that write, where.
 WRITING = {
     "fit": "--config digits --trainer.default_root_dir={}",

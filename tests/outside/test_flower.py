@@ -253,6 +253,8 @@ def test_flwr_run_gives_value_rounds_numbers_and_the_strategys_model(
     assert (tmp_path / "kept.pt").is_file(), printed
     kept = torch.load(tmp_path / "kept.pt", weights_only=False)
     monkeypatch.syspath_prepend(app)
+    for module in [module for module in sys.modules if module.startswith("fedapp")]:
+        monkeypatch.delitem(sys.modules, module)
     from fedapp import task  # type: ignore[import-not-found]
 
     for name in ("FedAvg", "FedAdam", "Halfway"):
