@@ -1,5 +1,6 @@
 """Modules, callbacks and data of which a copy is wrong: each coalition against a process of its own."""
 
+import functools
 import json
 import os
 import subprocess
@@ -31,6 +32,7 @@ def alone() -> Iterator[Alone]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
     ) as process:
 
+        @functools.cache  # two tests ask for each kind
         def ask(name: str) -> dict[str, Any]:
             assert process.stdin is not None
             assert process.stdout is not None
