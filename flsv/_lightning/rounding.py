@@ -15,7 +15,7 @@ FACTOR = 3.0
 
 
 class Rounding(NamedTuple):
-    """How far two computations of the same may differ because of rounding.
+    """Tolerances for two computations of the same numbers or models, which differ by rounding.
 
     Attributes:
         unit: largest relative error of one rounded factor of a product.
@@ -33,12 +33,15 @@ class Rounding(NamedTuple):
 
     @property
     def is_coarse(self) -> bool:
-        """Return whether a fixed tolerance is not enough for models: training amplifies rounding, from a few hundredths
-        of the way after 10 steps with convolutions in TF32 to all of it after 100."""
+        """Return whether the arithmetic is too coarse for a fixed tolerance of models.
+
+        Training amplifies rounding: with convolutions in TF32, two models differ by a few hundredths of the way that
+        they moved after 10 steps, and by all of it after 100.
+        """
         return self.steps > 0
 
     def nudged(self, start: Tensor, least: float = 0.0) -> Tensor:
-        """Return a model that differs from another by as much as factors are rounded, to train it, too.
+        """Change a model by rounding errors; the training of both models shows how much training amplifies these.
 
         Args:
             start: ``[P]``, the other model.
@@ -49,12 +52,12 @@ class Rounding(NamedTuple):
         return start * (1 + max(least, self.unit) * noise)
 
     def caused(self, start: Tensor, trained: Tensor, nudged: Tensor, least: float = 0.0) -> Tensor:
-        """Return the largest distance between two trainings of a model that rounding causes, as measured.
+        """Compute the largest distance that rounding may cause between two trainings of a model, from a measured one.
 
         Args:
             start: ``[P]``, the model before training.
             trained: ``[P]``, the model after training.
-            nudged: ``[P]``, what the same training has made of ``nudged(start, least)``.
+            nudged: ``[P]``, the model ``nudged(start, least)`` after the same training.
             least: the argument of :meth:`nudged`.
         """
         return FACTOR * ((trained - start) - (nudged - self.nudged(start, least))).norm()
@@ -82,8 +85,7 @@ _BY_PRECISION = {
 
 
 def rounding_of(trainer: L.Trainer) -> Rounding:
-    """Return the tolerances for two computations of the same in a trainer's precision, on its device; the widest for a
-    precision that is not known."""
+    """Return the tolerances for a trainer's precision and device; the widest ones for an unknown precision."""
     return ROUNDINGS[arithmetic_of(trainer.precision, trainer.strategy.root_device)]
 
 

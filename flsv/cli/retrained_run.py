@@ -49,7 +49,7 @@ from flsv.utilities.supervisor import ChildFailed, Task, answer, supervise
 
 @dataclass(frozen=True)
 class Question:
-    """How coalitions are trained, and how their models are judged.
+    """Options of how coalitions are trained, and of how their models are scored.
 
     Args:
         metric: the performance; None: the run's metrics', or accuracy.

@@ -37,7 +37,7 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
 
 
 def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, steps: float) -> str | None:
-    """Train a coalition that is a row by a fit too, and compare the two models.
+    """Train a coalition again by a fit of its own, and compare its model with that of its row.
 
     Args:
         forks: the fits of coalitions.
@@ -46,7 +46,7 @@ def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, steps: float)
         steps: the difference of equal models that the precision allows, see :func:`flsv.retraining.proof.difference`.
 
     Returns:
-        Why the row is wrong; None: it is not.
+        The reason why the row is wrong; None: it is right.
     """
     names = f"the federation of clients {list(order.members)} alone"
     ((_, found),) = forks.train([order])
@@ -139,7 +139,7 @@ class AfterTheRun:
         return found
 
     def _remedy(self, error: CoalitionFailed) -> str:
-        """Return what to do where coalitions would not be trained as the run was, for a message."""
+        """Return the advice for the message on coalitions that are not trained as the run was; "" for other errors."""
         if not isinstance(error, Unproved):
             return ""
         if self._beginning.forks is not None:

@@ -89,7 +89,7 @@ class UtilityStore:
         return {members for of, members, _ in self._known if of == seed}
 
     def missing(self, seed: int, coalitions: Sequence[Members], rounds: Collection[int] = (LAST,)) -> list[Members]:
-        """Return the distinct coalitions that lack utilities after some of the rounds, in their order."""
+        """Return, of the given coalitions, those without utilities after at least one of the rounds; each once."""
         distinct = dict.fromkeys(coalitions)
         return [each for each in distinct if any((seed, each, index) not in self._known for index in rounds)]
 
@@ -115,7 +115,7 @@ class UtilityStore:
         return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
 
     def add(self, seed: int, members: Members, rows: Mapping[int, Row]) -> None:
-        """Hold a coalition's utilities, and write them.
+        """Add a coalition's utilities, in memory and, if they are finite, to the file.
 
         Args:
             seed: the seed of the coalition's training.
