@@ -10,7 +10,7 @@ from flsv.functional import (
 )
 
 
-def test_equal_sizes_lie_on_the_geodesic() -> None:
+def test_interpolating_measure_of_equal_sizes_lies_on_the_geodesic() -> None:
     t, (x, _), (x2, _) = 0.25, labeled(0), labeled(1)
     whole, gamma = wasserstein_distance(x, x2), interpolating_measure(x, x2, t=t)
     torch.testing.assert_close(wasserstein_distance(x, gamma), t * whole)
