@@ -170,7 +170,7 @@ def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: py
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
 
 
-def test_what_is_refused_before_the_first_round_leaves_no_folder(tmp_path: Path) -> None:
+def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path: Path) -> None:
     config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
     assert main(["fit", *config]) == 0
     assert (

@@ -20,7 +20,7 @@ def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
 
 
-def test_reads_all_floating_point_state_parameters_first_and_writes_the_inverse() -> None:
+def test_parameter_space_reads_parameters_first_and_writes_the_inverse() -> None:
     module, other = network(), network()
     space = ParameterSpace(module)
     vector = space.read(module)

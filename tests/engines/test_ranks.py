@@ -144,7 +144,7 @@ def test_two_hosts_equal_one_process_to_the_bit(runs: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_by_itself(runs: Path, tmp_path: Path) -> None:
+def test_torchrun_restarts_a_killed_run_from_its_checkpoint(runs: Path, tmp_path: Path) -> None:
     # The agent of torchrun, on processes that need not import everything again.
     config = LaunchConfig(
         min_nodes=1,

@@ -34,7 +34,7 @@ def scores_of(logits: Tensor, y: Tensor) -> Scores:
 
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("share", [0.06, 0.5])
-def test_predictions_that_have_nothing_to_do_with_the_labels_are_hardly_ever_told_apart(by: str, share: float) -> None:
+def test_predictions_independent_of_the_labels_seldom_beat_a_constant(by: str, share: float) -> None:
     generator, found = torch.Generator().manual_seed(0), 0
     for _ in range(400):
         y = (torch.rand(200, generator=generator) < share).long()

@@ -222,7 +222,7 @@ def test_the_end_of_a_fit_says_who_contributed_what_and_what_next(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
-def test_who_stops_a_fit_sees_the_table_so_far(
+def test_stopped_fit_shows_the_table_so_far(
     number: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Lightning's status after Ctrl-C is 1; after SIGTERM it would be 0."""
@@ -241,7 +241,7 @@ def test_who_stops_a_fit_sees_the_table_so_far(
     assert "cssv" in capsys.readouterr().out
 
 
-def test_without_a_metric_no_contributions_are_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_without_metrics_announces_no_contributions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(FederatedLoop(seed=1), tmp_path, rounds=1)
     said = capsys.readouterr().out
     assert "Contributions" not in said

@@ -31,7 +31,7 @@ def weights_reference(values, distances, own, self_weight):
 
 @pytest.mark.parametrize("self_weight", POLICIES)
 @pytest.mark.parametrize("own", [0, 5])
-def test_weights_against_numpy(self_weight, own):
+def test_personalized_weights_equal_numpys(self_weight, own):
     generator = torch.Generator().manual_seed(own)
     for _ in range(20):
         values = torch.randn(6, generator=generator, dtype=torch.float64)

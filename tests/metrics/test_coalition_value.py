@@ -245,7 +245,7 @@ def test_coalition_value_in_a_loop_uses_the_rounds_models(tmp_path: Path) -> Non
     assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
 
 
-def test_without_validation_data_or_forward_it_is_said_before_training(tmp_path: Path) -> None:
+def test_games_without_validation_data_or_forward_are_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"):
         fit(loop, tmp_path, data=toy_data(server_val=0))

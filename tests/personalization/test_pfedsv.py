@@ -64,7 +64,7 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: boo
     assert torch.equal(careful[0], free[0] if better else vectors[0])
 
 
-def test_who_is_absent_is_downloaded_as_it_was_and_who_never_came_is_not() -> None:
+def test_absent_client_is_downloaded_as_last_uploaded_and_a_new_one_is_not() -> None:
     method = begun(4, PFedSV())
     vectors = random_models(3)
     play(method, [Judged(1, lambda v: 0.5), Judged(2, lambda v: 0.5)], vectors[1:])

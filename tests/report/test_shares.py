@@ -109,7 +109,7 @@ def test_shares_by_an_unsuitable_metric_need_its_name_and_warn(fitted: Path, tmp
         assert "Not suitable as a basis for payment: cssv does not measure how much each partner adds" in said
 
 
-def test_every_metric_says_on_its_page_what_it_declares() -> None:
+def test_docstring_says_not_for_payment_exactly_if_the_metric_does() -> None:
     """But for costs and values of pairs, which are never a basis for payment, and the base class."""
     known = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
     others = ("ContributionMetric", "DomainRelevance")
@@ -200,7 +200,7 @@ def test_amounts_have_the_decimals_of_their_currency() -> None:
         ("5 6 7", {"paid_in": {"sv": {"by": "accuracy", "told_apart": False}}}, "payment: measured by its share of"),
     ],
 )
-def test_the_first_line_says_whether_values_are_fit_to_pay_by(
+def test_first_line_says_whether_values_are_suitable_for_payment(
     fitted: Path, tmp_path: Path, seeds: str | None, told: Any, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = part(fitted, tmp_path / "run", "sv")

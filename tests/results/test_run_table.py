@@ -101,7 +101,7 @@ def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path:
     assert elsewhere.read_text() == written(path, [2, 3], 2).read_text() == whole
 
 
-def test_rounds_that_are_not_written_again_as_they_were_are_kept_and_named(tmp_path: Path) -> None:
+def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(tmp_path: Path) -> None:
     """Those of another run, and those of this one where it goes back by more than one."""
     path = written(tmp_path / "c.csv", range(4))
     first = path.read_bytes()

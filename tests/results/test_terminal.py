@@ -194,7 +194,7 @@ class LogsByGroup(Plain):
         self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
 
 
-def test_who_contributed_most_is_said_by_the_metric_nearest_to_retraining_and_all_that_is_logged(
+def test_closing_lines_rank_by_the_metric_nearest_to_retraining(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = {"val": CumulativeShapley(), "value": ShadowShapley()}

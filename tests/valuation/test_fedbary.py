@@ -48,7 +48,7 @@ def exact(a: Any, b: Any, weight: float) -> float:
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
-def test_with_as_many_points_as_samples_distances_are_exact(weight: float) -> None:
+def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> None:
     server, sets = draw(45, 0), [draw(45, 1), draw(45, 2, 3.0)]
     exactly = {"support": 45, "allow_reconstruction": True}
     found, _ = value(sets, server, label_weight=weight, iterations=20, judge=False, **exactly)

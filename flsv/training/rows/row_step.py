@@ -220,8 +220,8 @@ class _Stepped(nn.Module):
 
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Return, for each parameter and buffer by name, all names under which layers of a :class:`_Stepped` module hold
-    it; a layer that is registered under several names counts once."""
+    """Return all names of each parameter and buffer in a :class:`_Stepped` module, by its first name; tied weights have
+    several. A layer that is registered under several names counts once."""
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     places = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):

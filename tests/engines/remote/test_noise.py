@@ -212,7 +212,7 @@ def test_every_field_of_a_message_enters_the_noise_key(told: tuple[Packet, Path]
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_whatever_changes_in_a_message_changes_the_noise(told: tuple[Packet, Path], tmp_path: Path) -> None:
+def test_any_change_of_a_message_changes_the_noise(told: tuple[Packet, Path], tmp_path: Path) -> None:
     """In the answers of a site, which refuses some of these messages."""
     packet, folder = told
     shutil.copytree(folder, tmp_path / "site")

@@ -123,7 +123,7 @@ def test_exact_values_of_several_seeds_have_the_seeds_interval() -> None:
     torch.testing.assert_close(half, 0.6744898 * known.stderr)
 
 
-def test_an_interval_over_seeds_by_hand() -> None:
+def test_interval_over_seeds_equals_that_by_hand() -> None:
     """Standard deviations over the seeds 2^0.5 and 18^0.5; Student's quantile of one degree, 6.314."""
     found = interval_over_seeds(torch.tensor([[1.0, 1.0], [3.0, 7.0]]))
     torch.testing.assert_close(found, 6.313752 * torch.tensor([1.0, 3.0]).double(), rtol=1e-6, atol=0)

@@ -17,7 +17,7 @@ def test_interpolating_measure_of_equal_sizes_lies_on_the_geodesic() -> None:
     torch.testing.assert_close(wasserstein_distance(gamma, x2), (1 - t) * whole)
 
 
-def test_barycentric_projection_moves_the_side_with_s_points() -> None:
+def test_interpolation_of_unequal_sizes_moves_the_first_side() -> None:
     """Equation 6, with the plan written out: 4 points to 2, in order on the line."""
     x, x2 = torch.tensor([[3.0], [0.0], [2.0], [1.0]]), torch.tensor([[10.0], [20.0]])
     answered, _ = TransportClient(x, allow_reconstruction=True).answer(x2)
