@@ -40,7 +40,7 @@ class CohortEpoch:
         self._advance()
 
     def finish(self) -> None:
-        """Call the checkpoints, the validation and the schedulers that were put off."""
+        """Do what has been put off."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each()

@@ -41,7 +41,7 @@ class Rounding(NamedTuple):
         return self.steps > 0
 
     def nudged(self, start: Tensor, least: float = 0.0) -> Tensor:
-        """Change a model by rounding errors; the training of both models shows how much training amplifies these.
+        """Return a model that differs from another by as much as factors are rounded, to train it, too.
 
         Args:
             start: ``[P]``, the other model.
@@ -52,12 +52,12 @@ class Rounding(NamedTuple):
         return start * (1 + max(least, self.unit) * noise)
 
     def caused(self, start: Tensor, trained: Tensor, nudged: Tensor, least: float = 0.0) -> Tensor:
-        """Compute the largest distance that rounding may cause between two trainings of a model, from a measured one.
+        """Return the largest distance between two trainings of a model that rounding causes, as measured.
 
         Args:
             start: ``[P]``, the model before training.
             trained: ``[P]``, the model after training.
-            nudged: ``[P]``, the model ``nudged(start, least)`` after the same training.
+            nudged: ``[P]``, what the same training has made of ``nudged(start, least)``.
             least: the argument of :meth:`nudged`.
         """
         return FACTOR * ((trained - start) - (nudged - self.nudged(start, least))).norm()

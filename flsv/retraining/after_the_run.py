@@ -37,7 +37,7 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
 
 
 def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, steps: float) -> str | None:
-    """Train a coalition again by a fit of its own, and compare its model with that of its row.
+    """Train a coalition that is a row by a fit too, and compare the two models.
 
     Args:
         forks: the fits of coalitions.
@@ -139,7 +139,7 @@ class AfterTheRun:
         return found
 
     def _remedy(self, error: CoalitionFailed) -> str:
-        """Return the advice for the message on coalitions that are not trained as the run was; "" for other errors."""
+        """Return what to do where coalitions would not be trained as the run was, for a message."""
         if not isinstance(error, Unproved):
             return ""
         if self._beginning.forks is not None:

@@ -123,7 +123,7 @@ class ForkedFits:
     # ---- in the process that waits
 
     def _wait(self, asked: int, tell: int) -> FitOrder:
-        """Wait for orders, start a fork for each, and send the forks' results; in a fork, return the fork's order."""
+        """Wait for orders, train them by forks, and send the results; in such a fork, return its order."""
         try:
             os.close(self._ask)
             os.close(self._told)

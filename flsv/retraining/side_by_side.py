@@ -109,8 +109,7 @@ def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["flo
 
     Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance that
     the model moves. The allowed difference is therefore measured: the full coalition is trained once more from an
-    initial model whose entries are changed by a millionth of their size, or by the arithmetic's rounding error if that
-    is larger.
+    initial model that is changed by a millionth, or by as much as the precision rounds a factor of a product.
 
     Args:
         models: ``[3, P]``, the models of :attr:`CoalitionTraining.checked`.

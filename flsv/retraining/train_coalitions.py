@@ -34,8 +34,8 @@ SEEDS = 3
 
 
 def coalition_seed(seed: int, members: Members) -> int:
-    """Return the seed of a coalition's fit: ``seed`` itself for every coalition, so that all coalitions start from the
-    same weights and a client takes the same batches in each."""
+    """Return the seed of a coalition's fit in the trainings with ``seed``: the same for all coalitions, so that they
+    start from the same weights and their clients take the same batches."""
     return seed
 
 
@@ -110,7 +110,7 @@ class Here:
 
 
 def fit_of(game: TrainedGame, members: Members) -> Fit:
-    """Train a coalition, and return the result of its fit."""
+    """Train a coalition, and return what is known of its fit."""
     masks = torch.zeros(2, game.num_players, dtype=torch.bool)
     masks[1, list(members)] = True
     empty, values = game(masks).view(2, -1).tolist()

@@ -89,7 +89,7 @@ class UtilityStore:
         return {members for of, members, _ in self._known if of == seed}
 
     def missing(self, seed: int, coalitions: Sequence[Members], rounds: Collection[int] = (LAST,)) -> list[Members]:
-        """Return, of the given coalitions, those without utilities after at least one of the rounds; each once."""
+        """Return the distinct coalitions that lack utilities after some of the rounds, in their order."""
         distinct = dict.fromkeys(coalitions)
         return [each for each in distinct if any((seed, each, index) not in self._known for index in rounds)]
 

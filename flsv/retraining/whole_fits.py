@@ -1,4 +1,4 @@
-"""WholeFits: trains coalitions as federations of their own after a run, each by a fit, and stores their utilities.
+"""WholeFits: trains coalitions as federations of their own after a run, each by a fit, and keeps what comes of them.
 
 The module, its optimizers and the Trainer's callbacks do the same in such a fit as in the federation's own fit. The
 coalition of all clients is trained in the same way, and must come to the federation's own model.
@@ -51,7 +51,7 @@ def called(measure: str | ModelScore) -> str:
 
 
 def sampler_of(loop: Any, participation: Participation = "drawn") -> ClientSampler:
-    """Return the sampler from which each coalition's sampler is made by :meth:`flsv.sampling.ClientSampler.among`.
+    """Return the sampler of which each coalition gets its own, see :meth:`flsv.sampling.ClientSampler.among`.
 
     Args:
         loop: the :class:`flsv.FederatedLoop` of the whole federation.
@@ -94,7 +94,7 @@ class Unproved(CoalitionFailed):
 
 
 def _stands(found: Sequence[Curves | CoalitionFailed]) -> bool:
-    """Return whether some process has the result of the coalition of all clients; raise the error if one has failed."""
+    """Return whether there is a result of the coalition of all clients among several processes'; raise their errors."""
     failed = [each for each in found if isinstance(each, CoalitionFailed)]
     if failed:
         raise next((error for error in failed if isinstance(error, Unproved)), failed[-1])
@@ -189,8 +189,8 @@ class WholeFits:
         return mine, max(map(owners.count, range(size)), default=0)
 
     def _gathered(self, mine: Sequence[Members], turns: int) -> Iterator[dict[Members, Curves | CoalitionFailed]]:
-        """Train the coalition of all clients and this process's coalitions, and yield in each turn the results of all
-        processes; they are held back until the coalition of all clients has come to the run's model.
+        """Train the coalition of all clients and this process's coalitions, and yield in each turn what all processes
+        have found; nothing before the coalition of all clients has come to the run's model.
 
         Args:
             mine: the coalitions of this process.
@@ -215,10 +215,8 @@ class WholeFits:
                 yield {}
 
     def _trained(self, coalitions: Sequence[Members]) -> Iterator[tuple[Members, Curves | CoalitionFailed]]:
-        """Train this process's coalitions, and yield each with its utilities or with an error that names it.
-
-        The first one is the coalition of all clients. It comes last if its model must be compared again with the run's.
-        """
+        """Train this process's coalitions, the first of which is that of all clients, and yield each with its
+        utilities, or an error that names it; of all clients when they have come to the run's model."""
         last = max(self._last, self._rounds[-1])
         proof = self._order(coalitions[0], (*self._rounds, last))
         doubted = False
@@ -256,12 +254,12 @@ class WholeFits:
         )
 
     def _rows(self, curves: Curves) -> dict[int, Row]:
-        """Convert a coalition's utilities by performance to ``{round: row}``, as the store holds them."""
+        """Return the store's rows of a coalition's utilities."""
         by = [curves[name].view(len(self._rounds), -1).tolist() for name in self._measures]
         return dict(zip(self._rounds, zip(*by)))
 
     def _curves(self, members: Members) -> dict[str, Tensor]:
-        """Read a coalition's utilities from the store: by performance, ``[R]`` or ``[R, M]`` for R rounds."""
+        """Return a coalition's utilities from the store."""
         rows = self._store.rows(self._seed, members, self._rounds)
         by = [torch.tensor(cells, dtype=torch.float64) for cells in zip(*rows)]
         return {name: curve if curve.shape[1] > 1 else curve[:, 0] for name, curve in zip(self._measures, by)}
