@@ -152,7 +152,7 @@ class FinetuningState:
         return self._trained if within_round else _trained(self._trainer.lightning_module)
 
     def restore(self, module: L.LightningModule, state: dict[str, list[str]] | None) -> None:
-        """Let exactly the parameters and BatchNorm layers train that ``state``, a result of :meth:`state`, names."""
+        """Unfreeze the parameters and BatchNorm layers named in ``state`` from :meth:`state`, and freeze all others."""
         if state is None or self._trainer is None:
             return
         for name, parameter in module.named_parameters():

@@ -15,7 +15,7 @@ FACTOR = 3.0
 
 
 class Rounding(NamedTuple):
-    """How far two computations of the same may differ because of rounding.
+    """Tolerances for two computations of the same numbers or models, which differ by rounding.
 
     Attributes:
         unit: largest relative error of one rounded factor of a product.
@@ -33,8 +33,11 @@ class Rounding(NamedTuple):
 
     @property
     def is_coarse(self) -> bool:
-        """Return whether a fixed tolerance is not enough for models: training amplifies rounding, from a few hundredths
-        of the way after 10 steps with convolutions in TF32 to all of it after 100."""
+        """Return whether the arithmetic is too coarse for a fixed tolerance of models.
+
+        Training amplifies rounding: with convolutions in TF32, two models differ by a few hundredths of the way that
+        they moved after 10 steps, and by all of it after 100.
+        """
         return self.steps > 0
 
     def nudged(self, start: Tensor, least: float = 0.0) -> Tensor:
@@ -82,8 +85,7 @@ _BY_PRECISION = {
 
 
 def rounding_of(trainer: L.Trainer) -> Rounding:
-    """Return the tolerances for two computations of the same in a trainer's precision, on its device; the widest for a
-    precision that is not known."""
+    """Return the tolerances for a trainer's precision and device; the widest ones for an unknown precision."""
     return ROUNDINGS[arithmetic_of(trainer.precision, trainer.strategy.root_device)]
 
 

@@ -49,7 +49,7 @@ from flsv.utilities.supervisor import ChildFailed, Task, answer, supervise
 
 @dataclass(frozen=True)
 class Question:
-    """How coalitions are trained, and how their models are judged.
+    """Options of how coalitions are trained, and of how their models are scored.
 
     Args:
         metric: the performance; None: the run's metrics', or accuracy.
@@ -71,7 +71,7 @@ class Question:
 
     @property
     def measure(self) -> Measure:
-        """Return the performance to train for."""
+        """Return the performance measure by which the trained models are scored."""
         if self.names == CLASSIFICATION:
             return CLASSIFICATION
         measure: Any = performance_of("flsv retrain", str(self.metric), self.mode, "metric")
@@ -178,8 +178,10 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
 
 
 def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:
-    """Return the run's last checkpoint, whose weights the coalition of all clients must come to, or None and the reason
-    why they cannot be compared."""
+    """Return the run's last checkpoint, with which the model of the coalition of all clients is compared, and None.
+
+    Where they cannot be compared: None, and a sentence with the reason.
+    """
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
     if not saved:

@@ -286,7 +286,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def at_sites(self) -> FederationConfig:
-        """Return the configuration for remote sites, in which clients also train the coalitions that metrics need."""
+        """Return the configuration with which remote sites train coalitions' models, if metrics need them, too."""
         return self._plan.as_rows(self.config)
 
     @property

@@ -148,8 +148,10 @@ class FederationRun:
     # ---- a round
 
     def remember(self) -> None:
-        """Store the model from before the round, and seed the random numbers of the round's hooks, before any of them;
-        they must be the same in a resumed run."""
+        """Store the model from before the round, and seed the random numbers; called before any hook of the round.
+
+        The hooks of a resumed run must draw the same random numbers.
+        """
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.cohort.turn.shared.remember()
 

@@ -320,7 +320,7 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def value_again(self, round_index: int) -> None:
-        """Await the utilities of a round whose values do not stand, see :meth:`deliver` and :meth:`complete`."""
+        """Await a round's utilities again, for :meth:`deliver` and :meth:`complete`, because its values are wrong."""
         self.valued = self.valued.new_tensor([round_index])
         self.ends = self.ends.new_full((1, *self.ends.shape[1:]), torch.nan)
 

@@ -46,7 +46,7 @@ def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, steps: float)
         steps: the difference of equal models that the precision allows, see :func:`flsv.retraining.proof.difference`.
 
     Returns:
-        Why the row is wrong; None: it is not.
+        The reason why the row is wrong; None: it is right.
     """
     names = f"the federation of clients {list(order.members)} alone"
     ((_, found),) = forks.train([order])

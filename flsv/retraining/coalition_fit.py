@@ -1,4 +1,4 @@
-"""One coalition's fit: the changes that make a federation's fit the fit of a coalition, and what comes of it.
+"""One coalition's fit: the changes that make a federation's fit the fit of a coalition, and the fit's result.
 
 Copies of a Trainer (:mod:`flsv.retraining.copied_fits`) and forks of a fit (:mod:`flsv.retraining.forked_fits`) are
 changed in the same way: only the coalition's members take part, nothing is shown, no file is written, and callbacks
@@ -78,7 +78,7 @@ class FitResult:
 
 
 class CoalitionFits(Protocol):
-    """A way to train coalitions by fits."""
+    """Protocol of objects that train coalitions, each by a fit of its own."""
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | CoalitionFailed]]:
         """Train coalitions, and yield each with its result, or an error, in any order."""
@@ -163,7 +163,7 @@ class CoalitionScoring(GlobalModelScoring):
         return FitResult(curves, before, start, last, delivered)
 
     def _of(self, scores: list[Scores], name: str) -> Tensor:
-        """Return the utility by a performance ``name``, of the scores of one model."""
+        """Return the utility of one model by the performance ``name``, from the model's scores."""
         return utility_of(scores[self._once.index(self._scored[name])], self._named[name])[0].cpu()
 
 

@@ -129,7 +129,7 @@ class CoalitionPlan:
         return self._kept.keep(trainer, module, measures_of(self._metrics.values()))
 
     def close(self) -> None:
-        """End the process that waits at the fit's beginning."""
+        """End the forked process that keeps the fit's beginning, if there is one."""
         self._kept.close()
 
     def decide(
@@ -170,8 +170,10 @@ class CoalitionPlan:
     def _with_rows(
         self, trainer: L.Trainer, config: FederationConfig, num_clients: int, limit: float
     ) -> FederationConfig:
-        """Return the configuration with which coalitions are trained during the run; whether this goes wrong is watched
-        where they could still be trained after it."""
+        """Return the configuration with which coalitions are trained during the run.
+
+        If they could be trained after the run instead, errors of rows are watched for, and change the decision.
+        """
         give_up, prove = None, None
         if not callable(config.engine) and ranks_of(trainer).size == 1 and self._kept:
             give_up, prove = partial(self._give_up, num_clients), partial(self._prove, trainer, False)
@@ -207,7 +209,8 @@ class CoalitionPlan:
             )
 
     def _why_not_rows(self, trainer: L.Trainer, config: FederationConfig) -> str | None:
-        """Try in a fork, where there can be one, whether coalitions can be trained as rows; return why they cannot."""
+        """Return the reason why coalitions cannot be trained as rows; None: a trial, if possible in a fork, shows that
+        they can."""
         trial = partial(not_as_rows, trainer, config, self._coalitions, self._kept.forks is not None)
         if callable(config.engine) or why_not_by_forks(trainer) is not None:
             return trial()
@@ -231,7 +234,9 @@ class CoalitionPlan:
     def _prove(
         self, trainer: L.Trainer, ended: bool, index: int, seed: int, members: Tensor, rows: Tensor
     ) -> str | None:
-        """Train one of the coalitions that are rows, drawn at random, by a fit too, and compare the two models.
+        """Train one of the coalitions again by a fit of its own, and compare its model with that of its row.
+
+        The coalition is drawn at random.
 
         Args:
             trainer: the fit's trainer.
@@ -242,7 +247,7 @@ class CoalitionPlan:
             rows: ``[m, P]``, their models after the round.
 
         Returns:
-            Why the rows are wrong; None: they are not, or the run goes on.
+            The reason why the rows are wrong; None: they are right, or the run goes on.
         """
         forks, last = self._kept.forks, ended or index + 1 == trainer.max_epochs
         if forks is None or self._proved or not last or not len(rows):
@@ -369,7 +374,7 @@ class CoalitionPlan:
         return after.train(trainer, data, seed, folder, settings, resumed, (model, last))
 
     def _late(self, trainer: L.Trainer, index: int, changed: bool) -> str | None:
-        """Explain why the values of rows do not stand at the end of a run; None: they do.
+        """Explain at the end of a run why values from rows must be computed again by fits; None: they are right.
 
         Args:
             trainer: the fit's trainer, after training.

@@ -88,7 +88,7 @@ class DrawnCoalitions(Strategy):
         return {}
 
     def _scheduled(self) -> list[dict[str, Any]]:
-        """Return what schedulers change of the optimizer's groups."""
+        """Return those options of the optimizer's groups that schedulers change, such as the learning rate."""
         groups = self._trainer.optimizers[0].param_groups
         return [{name: value for name, value in group.items() if name in SCHEDULED} for group in groups]
 
@@ -134,7 +134,7 @@ class DrawnCoalitions(Strategy):
             self._give_up(reason)
 
     def proved_by(self, prove: Prove, index: int) -> str | None:
-        """Call a function of the argument ``prove``'s kind with the coalitions' models after a round."""
+        """Call ``prove`` with the coalitions and their models after the round ``index``, and return its answer."""
         return prove(index, self._seed, trained_masks(self._masks), self._models[2:])
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:

@@ -43,7 +43,7 @@ from flsv.utilities.supervisor import ChildFailed, Task, supervise
 
 @dataclass(frozen=True)
 class Piece:
-    """A child process's work.
+    """Piece of work for a child process: one coalition's fit, or the training of many coalitions as rows.
 
     Args:
         seed: the seed of the trainings.

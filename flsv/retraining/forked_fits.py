@@ -110,7 +110,7 @@ class ForkedFits:
                 self.close()
 
     def close(self) -> None:
-        """End the process that waits, and the fits that it has begun."""
+        """End the forked process that waits for orders, and the fits that it has begun."""
         pid, self._waiting = self._waiting, 0
         if pid:
             for pipe in (self._ask, self._told):
@@ -148,7 +148,10 @@ class ForkedFits:
     def _begin(
         self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore], order: FitOrder
     ) -> None:
-        """Change the Trainer into the coalition's, and call the ``setup`` that its loop's setup has begun."""
+        """Change the Trainer into the coalition's, and call ``setup`` of the coalition's loop.
+
+        The setup of the run's loop, in which the process was forked, does not go on in the fork.
+        """
         held: Any = trainer
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
@@ -162,7 +165,7 @@ class ForkedFits:
 
 
 class _Ends(L.Callback):
-    """Callback that ends a coalition's fork when its fit ends otherwise than by its last round.
+    """Callback that ends a coalition's fork if its fit ends before its last round.
 
     Args:
         result: a function that returns the fit's result.

@@ -115,7 +115,7 @@ class UtilityStore:
         return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
 
     def add(self, seed: int, members: Members, rows: Mapping[int, Row]) -> None:
-        """Hold a coalition's utilities, and write them.
+        """Add a coalition's utilities, in memory and, if they are finite, to the file.
 
         Args:
             seed: the seed of the coalition's training.

@@ -42,7 +42,7 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
-    """Return numbers as a tensor ``[k]`` on a device, which :func:`on_host` need not copy back."""
+    """Copy numbers to a device as a tensor ``[k]``, and remember them: :func:`on_host` then needs no copy back."""
     here = torch.tensor(numbers)
     there = here.to(device)
     _KNOWN[there] = here.tolist()
@@ -50,7 +50,7 @@ def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
 
 
 def on_host(tensor: Tensor) -> list[Any]:
-    """Return the numbers in a tensor ``[k]``, without a copy from its device if it is of :func:`from_host`.
+    """Return the numbers in a tensor ``[k]``, without a copy from its device if :func:`from_host` has made it.
 
     Example:
         >>> on_host(from_host([3, 1], torch.device("cpu")))

@@ -45,7 +45,7 @@ def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule
 
 
 @pytest.mark.slow
-def test_kill_9_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
+def test_run_killed_within_a_round_resumes_to_the_bit(tmp_path: Path, whole: Any) -> None:
     die, tests = (3, 4), Path(__file__).parents[1]
     command = [sys.executable, "-m", "helpers.fits", str(tmp_path), "--die", *map(str, die)]
     path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
@@ -83,7 +83,7 @@ class SaveAt(Callback):
         ("on_train_epoch_end", 0),
     ],
 )
-def test_from_wherever_a_checkpoint_was_saved(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
+def test_checkpoint_saved_in_any_hook_resumes_to_the_bit(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
     path = tmp_path / "middle.ckpt"
     full_run(tmp_path / "first", callbacks=[SaveAt(hook, path, batch)])
     resumed = tmp_path / "second"
@@ -135,7 +135,7 @@ class CountsHooks(Callback):
 @pytest.mark.parametrize(
     ("hook", "batch"), [("on_train_epoch_start", 0), ("on_train_batch_start", 0), ("on_train_batch_end", 5)]
 )
-def test_what_hooks_change_when_a_round_begins_is_not_changed_twice(
+def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
     tmp_path: Path, hook: str, batch: int, first: bool
 ) -> None:
     def run(save: list[Callback], **how: Any) -> tuple[L.LightningModule, int]:
@@ -228,7 +228,7 @@ RUNS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_several_parts_resume_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_algorithms_with_state_resume_to_the_bit(tmp_path: Path, name: str) -> None:
     options, module = RUNS[name]
     loop = assert_resumes(lambda: FederatedLoop(seed=2, **copy.deepcopy(options)), tmp_path, module)
     assert loop.client_accuracy is not None

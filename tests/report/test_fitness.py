@@ -19,13 +19,13 @@ from flsv.report.fitness import EVERYBODY, misallocated
         (10, True, 3, (0.02, 0.08), "with up to 8 clients (here there are 10), some of them drawn for each round"),
     ],
 )
-def test_trials_are_of_the_same_kind(
+def test_misallocation_is_that_of_trials_of_the_runs_kind(
     clients: int, drawn: bool, seeds: int, fractions: tuple[float, ...], words: str
 ) -> None:
     assert misallocated(clients, drawn, seeds) == (fractions, words)
 
 
-def test_the_first_page_says_the_same() -> None:
+def test_readme_has_the_misallocation_of_the_trials() -> None:
     readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
     few, many = (f"{100 * EVERYBODY[place].one[0]:.0f}" for place in (1, 2))
     assert f"misallocated {few} % with up to twelve clients, {many} % with 13 to 20" in readme

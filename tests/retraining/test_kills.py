@@ -55,7 +55,7 @@ def processes() -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_nothing_is_left_and_the_run_goes_on_to_the_bit(tmp_path: Path, number: signal.Signals) -> None:
+def test_killed_run_leaves_no_process_and_resumes_to_the_bit(tmp_path: Path, number: signal.Signals) -> None:
     marked = {MARK: str(os.getpid()), "FLSV_TEST_HANGS": "1", "PYTHONPATH": f"{TESTS}:{os.environ['PYTHONPATH']}"}
     command = [sys.executable, __file__, str(tmp_path / "killed")]
     process = subprocess.Popen(command, env=os.environ | marked, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

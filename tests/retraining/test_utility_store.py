@@ -42,7 +42,7 @@ def store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
     return UtilityStore(path, names or ["utility"], {"a": 1}, **options)
 
 
-def test_a_killed_game_goes_on_where_it_was_and_its_file_is_that_of_one_go(tmp_path: Path) -> None:
+def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path, whole = tmp_path / "game.csv", tmp_path / "whole.csv"
     assert train_rows(Game(), MASKS, 0, store(whole), compare=True, at_once=2) == 8
     first, said = Game(dies_at=4), list[str]()
@@ -68,7 +68,7 @@ def test_a_killed_game_goes_on_where_it_was_and_its_file_is_that_of_one_go(tmp_p
     assert (tmp_path / "other.csv").read_bytes() == whole.read_bytes()
 
 
-def test_ranks_train_a_part_each() -> None:
+def test_each_rank_trains_a_part_of_the_coalitions() -> None:
     game, held = Game(), store(None, ranks=Two())
     assert train_rows(game, MASKS, 0, held, compare=False, ranks=Two()) == 8
     assert len(game.asked) == 4
@@ -104,7 +104,7 @@ HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
         (HEAD + b"0,2,nan\n", "line 3: utility is 'nan', expected a number"),
     ],
 )
-def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: bytes, words: str) -> None:
+def test_utility_file_of_other_settings_is_refused_and_unchanged(tmp_path: Path, before: bytes, words: str) -> None:
     path = tmp_path / "game.csv"
     path.write_bytes(before)
     with pytest.raises(ConfigurationError, match=words):

@@ -51,7 +51,7 @@ def test_one_training_of_each_coalition_has_an_interval() -> None:
     torch.testing.assert_close(half, torch.full((3,), 1.6448536 * 0.135).double())
 
 
-def test_what_brackets_promise_is_said_in_the_same_words_everywhere() -> None:
+def test_sentence_on_brackets_is_the_same_on_all_pages() -> None:
     root = Path(__file__).parents[3]
     pages = [(root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/reference/command_line.md")]
     for text in (*pages, (root / "docs/benchmark.md").read_text(encoding="utf-8"), str(ShadowShapley.__doc__)):
