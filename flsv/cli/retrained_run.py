@@ -37,10 +37,11 @@ from flsv.games.performance import (
 from flsv.results.files import RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
-from flsv.retraining.coalition_rounds import samplers_among
-from flsv.retraining.fits_in_processes import Piece, work_on
-from flsv.retraining.whole_fits import Participation, called, sampler_of
+from flsv.retraining.coalition_rounds import sampler_of, samplers_among
+from flsv.retraining.fits_in_processes import Federation, Piece, work_on
+from flsv.retraining.whole_fits import called
 from flsv.sampling import FullParticipation
+from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import why_not_fork
@@ -206,10 +207,8 @@ def train(arguments: Sequence[str], question: Question, piece: Piece, checkpoint
     :func:`flsv.retraining.fits_in_processes.work_on`."""
     torch.set_num_threads(threads)
     cli = make_run(arguments, piece.seed)
-    folder = str(Path(arguments[1]).parent)
-    return work_on(
-        piece, cli.trainer, cli.model, cli.datamodule, question.measure, folder, checkpoint, question.participation
-    )
+    federation = Federation(cli.trainer, cli.model, cli.datamodule, question.measure)
+    return work_on(piece, federation, str(Path(arguments[1]).parent), checkpoint, question.participation)
 
 
 def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:

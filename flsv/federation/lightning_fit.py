@@ -37,6 +37,7 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.games.performance import warn_of_rarity
 from flsv.privacy import warn_of_noise
 from flsv.results.folder import FolderLock, leaves_files, run_folder
+from flsv.retraining.after_the_run import EndedRun
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -336,8 +337,8 @@ class LightningFit:
         known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
         if self.state.global_vector is not None:
             delivered = self.running.space.read(self.trainer.lightning_module)
-            run = self.state.model(), self.state.round_index - 1, delivered
-            self.reports.write_late(self.plan.train(*known, run))
+            run = EndedRun(*known, self.state.model(), self.state.round_index - 1, delivered)
+            self.reports.write_late(self.plan.train(run))
         self.reports.finish()
 
     def end(self) -> None:

@@ -11,7 +11,6 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -29,7 +28,7 @@ from flsv.games.copy_module import copy_module
 from flsv.games.untrained import untrained_models
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import AfterTheRun, measures_of, row_disproved
+from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of, row_disproved
 from flsv.retraining.coalition_fit import FitOrder
 from flsv.retraining.coalition_refusals import check_settings, check_shared, mean_cohort
 from flsv.retraining.coalition_words import HowTrained
@@ -256,7 +255,7 @@ class CoalitionPlan:
         assert self._initial is not None
         place = int(torch.randint(len(rows), (), generator=generator_for(seed, "proof of rows")))
         order = FitOrder(tuple(members[place].nonzero().flatten().tolist()), seed, (index,), self._initial)
-        return row_disproved(forks, order, rows[place], rounding_of(trainer).steps)
+        return row_disproved(forks, order, rows[place], rounding_of(trainer))
 
     def as_rows(
         self,
@@ -335,43 +334,19 @@ class CoalitionPlan:
         """Return whether coalitions still have to be trained for the values of past rounds."""
         return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
 
-    def train(
-        self,
-        trainer: L.Trainer,
-        data: FederatedDataModule,
-        seed: int,
-        folder: Path | None,
-        settings: Mapping[str, str],
-        resumed: bool,
-        run: tuple[Tensor, int, Tensor],
-    ) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions after the run, if this was decided, and compute the metrics' values.
-
-        Args:
-            trainer: the fit's trainer, after the last round.
-            data: the data module, with its samples assigned to clients.
-            seed: the run's seed.
-            folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
-            settings: the settings that these utilities depend on.
-            resumed: whether utilities that are in the folder already belong to this run.
-            run: ``[P]``, the run's model after its last round, the index of that round, and ``[P]``, the model that the
-                run delivers.
-
-        Returns:
-            ``{round: {metric: values}}``, the metrics' values after each round; empty if a training has failed, which a
-            warning reports.
-        """
-        model, last, delivered = run
-        if self.why is None and (why := self._late(trainer, last, not torch.equal(model, delivered))):
-            self._give_up(data.num_clients, why)
+    def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
+        """Train the coalitions after the run, if this was decided, and compute the metrics' values, see
+        :meth:`flsv.retraining.after_the_run.AfterTheRun.train`."""
+        averaged = not torch.equal(run.model, run.delivered)
+        if self.why is None and (why := self._late(run.trainer, run.last, averaged)):
+            self._give_up(run.data.num_clients, why)
             for metric in self._metrics.values():
-                metric.value_again(last)
+                metric.value_again(run.last)
         if not self.left:
             return {}
         assert self._initial is not None
         waiting = {name: metric for name, metric in self._metrics.items() if metric.pending is not None}
-        after = AfterTheRun(waiting, self.masks(data.num_clients), self._kept, self._initial)
-        return after.train(trainer, data, seed, folder, settings, resumed, (model, last))
+        return AfterTheRun(waiting, self.masks(run.data.num_clients), self._kept, self._initial).train(run)
 
     def _late(self, trainer: L.Trainer, index: int, changed: bool) -> str | None:
         """Explain at the end of a run why values from rows must be computed again by fits; None: they are right.

@@ -44,7 +44,7 @@ def train_alone(
     """
     callbacks: list[Any] = callbacks_of(trainer)
     # Hundreds of fits share one folder.
-    callbacks[:] = [measured, *(c.without_files() if hasattr(c, "without_files") else c for c in callbacks)]
+    callbacks[:] = [measured, *(c.without_files() if is_loop(c) else c for c in callbacks)]
     start = time.perf_counter()
     trainer.fit(module, data)
     if measured.last is None:
@@ -142,7 +142,7 @@ def make_evaluator(
         measure: the performance measure, as in :class:`flsv.retraining.RetrainedUtility`.
     """
     if isinstance(measure, ModelScore) and measure.judged:
-        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))
+        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))  # or what replaces it
         judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)
         judges.check(space.read(trainer.lightning_module))
         return judges

@@ -17,14 +17,15 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flsv._lightning.patches import callbacks_of
 from flsv._lightning.rounding import rounding_of
-from flsv.core import FederationState, Round, TrainedCoalitions
+from flsv.core import FederationState, Round, TrainedCoalitions, find_loop
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.engines.ranks import ranks_of
-from flsv.retraining.coalition_rounds import CoalitionRounds, find_loop
+from flsv.retraining.coalition_rounds import CoalitionRounds
 from flsv.retraining.shadow import Prove, ends_of, models_of, trained_masks
-from flsv.retraining.side_by_side import NUDGE, check_same
+from flsv.retraining.side_by_side import check_same
 from flsv.training.group_options import SCHEDULED
 from flsv.training.rows.coalition_rows import not_the_same
 from flsv.training.rows.row_step import NotBatched, purely
@@ -69,10 +70,10 @@ class DrawnCoalitions(Strategy):
         everybody = masks.new_ones(2, masks.shape[1])
         self._models = initial.expand(2 + len(trained_masks(masks)), -1).clone()
         self._rounding = rounding_of(trainer)
-        self._models[1] = self._rounding.nudged(initial, NUDGE)
+        self._models[1] = self._rounding.nudged(initial)
         if saved is not None:
             self._models = saved["rows"].to(initial)
-        loop = find_loop(trainer)
+        loop: Any = find_loop(callbacks_of(trainer))
         self._seed: int = loop.state.seed
         members, ranks = torch.cat([everybody, trained_masks(masks)]), ranks_of(trainer)
         self._rounds = CoalitionRounds(

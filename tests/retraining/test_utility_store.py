@@ -77,19 +77,19 @@ def test_each_rank_trains_a_part_of_the_coalitions() -> None:
 
 def test_seeds_rounds_performances_and_classes_are_kept_together(tmp_path: Path) -> None:
     path, names = tmp_path / "game.csv", ["per_class", "val_loss (min)"]
-    kept = store(path, *names, rounds=True)
+    kept = store(path, *names, rounds=(0, 3))
     rows: dict[int, Any] = {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]}
     kept.add(7, (0, 2), rows)
-    kept.add(8, (1,), {3: [[float("nan"), 0.0], [0.0]]})  # is held, and not written
-    assert kept.missing(8, [(1,)], (3,)) == []
+    kept.add(8, (1,), {0: [[0.0, 0.0], [0.0]], 3: [[float("nan"), 0.0], [0.0]]})  # is held, and not written
+    assert kept.missing(8, [(1,)]) == []
     with path.open("ab") as file:
         file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")  # a coalition that was being written
-    again = store(path, *names, rounds=True)
+    again = store(path, *names, rounds=(0, 3))
     assert again.seeds == [7]
-    assert again.rows(7, (0, 2), (0, 3)) == [rows[0], rows[3]]
-    assert again.missing(7, [(1,), (0, 2), (1,)], (0, 3)) == [(1,)]
+    assert again.rows(7, (0, 2)) == [rows[0], rows[3]]
+    assert again.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
     with pytest.raises(ConfigurationError, match="has the columns"):
-        store(path, "per_class", "other", rounds=True)
+        store(path, "per_class", "other", rounds=(0, 3))
 
 
 HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'

@@ -167,7 +167,9 @@ def test_uncopyable_trainer_is_refused_and_failed_coalitions_cost_only_values(
     with pytest.raises(ConfigurationError, match="copied before it, since it is a test; and one of them .*lock"):
         fitted(Kind("fits", KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
     fitted(Kind("rows", callback=Locked), tmp_path, shadow)
-    with pytest.warns(UserWarning, match=r"no values. The federation of clients \[1\] alone: ZeroDivisionError"):
+    with pytest.warns(
+        UserWarning, match=r"no values. 2 coalitions failed to train, client 1, clients 1 and 2: ZeroDivisionError"
+    ):
         loop, _ = fitted(Kind("fits", callback=Fails), tmp_path, shadow)
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
