@@ -20,9 +20,11 @@ from flsv.sampling import BernoulliSampler, ClientSampler, FixedCohort, PowerOfC
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
-from helpers.coalitions_by_hand import SEED, KeepsModels, by_a_plain_loop, data, shadow_loop
+from helpers import slow_except
+from helpers.coalitions_by_hand import SEED, KeepsModels, Reads, by_a_plain_loop, by_copies, data, shadow_loop
 from helpers.fits import assert_resumes, fit, trainer_for, vector
 from helpers.models import Plain, adam, network
+from helpers.recorded import Recorded
 
 ROUNDS = 4
 
@@ -77,6 +79,22 @@ def test_every_coalition_draws_its_own_cohorts(tmp_path: Path, name: str) -> Non
     assert torch.equal(vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained))
 
 
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("name", slow_except(["one of three"], SAMPLERS))
+def test_fits_of_coalitions_draw_their_own_cohorts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
+) -> None:
+    """In forks, and by copies of the Trainer: a module that reads its loss trains as no rows."""
+    make, draw = SAMPLERS[name]
+    if copied:
+        by_copies(monkeypatch)
+    module = Reads(network(batch_norm=False, dropout=0.3), adam)
+    start, metric = copy.deepcopy(module), Recorded(coalitions="all", performance="negative_loss")
+    fit(shadow_loop(metric, sampler=make()), tmp_path, module, data(), rounds=ROUNDS)
+    assert metric.way == "fits"
+    torch.testing.assert_close(metric.game.flatten(), game(start, by_hand(start, draw)), rtol=0, atol=1e-5)
+
+
 def game(start: Any, models: dict[tuple[bool, ...], Tensor]) -> Tensor:
     """Minus the validation loss of each model."""
     dealt, found = data(), []
@@ -86,7 +104,7 @@ def game(start: Any, models: dict[tuple[bool, ...], Tensor]) -> Tensor:
         net = copy.deepcopy(start.net).double().eval()
         torch.nn.utils.vector_to_parameters(models[tuple(mask)], net.parameters())
         found.append(-float(torch.nn.functional.cross_entropy(net(x.double()), y)))
-    return torch.tensor(found)
+    return torch.tensor(found, dtype=torch.float64)
 
 
 #: What is trained by fits of the coalitions after the run, and by flsv.retrain one after the other.

@@ -21,7 +21,7 @@ from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Clamps, Kind, Manual
-from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, by_copies, data
 from helpers.fits import trainer_for, vector
 from helpers.recorded import Recorded
 
@@ -138,11 +138,6 @@ class Fails(Clamps):
         loop: Any = next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
         if loop.current_client == 1 and 0 not in loop.state.cohort:
             raise ZeroDivisionError("nobody there")
-
-
-def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("kept_beginning", "coalition_plan", "forked_fits"):
-        monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
 
 
 @pytest.mark.slow
