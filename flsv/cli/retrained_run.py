@@ -44,7 +44,7 @@ from flsv.sampling import FullParticipation
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.forks import why_not_fork
+from flsv.utilities.forks import has_accelerator, why_not_fork
 from flsv.utilities.supervisor import ChildFailed, Task, answer, supervise
 
 
@@ -220,7 +220,7 @@ def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) ->
         arguments: its arguments.
     """
     call = partial(_answer_of, function, *arguments)
-    if why_not_fork() is None:
+    if why_not_fork() is None and not has_accelerator():  # a fork could not train there
         return call
     with NamedTemporaryFile(dir=folder, suffix=".task", delete=False) as file:
         pickle.dump((function.__name__, arguments), file)

@@ -44,9 +44,7 @@ def why_not_by_forks(trainer: L.Trainer) -> str | None:
         return "the fit has several processes"
     if trainer.current_epoch:
         return "the Trainer goes on with an earlier fit"
-    if trainer.strategy.root_device.type != "cpu":
-        return "a process that uses an accelerator cannot be forked"
-    return why_not_fork()
+    return why_not_fork(trainer.strategy.root_device)
 
 
 class ForkedFits:

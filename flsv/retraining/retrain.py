@@ -51,8 +51,8 @@ def retrain(
     Give a trainer, a module and data as for a fit that has not begun; none of them is changed. Coalitions are trained
     side by side if the module allows it, otherwise each by a fit of its own. All this takes place in forks of this
     process, which hold what the module, callbacks and data refer to. Where the process cannot be forked (not on Linux;
-    CUDA is in use, as in a notebook that has trained; other threads run), copies of trainer and module are trained, and
-    a line says so.
+    the trainer is an accelerator's, or the machine has one and the process has trained; other threads run), copies of
+    trainer and module are trained, and a line says so.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -126,7 +126,7 @@ def retrain(
                     answer = ChildFailed(f"{type(error).__name__}: {error}")
             yield name, answer
 
-    why = why_not_fork()
+    why = why_not_fork(trainer.strategy.root_device)
     if why:
         _say(f"coalitions are trained by copies of the trainer and the module: {why}")
     trainings = FitsInProcesses(

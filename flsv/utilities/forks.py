@@ -20,9 +20,15 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 #: Classes of threads that hold no lock which a child needs: TensorBoard's writer, the monitor of progress bars.
 _HARMLESS = ("_AsyncWriterThread", "TMonitor")
 
+#: Seconds after which a fork that only tries a backward pass is ended.
+TRIAL_S = 10
 
-def why_not_fork() -> str | None:
+
+def why_not_fork(device: torch.device | None = None) -> str | None:
     """Explain why this process cannot be forked such that the child can train; None: it can.
+
+    Args:
+        device: the device to train on; None: the CPU.
 
     Example:
         >>> why_not_fork() is None or "process" in why_not_fork()
@@ -30,6 +36,8 @@ def why_not_fork() -> str | None:
     """
     if _LIBC is None:
         return "processes are forked on Linux only"
+    if device is not None and device.type != "cpu":
+        return "a process that uses an accelerator cannot be forked"
     if torch.cuda.is_initialized():
         return "a process that has used CUDA cannot be forked"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -39,7 +47,33 @@ def why_not_fork() -> str | None:
     others = [each for each in threading.enumerate() if each is not threading.current_thread()]
     if foreign := [each.name for each in others if type(each).__name__ not in _HARMLESS]:
         return f"the process runs other threads ({foreign[0]}), which a fork has not"
+    if has_accelerator() and not _fork_differentiates():
+        return "this machine has an accelerator, and the process has trained before, so that a fork cannot train"
     return None
+
+
+def has_accelerator() -> bool:
+    """Return whether torch finds a device that is no CPU; once asked, a fork of this process cannot use it."""
+    return bool(getattr(torch, "accelerator", torch.cuda).is_available())  # torch 2.4 knows CUDA's only
+
+
+def _fork_differentiates() -> bool:
+    """Try whether a fork of this process can do a backward pass on the CPU.
+
+    Where there is an accelerator torch's engine starts threads for it with a process's first backward pass, also one on
+    the CPU, and refuses to work in forks from then on.
+    """
+    child = quiet_fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        return status == 0
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(TRIAL_S)
+        torch.ones(1, requires_grad=True).sum().backward()
+        os._exit(0)
+    except BaseException:
+        os._exit(1)
 
 
 def cores() -> int:

@@ -3,6 +3,8 @@ the bit (``make emulated``)."""
 
 import csv
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,9 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassF1Score
 
-from flsv import ClassifierClient, ClientEvaluation
+import flsv
+from flsv import ClassifierClient, ClientEvaluation, Reporting
 from flsv.aggregation import CGSV, FedAdam, FedBuff, ShapFedWA, StaleStarts
-from flsv.cli import main
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import DirichletPartitioner, FederatedDataModule, Splits
 from flsv.data.corruption import ClosedSetLabelNoise
@@ -39,7 +41,7 @@ from flsv.uploads import UploadContext
 from flsv.valuation import FedBary, participants_of
 from flsv.valuation.features import Backbone
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import checkpoints, fit, vector
+from helpers.fits import checkpoints, fit, trainer_for, vector
 from helpers.models import Plain, network, sgd
 
 if EMULATED := bool(os.environ.get("FLSV_EMULATED")):
@@ -174,41 +176,6 @@ def test_federation_on_the_device_equals_the_cpus(tmp_path: Path, name: str) -> 
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
 
 
-#: Further arguments of ``flsv fit --config quickstart``.
-CONFIGURATIONS = {
-    "rows, and flsv retrain": [],
-    "fits after the run": ["--federation.optimizer_state=persist"],
-    "judged by clients": ["--federation.metrics.value.init_args.judges=clients", "--data.splits.client_val=0.2"],
-}
-
-
-@pytest.mark.skipif(not EMULATED, reason="CUDA rounds differently")
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_quickstart_gives_the_cpus_contributions_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """From the command line; and so does ``flsv retrain`` afterwards."""
-    from device.emulated import counts, put_every_trainer_on_it
-
-    found = []
-    for device in ("cpu", "emulated"):
-        if device == "emulated":
-            put_every_trainer_on_it(monkeypatch.setattr)
-        before = counts()["operators"]
-        short = ["enable_progress_bar=false", "enable_model_summary=false", "limit_train_batches=2", "max_epochs=2"]
-        options = [f"--trainer.{option}" for option in (*short, f"default_root_dir={tmp_path / device}")]
-        assert main(["fit", "--config=quickstart", *options, *CONFIGURATIONS[name]]) == 0
-        (folder,) = {path.parent for path in (tmp_path / device).rglob("contributions.csv")}
-        if "retrain" in name:
-            assert main(["retrain", str(folder), "--trainings", "singles", "--rounds", "1"]) == 0
-        assert (counts()["operators"] > before) is (device == "emulated")
-        tables = [folder / "contributions.csv", *folder.glob("coalitions.csv"), *folder.glob("retrained.csv")]
-        found.append({path.name: path.read_text() for path in tables})
-    assert found[0] == found[1]
-    assert ("coalitions.csv" in found[0]) is (name == "fits after the run")
-    assert ("retrained.csv" in found[0]) is ("retrain" in name)
-
-
 @pytest.mark.parametrize("first", ["cpu", DEVICE])
 @pytest.mark.parametrize("personalizer", [None, FedAMP, FedFomo, partial(PFedSV, "relevance", k=2)])
 def test_checkpoint_of_one_device_resumes_on_the_other(tmp_path: Path, personalizer: Any, first: str) -> None:
@@ -255,6 +222,36 @@ def test_privacy_noise_on_the_device_follows_from_the_seed(on_device: bool) -> N
     assert first.std().item() == pytest.approx(2.0, rel=0.03)
     if not on_device:
         torch.testing.assert_close(first, here)
+
+
+# ---- processes that are not forked
+
+
+@pytest.mark.skipif(not EMULATED, reason="a process that has used CUDA is not forked at all")
+def test_a_process_that_has_trained_beside_an_accelerator_is_not_forked(tmp_path: Path) -> None:
+    """torch's engine refuses to work in its forks, on the CPU, too; the fit has values all the same."""
+    code = (
+        "import device.emulated, torch; from flsv.utilities.forks import why_not_fork; print(why_not_fork());"
+        "torch.ones(1, requires_grad=True).sum().backward(); print(why_not_fork())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0] == "None"
+    assert said[1].startswith("this machine has an accelerator, and the process has trained before")
+    fit(FederatedLoop(seed=1), tmp_path, without_norm(), toy_data(), rounds=1)
+    loop = FederatedLoop(seed=1, metrics={"value": ShadowShapley()}, optimizer_state="persist")
+    fit(loop, tmp_path, without_norm(), toy_data(), rounds=1)
+    assert loop.contributions["value"].isfinite().all()
+
+
+def test_retrain_on_the_device_trains_copies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = []
+    for where in ({}, on()):
+        caplog.clear()
+        trainer = trainer_for(FederatedLoop(seed=1, reporting=Reporting(table=False)), tmp_path, 2, **where)
+        with caplog.at_level("INFO", "lightning.pytorch"):
+            found.append(flsv.retrain(trainer, without_norm(), toy_data(), "all", metric="negative_loss", seeds=1))
+    assert "a process that uses an accelerator cannot be forked" in caplog.text
+    assert found[0]["value"].tolist() == pytest.approx(found[1]["value"].tolist(), abs=0 if EMULATED else 1e-3)
 
 
 # ---- copies and waits

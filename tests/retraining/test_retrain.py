@@ -53,7 +53,7 @@ def test_seeds_have_weights_of_their_own_where_the_module_is_made(
         return flsv.retrain(trainer, module, data(), "singles", seeds=2, **LOSS)
 
     if copies:
-        monkeypatch.setattr("flsv.retraining.retrain.why_not_fork", lambda: "it is another test")
+        monkeypatch.setattr("flsv.retraining.retrain.why_not_fork", lambda device: "it is another test")
     found = rows(module)
     assert len(list(tmp_path.iterdir())) == 2
     assert (found["low"] < found["value"]).all()

@@ -1,0 +1,93 @@
+"""From the command line: what an emulated accelerator gives, beside what the CPU gives where there is none."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flsv.cli import main
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("FLSV_EMULATED"), reason="CUDA rounds differently"),
+    pytest.mark.filterwarnings("ignore"),
+]
+TESTS = Path(__file__).parents[1]
+#: Why the fit's process is not forked on the device.
+REFUSED = "by a copy of the Trainer and the module, since a process that uses an accelerator cannot be forked"
+#: The configurations of ``flsv fit``, and what else it is told.
+CONFIGURATIONS: dict[str, tuple[str, ...]] = {
+    "rows, and flsv retrain": ("quickstart",),
+    "fits after the run": ("quickstart", "--federation.optimizer_state=persist"),
+    "judged by clients": (
+        "quickstart",
+        "--federation.metrics.value.init_args.judges=clients",
+        "--data.splits.client_val=0.2",
+    ),
+    "shapfed": ("digits", "--config=shapfed"),
+    "scaffold, coalitions by fits": ("digits", "--config=shadow", "--config=scaffold"),
+    "pfedsv": ("digits", "--config=pfedsv"),
+    "cgsv": ("digits", "--config=cgsv"),
+    "games, samples at random": ("digits", "--config=fedsv"),
+    "in-run": ("digits", "--config=in_run_shapley"),
+    "quantized, trimmed mean": ("digits", "--config=quantized", "--config=trimmed_mean"),
+}
+SHORT = ("enable_progress_bar=false", "enable_model_summary=false", "limit_train_batches=2", "max_epochs=2")
+
+
+def commands(name: str, folder: Path) -> list[list[str]]:
+    """``flsv fit`` into this folder, and what follows it."""
+    run = folder / "lightning_logs" / "version_0"
+    configuration, *more = CONFIGURATIONS[name]
+    options = [f"--trainer.{option}" for option in (*SHORT, f"default_root_dir={folder}")]
+    retrain = ["retrain", str(run), "--trainings", "singles", "--rounds", "1"]
+    fit = ["fit", f"--config={configuration}", *more, *options]
+    return [fit, retrain] if "retrain" in name else [fit]
+
+
+def tables(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(folder.rglob("*.csv")) if path.name != "metrics.csv"}
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of it in a process that knows of no accelerator, and forks itself."""
+    folder = tmp_path_factory.mktemp("cpu")
+    code = "import json, sys; from flsv.cli import main; sys.exit(any(list(map(main, json.loads(sys.argv[1])))))"
+    jobs = [command for name in CONFIGURATIONS for command in commands(name, folder / name)]
+    environment = {key: value for key, value in os.environ.items() if key != "FLSV_EMULATED"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(jobs)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("each in a fit of its own, which costs") == 2, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_device_gives_the_cpus_files_to_the_bit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    on_the_cpu: Path,
+    name: str,
+) -> None:
+    from device.emulated import counts, put_every_trainer_on_it
+
+    put_every_trainer_on_it(monkeypatch.setattr)
+    # What retrains starts processes of its own, which have the device by this.
+    trained = tmp_path / "trained there"
+    own = f"import device.on_emulated, pathlib; pathlib.Path({str(trained)!r}).touch()"
+    (tmp_path / "sitecustomize.py").write_text(own)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    before = counts()["operators"]
+    for command in commands(name, tmp_path / "run"):
+        assert main(command) == 0
+    assert counts()["operators"] > before
+    found = tables(tmp_path / "run")
+    assert found == tables(on_the_cpu / name)
+    assert "contributions.csv" in found
+    assert ("retrained.csv" in found) is trained.exists() is ("retrain" in name)
+    assert ("coalitions.csv" in found) is (REFUSED in capsys.readouterr().err) is ("fits" in name)
