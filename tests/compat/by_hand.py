@@ -1,8 +1,8 @@
 """Federated averaging written by hand: a Lightning Trainer per client and round, and a mean of state dicts.
 
 It shares with flsv the order of the clients' batches and the seeds, and nothing else. Every visit resumes the client's
-own checkpoint of its last one, with the federation's weights in it and without the optimizer's state: what else goes on
-from round to round (epochs, schedules, callbacks) is Lightning's to say.
+own checkpoint of its last one, with the federation's weights in it and, unless clients keep it, without the optimizer's
+state: what else goes on from round to round (epochs, schedules, callbacks) is Lightning's to say.
 """
 
 import copy
@@ -79,6 +79,7 @@ def fedavg(
     folder: Path,
     rounds: int,
     callbacks: Callable[[], Sequence[L.Callback]] = list,
+    keep: bool = False,
     **trainer: Any,
 ) -> tuple[L.LightningModule, list[HandRound]]:
     """Every client takes part in every round; ``data`` says who has which samples, ``source`` is the project's own data
@@ -92,7 +93,7 @@ def fedavg(
             if r:
                 checkpoint = torch.load(path, weights_only=False)
                 checkpoint["state_dict"] = server.state_dict()
-                for state in checkpoint["optimizer_states"]:
+                for state in [] if keep else checkpoint["optimizer_states"]:
                     state["state"] = {}
                     for group in state["param_groups"]:
                         group.pop("step", None)  # which timm's optimizers count there

@@ -19,7 +19,7 @@ from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx, FedRep, MoreauSGD
 from helpers.data import toy_data
-from helpers.fits import Stop, assert_resumes, full_run, trainer_for, vector
+from helpers.fits import InRound, Stop, assert_resumes, full_run, trainer_for, vector
 from helpers.models import Plain, network
 
 
@@ -57,7 +57,7 @@ def test_kill_9_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
     assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
 
 
-class SaveAt(Callback):
+class SaveAt(InRound):
     """Saves a checkpoint in the third round wherever Lightning lets anybody save one; at batch -1, at all of them."""
 
     def __init__(self, hook: str, path: Path, batch: int = 0) -> None:
@@ -66,7 +66,7 @@ class SaveAt(Callback):
 
     def save(self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
         if trainer.current_epoch == 2 and trainer.training | trainer.validating:
-            place = trainer.fit_loop.epoch_loop.batch_idx if trainer.training else 0
+            place = self.place(trainer) if trainer.training else 0
             if self.batch == -1 or (not self.path.exists() and (len(args) < 2 or place == self.batch)):
                 trainer.save_checkpoint(self.path)
 
