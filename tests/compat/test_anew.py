@@ -1,6 +1,8 @@
 """What goes on from round to round, or ends within one, as with a Trainer made anew for each client and round."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,16 @@ def test_two_of_adam_kept_under_manual_optimization_are_each_clients_own(tmp_pat
     forgetting = by_hand(kind, tmp_path, ROUNDS)
     moved = [(a - b).abs().max() for a, b in zip(pair.module.parameters(), forgetting.parameters())]
     assert max(moved) > 100 * kind.tolerance
+
+
+# ---- several local epochs
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}], ids=["", "windows"])
+def test_local_epochs_are_those_of_a_trainer(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Batches are counted, and windows of accumulation end, in each; 3 batches in windows of 2 are 2 steps each time."""
+    kind = replace(small(**options), tolerance=1e-12)
+    pair = both(kind, tmp_path, local_epochs=2)
+    pair.check()
+    steps = sum(math.ceil(n / options.get("accumulate_grad_batches", 1)) for n in (3, 4))
+    assert pair.module.trainer.global_step == 2 * 2 * steps
