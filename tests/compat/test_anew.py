@@ -161,7 +161,7 @@ def test_two_of_adam_kept_under_manual_optimization_are_each_clients_own(tmp_pat
 
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}], ids=["", "windows"])
 def test_local_epochs_are_those_of_a_trainer(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Batches are counted, and windows of accumulation end, in each; 3 batches in windows of 2 are 2 steps each time."""
+    """Batches are counted, and windows end, in each: 3 batches in windows of 2 are 2 steps each time."""
     kind = replace(small(**options), tolerance=1e-12)
     pair = both(kind, tmp_path, local_epochs=2)
     pair.check()
