@@ -302,8 +302,8 @@ class LightningFit:
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint that Lightning saves during a round into a checkpoint of the round's start; refuse one after
-        an error at the server."""
+        """Change a checkpoint that is saved during a round into one of the round's start; refuse it after an error at
+        the server."""
         if self.boundary is None or self.reports is None:
             return
         if self.running.at_server:
