@@ -29,7 +29,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint, Timer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from flsv._lightning.patches import callbacks_of
@@ -254,6 +254,8 @@ def _nothing(*_: Any) -> None:
 
 
 Check = Callable[[dict[str, Any], Any], None]
+#: Key of the reason why a checkpoint must not be saved.
+_REFUSED = "flsv_refused"
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -277,6 +279,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
         Raises:
             OSError: the file cannot be written; the error names it, and an earlier file stays as it was.
         """
+        if why := checkpoint.get(_REFUSED):
+            rank_zero_warn(f"{path} is not saved: {why}")
+            return
         if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -317,6 +322,18 @@ def install(trainer: L.Trainer, check: Check) -> None:
     strategy = trainer.strategy
     if type(strategy.checkpoint_io) in (TorchCheckpointIO, DurableCheckpointIO):
         strategy.checkpoint_io = DurableCheckpointIO(check)
+
+
+def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], why: str) -> None:
+    """Let a checkpoint that is about to be saved not be saved, with a warning: an exception would hide the error for
+    which it is saved.
+
+    Raises:
+        ConfigurationError: a plugin of the user's own would write it.
+    """
+    if not isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO):
+        raise ConfigurationError(f"no checkpoint is saved: {why}")
+    checkpoint[_REFUSED] = why
 
 
 def _check_sums(path: Any) -> None:

@@ -23,7 +23,7 @@ from flsv._lightning.patches import (
     stepping,
     unprofiled,
 )
-from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
+from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights, refuse
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
@@ -303,9 +303,18 @@ class LightningFit:
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint that Lightning saves during a round into a checkpoint of the round's start."""
+        """Change a checkpoint that is saved during a round into one of the round's start; refuse it after an error at
+        the server."""
         if self.boundary is None or self.reports is None:
             return
+        if self.running.at_server:
+            failed = f"round {self.state.round_index + 1} has failed at the server"
+            refuse(
+                self.trainer,
+                checkpoint,
+                f"{failed}, and metrics that have counted it would count it again in a run that goes on from there. "
+                "Resume from an earlier checkpoint.",
+            )
         self.reports.flush()
         if self.boundary.within:
             self.boundary.rewind(checkpoint)

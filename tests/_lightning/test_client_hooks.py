@@ -79,7 +79,7 @@ def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> No
         fit(FederatedLoop(seed=1), tmp_path, module, rounds=1)
     assert module.__dict__["on_train_batch_start"] is given
     assert not {"on_train_batch_end", "optimizer_step"} & module.__dict__.keys()
-    assert "_build_kwargs" not in module.trainer.fit_loop.epoch_loop.__dict__
+    assert "on_advance_end" not in module.trainer.fit_loop.epoch_loop.__dict__
 
 
 def test_a_state_that_has_no_reduction_is_refused() -> None:

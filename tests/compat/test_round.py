@@ -64,7 +64,7 @@ class Everywhere(cb.Callback):
 
     def save(self, trainer: L.Trainer, name: str) -> None:
         if trainer.current_epoch == 1:
-            batch = trainer.fit_loop.epoch_loop.batch_idx if "epoch" not in name else "all"
+            batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
             trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback
+from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
 
 from flsv import ClientEvaluation
@@ -22,7 +22,7 @@ from flsv.training.algorithms import MoreauSGD
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
-from helpers.fits import assert_resumes, checkpoints, client_tensors, fit, vector
+from helpers.fits import InRound, assert_resumes, checkpoints, client_tensors, fit, vector
 from helpers.loops_by_hand import (
     PROPORTIONS,
     ROUNDS,
@@ -265,19 +265,20 @@ def test_shared_parts_resume_to_the_bit(tmp_path: Path) -> None:
     assert all(f"module.net.{name}" in state for state in client_tensors(federated).values() for name in NORM)
 
 
-def saves(path: Path) -> LambdaCallback:
-    def save(trainer: L.Trainer, *_: Any) -> None:
-        if trainer.current_epoch == 2 and trainer.fit_loop.epoch_loop.batch_idx == 7:
-            trainer.save_checkpoint(path)
+class Saves(InRound):
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    return LambdaCallback(on_train_batch_end=save)
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 2 and self.place(trainer) == 7:
+            trainer.save_checkpoint(self.path)
 
 
 def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Path) -> None:
     path = tmp_path / "middle.ckpt"
     whole, again = three_of_five(share=["!norm"]), three_of_five(share=["!norm"])
     expected = fit(
-        whole, tmp_path / "a", data=unequal_data(), rounds=4, callbacks=[saves(path)], enable_checkpointing=True
+        whole, tmp_path / "a", data=unequal_data(), rounds=4, callbacks=[Saves(path)], enable_checkpointing=True
     )
     saved = torch.load(path, weights_only=True)["state_dict"]
     assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))

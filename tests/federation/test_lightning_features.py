@@ -69,7 +69,7 @@ def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> No
     trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
     trainer.fit(Plain(), toy_data())
     assert loop.round_index == 1
-    assert trainer.num_training_batches == 3
+    assert trainer.global_step == 3
     assert loop.contributions["cssv"].isfinite().all()
     assert not list(tmp_path.rglob("*.csv"))
 
@@ -83,7 +83,7 @@ def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
     assert trainer.reload_dataloaders_every_n_epochs == 0
     assert data.round_loader is None
     assert "optimizer_zero_grad" not in module.__dict__
-    assert "_accumulated_batches_reached" not in trainer.fit_loop.epoch_loop.__dict__
+    assert "update_lr_schedulers" not in trainer.fit_loop.epoch_loop.__dict__
     (result,) = trainer.validate(module, data, verbose=False)
     assert 0 <= result["val_acc"] <= 1
     assert "test_acc" in trainer.test(module, data, verbose=False)[0]

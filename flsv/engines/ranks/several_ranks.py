@@ -18,7 +18,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.one_process import Instruct, OneProcess
 from flsv.engines.ranks.strategy import ranks_of, share_weights
 from flsv.training.client_manager import ClientManager
-from flsv.training.cohort import CohortLoader, CohortTraining
+from flsv.training.cohort import CohortLoader, CohortTraining, Run
 from flsv.training.turn import Turn
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
@@ -51,25 +51,17 @@ class RankTraining(CohortTraining):
     def complete(self) -> bool:
         return not self._left_to_do if self.idle else super().complete
 
-    def begin_batch(self, batch: Any = None) -> None:
+    def train(self, run: Run) -> None:
         if not self.idle:
-            super().begin_batch(batch)
+            super().train(run)
             return
         self.turn.shared.begin_turns()
         # With entered slots, the federation's schedules do not step on this rank's idle batch.
         self.turn.slots.enter(self._cohort[0])
         self.turn.slots.begin_batch(0, 1)
-
-    def end_batch(self, loss: Tensor | None) -> None:
-        if not self.idle:
-            super().end_batch(loss)
-            return
+        run(True)
         self.turn.slots.leave(stage=False)
         self._left_to_do = False
-
-    @property
-    def batch_idx(self) -> int:
-        return 0 if self.idle else super().batch_idx
 
     def trained(self) -> dict[int, Tensor]:
         return super().trained() if self._trained is None else self._trained

@@ -70,6 +70,13 @@ class Decaying(ClassifierClient):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class Dropping(ClassifierClient):
+    """Draws random numbers in every step."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.nn.functional.dropout(x, 0.3, self.training))
+
+
 def of(kind: type[ClassifierClient]) -> ClassifierClient:
     torch.manual_seed(7)
     return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
@@ -118,6 +125,7 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
         partial(shapfed, sampler=UniformSampler(2)),
         {"make_module": partial(of, Decaying)},
     ),
+    "dropout": (partial(fedavg, local_epochs=2), {"make_module": partial(of, Dropping)}),
     "local heads": (partial(fedavg, share=["!head"]), {}),
     "scaffold": (partial(shapfed, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()), {}),
     "privacy": (partial(shapfed, uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)]), {}),
