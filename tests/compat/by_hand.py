@@ -6,6 +6,7 @@ state: what else goes on from round to round (epochs, schedules, callbacks) is L
 """
 
 import copy
+import inspect
 import itertools
 import math
 import warnings
@@ -25,6 +26,8 @@ from helpers.fits import trainer_for
 from helpers.loops_by_hand import Batches
 
 SEED = 5
+#: Checkpoints hold more than weights; Lightning before 2.6 does not ask.
+WHOLE = {"weights_only": False} if "weights_only" in inspect.signature(L.Trainer.fit).parameters else {}
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def fedavg(
                 )
                 given = copy.copy(source)
                 given.train_dataloader = partial(ClientBatches, data, r, client)
-                own.fit(model, datamodule=given, ckpt_path=path if r else None, weights_only=False)
+                own.fit(model, datamodule=given, ckpt_path=path if r else None, **WHOLE)
             own.save_checkpoint(path)
             model.trainer = None
             trained.append(model)
