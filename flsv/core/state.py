@@ -131,7 +131,7 @@ class FederationState:
         assert round.aggregation_weights is not None
         ids = torch.tensor(on_host(round.client_ids))
         self.weights = torch.full((self.num_clients,), float("nan"))
-        self.weights[ids] = round.aggregation_weights.detach().float().cpu()
+        self.weights[ids] = torch.tensor(on_host(round.aggregation_weights), dtype=self.weights.dtype)
         self.participations[ids] += 1
         self.updates_received[list(senders)] += 1
         self.global_vector = round.server_vector

@@ -28,6 +28,7 @@ from flsv.metrics.coalitions.designs import Coalitions
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
 from flsv.utilities.declared import Count
+from flsv.utilities.host_copies import to_host
 
 #: Number of last rounds whose values are compared for the intervals.
 RECENT = 3
@@ -288,13 +289,13 @@ class ShadowShapley(MeasuredMetric):
             self.values, self.errors = self.values * torch.nan, self.errors * torch.nan
             return
         found = few_coalitions_shapley(masks, utilities)
-        self.values = found.values.to(self.values).reshape(self.values.shape)
-        self.recent = torch.cat([self.recent[1:], self.values[None].to(self.recent)])
+        starts, recent, values, fit = to_host([self.starts, self.recent, found.values, found.stderr])
+        values, fit = values.reshape(self.values.shape), fit.reshape(self.values.shape)
+        recent = torch.cat([recent[1:], values[None].to(self.values.dtype).to(recent)])
+        self.values, self.recent = values.to(self.values), recent.to(self.recent)
         # Values that do not follow each other round by round differ by what was learned between them, too.
-        recent = self.recent if self._interval == 1 and self.recent.isfinite().all() else None
-        starts = None if self.starts.isnan().any() else self.starts.cpu()
-        values, fit = (each.reshape(self.values.shape).cpu() for each in (found.values, found.stderr))
-        errors = one_seed_stderr(values, fit, starts, None if recent is None else recent.cpu())
+        known = self._interval == 1 and recent.isfinite().all()
+        errors = one_seed_stderr(values, fit, None if starts.isnan().any() else starts, recent if known else None)
         self.errors = errors.to(self.errors).reshape(self.errors.shape)
 
     def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:

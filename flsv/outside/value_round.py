@@ -312,7 +312,7 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
         diagnostics={n: m.diagnostics() for n, m in board.metrics.items() if isinstance(m, ContributionMetric)},
         evaluations=0 if games is None else games.evaluations,
         names=names,
-        table=frame(round_rows(round.round_index, numbers_of(board.metrics, found, None), names)),
+        table=frame(round_rows(round.round_index, numbers_of(board.metrics, found, None)[0], names)),
     )
 
 

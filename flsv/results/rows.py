@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -36,30 +36,38 @@ def column_names(metric: Metric) -> list[str] | None:
 
 def numbers_of(
     metrics: Mapping[str, Metric], values: Mapping[str, Tensor], class_names: Sequence[str] | None
-) -> Iterator[Numbers]:
-    """Yield all of the metrics' numbers per client: overall values with their intervals, values per class (or per other
-    column), and diagnostics that have a number for each client.
+) -> tuple[list[Numbers], dict[str, float]]:
+    """Return all of the metrics' numbers, copied to the host at once.
 
     Args:
         metrics: the metrics, ``{name: metric}``.
         values: the metrics' values, ``{name: value}``, ``[n]`` or ``[n, M]`` for n clients and M columns.
         class_names: names of the classes, or None.
+
+    Returns:
+        The numbers per client: overall values with their intervals, values per class (or per other column), and
+        diagnostics that have a number for each client; and the numbers that belong to no single client, by name.
     """
     found: list[tuple[str, dict[str, str] | None, list[Tensor]]] = []
     for name, value in values.items():
         metric = metrics[name]
         whole = overall(metric, value)
-        if whole.ndim == 0:
-            continue
-        ends = metric.intervals(value=whole) if isinstance(metric, ContributionMetric) else None
+        ends = metric.intervals(value=whole) if whole.ndim and isinstance(metric, ContributionMetric) else None
         found.append((name, None, [whole, *(ends or ())]))
-        if columns := _named_columns(metric, value, class_names):
+        if whole.ndim and (columns := _named_columns(metric, value, class_names)):
             found.append((name, columns, [value]))
-    found += [(name, None, [value]) for name, value in _diagnostics(metrics, values) if value.ndim]
-    here = iter(_plain([tensor for *_, tensors in found for tensor in tensors]))
+    found += [(name, None, [value]) for name, value in _diagnostics(metrics, values)]
+    here = iter(to_host([tensor for *_, tensors in found for tensor in tensors]))
+    numbers: list[Numbers] = []
+    shared: dict[str, float] = {}
     for name, names, tensors in found:
         whole, *both = islice(here, len(tensors))
-        yield Numbers(name, whole, names, ends=(both[0], both[1]) if both else None)
+        if whole.ndim:
+            ends = (both[0].double(), both[1].double()) if both else None
+            numbers.append(Numbers(name, whole.double(), names, ends=ends))
+        else:
+            shared[name] = whole.item()
+    return numbers, shared
 
 
 def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | None) -> dict[str, str]:
@@ -70,13 +78,6 @@ def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | N
     keys = own or [str(j) for j in range(value.shape[1])]
     names = own or class_names or getattr(metric, "class_names", None) or keys
     return dict(zip(keys, map(str, names)))
-
-
-def shared_numbers(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics' numbers that belong to no single client, ``{name: number}``."""
-    wholes = ((name, overall(metrics[name], value)) for name, value in values.items())
-    single = {name: value for name, value in (*wholes, *_diagnostics(metrics, values)) if value.ndim == 0}
-    return {name: value.item() for name, value in zip(single, to_host(single.values()))}
 
 
 def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
@@ -110,11 +111,6 @@ def _diagnostics(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) ->
             yield f"{name}/{what}", value
 
 
-def _plain(values: Sequence[Tensor]) -> list[Tensor]:
-    """Return float64 copies on the CPU."""
-    return [value.double() for value in to_host(values)]
-
-
 class RoundResults:
     """Makes the result of each round, which all sinks share.
 
@@ -141,8 +137,12 @@ class RoundResults:
             of_round: further numbers of every client, such as the weights, ``name=[n]``; None: left out.
         """
         others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
-        measured = numbers_of(self._metrics, values, self._class_names)
+        measured, _ = numbers_of(self._metrics, values, self._class_names)
         return round_rows(index, [*measured, *others], self._client_names)
+
+    def _measured(self, index: int, values: Mapping[str, Tensor]) -> tuple[list[Row], dict[str, float]]:
+        numbers, shared = numbers_of(self._metrics, values, self._class_names)
+        return round_rows(index, numbers, self._client_names), shared
 
     def resume(self, known: Sequence[Row]) -> None:
         """Set the rows that are written already; only rows that differ from these count as changes of the next
@@ -174,14 +174,14 @@ class RoundResults:
             events: the run's events so far.
             drawn: whether pictures of this round are to be drawn.
         """
-        measured = self.rows(index, values)
+        measured, shared = self._measured(index, values)
         numbers = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
         numbers += [Numbers(name, score.cpu()) for name, score in scores.items()]
         own = round_rows(index, numbers, self._client_names)
         now = [row for row in own if evaluated or row.metric not in scores]
         trained = round_rows(index, [Numbers("train_loss", [*losses.values()], clients=[*losses])], self._client_names)
         new, self._before = changes(measured, self._before), measured
-        shared, scored = shared_numbers(self._metrics, values), spread(scores)
+        scored = spread(scores)
         self._of_rounds |= shared.keys()
         return RoundResult(
             index,
@@ -206,9 +206,8 @@ class RoundResults:
             values: the metrics' values after that round, ``{name: value}``; calls must be in the order of the rounds.
             drawn: whether pictures of that round are to be drawn.
         """
-        rows = self.rows(index, values)
+        rows, numbers = self._measured(index, values)
         new, self._late = changes(rows, self._late), rows
-        numbers = shared_numbers(self._metrics, values)
         shared = {name: number for name, number in numbers.items() if name not in self._of_rounds}
         return RoundResult(index, rows, new, shared, shared, pictures=self.pictures(index, values), drawn=drawn)
 

@@ -30,7 +30,7 @@ from flsv.functional.distances import all_finite
 from flsv.games import CoalitionGames
 from flsv.personalization import Personalized, Personalizer
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.utilities.host_copies import from_host
+from flsv.utilities.host_copies import copied, from_host
 
 
 class NoModel(RuntimeError):
@@ -235,7 +235,8 @@ class RoundServer:
             self.games.begin(round.measured())
         self._measure(round, "training")
         vector, weights = self._aggregated(round)
-        finite = all_finite(vector)
+        # One wait for both: the state keeps the weights on the host.
+        finite = bool(copied([vector.sum(), weights])[0].isfinite()) or all_finite(vector)
         if not finite:
             self._warn_of_aggregate(round, state)
             vector, weights = round.global_vector.clone(), torch.zeros_like(weights)

@@ -41,6 +41,15 @@ def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
     ]
 
 
+def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copy small tensors that do not change any more to the host, all of them at once, as :func:`to_host` does; their
+    numbers, :func:`on_host`, then need no further copy."""
+    there = list(tensors)
+    here = to_host(there)
+    _KNOWN.update(zip(there, (tensor.tolist() for tensor in here)))
+    return here
+
+
 def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
     """Copy numbers to a device as a tensor ``[k]``, and remember them: :func:`on_host` then needs no copy back."""
     here = torch.tensor(numbers)
@@ -50,7 +59,8 @@ def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
 
 
 def on_host(tensor: Tensor) -> list[Any]:
-    """Return the numbers in a tensor ``[k]``, without a copy from its device if :func:`from_host` has made it.
+    """Return the numbers in a tensor ``[k]``, without a copy from its device if they are known: of :func:`from_host` or
+    :func:`copied`.
 
     Example:
         >>> on_host(from_host([3, 1], torch.device("cpu")))

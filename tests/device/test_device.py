@@ -280,9 +280,9 @@ COSTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], Any], float, f
     "rows": (
         lambda: {"metrics": {"value": ShadowShapley(coalitions="pairs"), "cssv": ClassSpecificShapley()}},
         classifier,
-        63,
+        79,
         2,
-        19,
+        18,
     ),
 }
 
