@@ -13,9 +13,9 @@ coalitions come: docs/results/shadow.md.
 ``ShadowShapley(coalitions="all")`` of 3 rounds in its ways: as rows beside the federation, where the network can be
 rows, and by fits of their own after it, which a callback around batches asks for: by forks of the fit's beginning, one
 and two at once, and by copies of its objects. ``flsv.retrain(..., "all")``, with the same callback, by forks. All ways
-train what proves them, too. Seconds are the processor's, of all processes; then come the elapsed seconds and the largest
-memory of all processes together, of which the plain fit's comes first. With ``--jobs`` and no number fits are trained as
-flsv does by default, so that other versions can be measured: PYTHONPATH=OTHER python tools/bench_fits.py --whole --jobs
+train what proves them, too. Seconds are the processor's, of all processes; then come the elapsed seconds, and the
+largest memory of all processes together, after that of the plain fit. With ``--jobs`` and no number fits are trained as
+by default, so that another version can be measured: ``PYTHONPATH=OTHER python tools/bench_fits.py --whole --jobs``.
 """
 
 from __future__ import annotations
