@@ -99,7 +99,7 @@ class SideBySideUtility:
         return training
 
     def _scores(self, trainer: L.Trainer, space: ParameterSpace, models: Tensor) -> Any:
-        return make_evaluator(trainer, space, self._alone.data, self._alone.metric)(models)
+        return make_evaluator(trainer, space, self._alone.data, self._alone.metric, self._seed)(models)
 
 
 def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["float32"]) -> None:

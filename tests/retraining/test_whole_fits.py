@@ -126,6 +126,21 @@ def test_a_coalition_that_diverges_keeps_its_model(tmp_path: Path) -> None:
     assert differ == (coalition_masks("all", 3) == torch.tensor([False, True, False])).all(1).tolist()
 
 
+class Lucky(Manual):
+    """Its score is drawn."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("luck", torch.rand(()))
+
+
+def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) -> None:
+    loop, _ = fitted(
+        Kind("fits", Lucky), tmp_path, {"shadow": Recorded(coalitions="all", performance="luck", mode="max")}
+    )
+    metric: Any = loop.metrics["shadow"]
+    assert metric.game.flatten().tolist() == [metric.game[0].item()] * 8
+
+
 class Locked(L.Callback):
     def __init__(self) -> None:
         self.lock = threading.Lock()
