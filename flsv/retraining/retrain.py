@@ -52,7 +52,8 @@ def retrain(
     side by side if the module allows it, otherwise each by a fit of its own. All this takes place in forks of this
     process, which hold what the module, callbacks and data refer to. Where the process cannot be forked (not on Linux;
     the trainer is an accelerator's, or the machine has one and the process has trained; other threads run), copies of
-    trainer and module are trained, and a line says so.
+    trainer and module are trained, and a line says so. There is no run that they could be compared with: give a
+    function that makes the module, since a copy may be bound to something of the original.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -69,7 +70,8 @@ def retrain(
             as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
-        jobs: the number of forks that train at once; None: the number of cores.
+        jobs: the number of forks that train at once, on one thread each; None: the number of cores. Copies train one
+            after the other.
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),
