@@ -140,7 +140,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
     low, high = metric.intervals()
     # No coalition is left open; what untrained models and the last three rounds differ by.
     starts, rounds = metric.starts[:, 0].std() / 3, metric.recent[..., 0].double().var(0).mean()
-    half = 1.6448536 * ((0.035 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds).sqrt().expand(3)
+    half = 1.6448536 * ((0.025 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds).sqrt().expand(3)
     torch.testing.assert_close((high - low).double()[seen] / 2, half[seen], rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(metric.recent[-1, :, 0].double()[seen], expected[seen], rtol=1e-4, atol=1e-5)
     assert federation.metrics["classes"].intervals() is None

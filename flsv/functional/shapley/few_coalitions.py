@@ -9,8 +9,7 @@ coalitions the values are exact, and their error is the difference between one s
 
 - the inner product of membership vectors, for additive games;
 - a Gaussian kernel of squared width 0.3 on the vectors z / |S| with which a coalition S averages its members' models
-  (z_i: membership of player i), so that coalitions with similar averages have similar utilities;
-- for 8 to 10 players exp(-d / 4), with d the number of players by which two coalitions differ.
+  (z_i: membership of player i), so that coalitions with similar averages have similar utilities.
 
 The Shapley value is linear in the game, so that the value of the fitted game and its variance have a closed form. Let
 L_i g be the Shapley value of player i in the game g, k the kernel, X the evaluated coalitions, U their utilities, K the
@@ -45,7 +44,7 @@ from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
-from flsv.functional.shapley.kernels import Kernel, distance, gaussian, gram, kernel_shapley, membership
+from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES
@@ -61,8 +60,6 @@ MOST_FOR_TWO = 12
 
 #: The parts whose sum is the kernel of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
-#: The third part, and the numbers of players from and to which it is added.
-NEAR, NEAR_FROM, NEAR_TO = distance(4.0), MOST_FOR_ALL + 1, 10
 #: The largest noise variance to fit, in units of the variance of one part.
 MOST_NOISE = 1.0
 
@@ -315,7 +312,7 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
     y = (utilities - mean) / scale
     kernel = torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)  # a constant's values are 0
     values, before = torch.zeros(len(masks), n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-    for part in (*PARTS, NEAR) if NEAR_FROM <= n <= NEAR_TO else PARTS:
+    for part in PARTS:
         gram_matrix = gram(part, masks, masks)
         # Each part has unit variance over the coalitions, as in surrogate_shapley.
         weight = 1 / float((gram_matrix.diagonal().mean() - gram_matrix.mean()).clamp_min(1e-12))
