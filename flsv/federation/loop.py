@@ -59,7 +59,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
     the number of rounds; ``limit_train_batches`` applies to each client and local epoch; gradient accumulation is reset
-    between clients. Validation uses the global model. A checkpoint always holds the state between two rounds, and a
+    between local epochs. Validation uses the global model. A checkpoint always holds the state between two rounds, and a
     resumed run continues bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming with
     other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names the
     difference. You may change ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a
