@@ -35,7 +35,7 @@ class LocalEpochs:
         self._trainer: Any = trainer  # Any: Lightning does not declare all attributes
         self._advance = loop.advance
         self._waiting: list[Callable[[], Any]] = []
-        self._last, self._first = True, 0
+        self._last, self._idle, self._first = True, False, 0
         own = LambdaCallback(
             on_train_batch_start=lambda trainer, module, batch, index: begin(batch),
             on_train_batch_end=lambda trainer, module, outputs, batch, index: end(step_loss(trainer, outputs)),
@@ -58,13 +58,15 @@ class LocalEpochs:
         self._waiting = []
         self._first = self._trainer.fit_loop.total_batch_idx + 1
 
-    def run(self, last: bool) -> None:
+    def run(self, last: bool, idle: bool = False) -> None:
         """Train on the batches that the train dataloader gives now, or until the fit is told to stop.
 
         Args:
             last: whether this is the round's last epoch.
+            idle: whether nobody trains in it, so that schedulers that step per batch, which are the clients', do not.
         """
-        trainer, loop, self._last = self._trainer, self._trainer.fit_loop, last
+        self._last, self._idle = last, idle
+        trainer, loop = self._trainer, self._trainer.fit_loop
         # What `setup_data` reads of a loader that is another one, in a tenth of the time that two batches take.
         trainer.val_check_batch = loop.max_batches = len(trainer.train_dataloader)
         iter(loop._data_fetcher)
@@ -103,7 +105,7 @@ class LocalEpochs:
             save(*hook)
 
     def _step(self, step: Callable[..., None], interval: str, update_plateau_schedulers: bool) -> None:
-        if interval == "step" or self._last:
+        if self._last if interval == "epoch" else not self._idle:
             step(interval, update_plateau_schedulers=update_plateau_schedulers)
 
     def _show(self, hook: Callable[..., None], *arguments: Any) -> None:

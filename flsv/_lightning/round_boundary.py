@@ -324,13 +324,22 @@ def install(trainer: L.Trainer, check: Check) -> None:
         strategy.checkpoint_io = DurableCheckpointIO(check)
 
 
-def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], why: str) -> None:
+def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
     """Let a checkpoint that is about to be saved not be saved, with a warning: an exception would hide the error for
     which it is saved.
+
+    Args:
+        trainer: the fit's trainer.
+        checkpoint: the checkpoint.
+        failed: the round that has failed.
 
     Raises:
         ConfigurationError: a plugin of the user's own would write it.
     """
+    why = (
+        f"{failed} has failed at the server, and metrics that have counted it would count it again in a run that goes "
+        "on from there. Resume from an earlier checkpoint."
+    )
     if not isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO):
         raise ConfigurationError(f"no checkpoint is saved: {why}")
     checkpoint[_REFUSED] = why

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flsv._lightning.epoch import LocalEpochs
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.several_processes import IdleLoader, idle_patches
+from flsv._lightning.several_processes import IdleBatch, idle_patches
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ALONE, FederationState, Instruction, Ranks, opened
@@ -215,7 +215,6 @@ class OneProcess:
         self._train(cohort)
         if not cohort.complete:
             return None
-        self._collect(cohort)
         cohort.turn.shared.end_turns()
         colluders = [each for each in self._config.uploads if isinstance(each, Collusion)]
         cohort.collude(colluders, self._state.num_clients, self._state.round_index)
@@ -303,9 +302,6 @@ class OneProcess:
         """Train the clients of a cohort that has begun."""
         cohort.train(self._epochs.run)
 
-    def _collect(self, cohort: CohortTraining) -> None:
-        """Get the updates of clients that were trained in other processes; here there are none."""
-
     def _mine(self) -> Sequence[int]:
         """Return the ids of the clients whose data are in this process."""
         return range(self._state.num_clients)
@@ -338,8 +334,8 @@ class IdleProcess(OneProcess):
         self._undo.callback(PatchedAttributes(idle_patches(self.trainer)).restore)
 
     def loader(self) -> Any:
-        return IdleLoader(self._state.round_index)
+        return IdleBatch()
 
     def finish_epoch(self) -> None:
-        self._epochs.run(True)
+        self._epochs.run(True, idle=True)
         self._epochs.finish()

@@ -308,13 +308,7 @@ class LightningFit:
         if self.boundary is None or self.reports is None:
             return
         if self.running.at_server:
-            failed = f"round {self.state.round_index + 1} has failed at the server"
-            refuse(
-                self.trainer,
-                checkpoint,
-                f"{failed}, and metrics that have counted it would count it again in a run that goes on from there. "
-                "Resume from an earlier checkpoint.",
-            )
+            refuse(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
         self.reports.flush()
         if self.boundary.within:
             self.boundary.rewind(checkpoint)

@@ -235,7 +235,8 @@ class CoalitionRounds:
     def _after_step(self) -> None:
         self._steps += 1
         if self._slots is not None:
-            step_schedules(self._trainer, "step", self._steps)
+            epoch = self._batches // self._config.local_epochs
+            step_schedules(self._trainer, "step", (self._steps - 1) % epoch + 1)
             self._slots.begin_batch(self._steps, self._batches)
 
     def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
@@ -266,7 +267,7 @@ def step_schedules(trainer: Any, interval: str, count: int) -> None:
     Args:
         trainer: the trainer.
         interval: ``"epoch"`` after a round, ``"step"`` after a client's batch.
-        count: the number of rounds or of the client's batches so far.
+        count: the number of rounds, or of the batches of the client's local epoch, so far.
     """
     for config in trainer.lr_scheduler_configs:
         if config.interval == interval and count % config.frequency == 0:

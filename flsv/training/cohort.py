@@ -108,16 +108,11 @@ class CohortLoader(Iterable[Any]):
             for batch in chain(first, islice(iterator, batches - 1)):
                 given += 1
                 yield batch
-            # Otherwise the next client's first batches would be counted as this client's batches.
-            self._check_given(client, given, batches)
-
-    def _check_given(self, client: int, given: int, batches: int) -> None:
-        """Raise RuntimeError if a client's loader has given fewer batches (``given``) than its length (``batches``)."""
-        if given < batches:
-            raise RuntimeError(
-                f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
-                f"{self.round_index + 1}: its data set raised StopIteration, or is shorter than its length."
-            )
+            if given < batches:  # the next client's first batches would be counted as this client's
+                raise RuntimeError(
+                    f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
+                    f"{self.round_index + 1}: its data set raised StopIteration, or is shorter than its length."
+                )
 
 
 class CohortTraining:

@@ -159,10 +159,16 @@ def test_two_of_adam_kept_under_manual_optimization_are_each_clients_own(tmp_pat
 # ---- several local epochs
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}], ids=["", "windows"])
-def test_local_epochs_are_those_of_a_trainer(tmp_path: Path, options: dict[str, Any]) -> None:
+def every_second_batch() -> Small:
+    return Small(lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5), frequency=2)
+
+
+@pytest.mark.parametrize(
+    ("module", "options"), [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (every_second_batch, {})]
+)
+def test_local_epochs_are_those_of_a_trainer(tmp_path: Path, module: Any, options: dict[str, Any]) -> None:
     """Batches are counted, and windows end, in each: 3 batches in windows of 2 are 2 steps each time."""
-    kind = replace(small(**options), tolerance=1e-12)
+    kind = replace(small(module, **options), tolerance=1e-12)
     pair = both(kind, tmp_path, local_epochs=2)
     pair.check()
     steps = sum(math.ceil(n / options.get("accumulate_grad_batches", 1)) for n in (3, 4))

@@ -34,7 +34,7 @@ class RankTraining(CohortTraining):
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
         super().begin_round(loader, instructions, num_samples)
-        self.idle = self._left_to_do = not loader.visits
+        self.idle = not loader.visits
         self._cohort = list(instructions)
         self._trained: dict[int, Tensor] | None = None
         self._begun = counts_so_far(self._trainer)
@@ -47,10 +47,6 @@ class RankTraining(CohortTraining):
             return len(self._cohort)
         return self._cohort.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
 
-    @property
-    def complete(self) -> bool:
-        return not self._left_to_do if self.idle else super().complete
-
     def train(self, run: Run) -> None:
         if not self.idle:
             super().train(run)
@@ -61,7 +57,6 @@ class RankTraining(CohortTraining):
         self.turn.slots.begin_batch(0, 1)
         run(True)
         self.turn.slots.leave(stage=False)
-        self._left_to_do = False
 
     def trained(self) -> dict[int, Tensor]:
         return super().trained() if self._trained is None else self._trained
@@ -180,10 +175,9 @@ class SeveralRanks(OneProcess):
     def _train(self, cohort: CohortTraining) -> None:
         self._strategy.within_round = True  # until the clients are trained; after an error, until the fit is closed
         super()._train(cohort)
-
-    def _collect(self, cohort: CohortTraining) -> None:
-        self._strategy.within_round = False
-        self.cohort.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
+        if cohort.complete:
+            self._strategy.within_round = False
+            self.cohort.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.
