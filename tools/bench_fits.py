@@ -16,6 +16,12 @@ and two at once, and by copies of its objects. ``flsv.retrain(..., "all")``, wit
 train what proves them, too. Seconds are the processor's, of all processes; then come the elapsed seconds, and the
 largest memory of all processes together, after that of the plain fit. With ``--jobs`` and no number fits are trained as
 by default, so that another version can be measured: ``PYTHONPATH=OTHER python tools/bench_fits.py --whole --jobs``.
+
+    python tools/bench_fits.py --compiled --networks softmax mlp lenet
+
+What ``torch.compile`` makes of a step of 16 rows, and of a fit with rows if a step is kept for all visits: processor
+time, launches (operators but views; compiled kernels and the operators beside them), and how far the models of 30 steps
+are apart, in ways of training.
 """
 
 from __future__ import annotations
@@ -35,16 +41,22 @@ from unittest.mock import patch
 
 import lightning as L
 import torch
+import torch._inductor.metrics as compiler
 from studies.common import be_quiet, grid, quiet_trainer
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, retrain
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import DirichletPartitioner, Loader, SizePartitioner, Splits
 from flsv.functional import exact_shapley
 from flsv.games import RetrainedUtility
 from flsv.metrics import ShadowShapley
 from flsv.models import FastText, LeNet5
 from flsv.retraining.side_by_side import SideBySideUtility
+from flsv.training.rows.kernel import states_of
+from flsv.training.rows.row_step import RowStep
 
 SILENT = Reporting(table=False, figures=0, files=False)
 SHADOWS: dict[str, dict[str, Any]] = {
@@ -80,6 +92,7 @@ def mlp(norm: bool = False) -> nn.Module:
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
+    "softmax": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
     "batch_norm": partial(mlp, True),
     "fast_text": lambda: nn.Sequential(Words(), FastText(10, (64,), buckets=64 * 17, width=16)),
     "gru": Recurrent,
@@ -232,6 +245,77 @@ def row(name: str, plain: Callable[[], None], ways: dict[str, Callable[[], None]
     ]
 
 
+#: What compiled code calls beside its own kernels.
+BESIDE = ("aten::bmm", "aten::mm", "aten::addmm", "aten::mkldnn_convolution", "aten::convolution_backward")
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operators that compute."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or "view" in func.name() or "empty" in func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class Stepped(nn.Module):
+    """A module with a training step, without a Trainer."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+def compiled(network: str, rows: int = 16, steps: int = 30) -> list[str]:
+    """A step of rows, as it is and compiled."""
+    torch.manual_seed(0)
+    module = Stepped(NETWORKS[network]())
+    space, own = ParameterSpace(module), dict(module.named_parameters())
+    batches = [(torch.randn(16, 1, 8, 8), torch.randint(10, (16,))) for _ in range(steps)]
+    as_it_is, other = RowStep(module, own, shared=True), RowStep(module, own, shared=True)
+    other.__dict__["_of_many"] = torch.compile(other._of_many)
+    states = states_of(space, module, space.read(module).expand(rows, -1))
+    compiler.reset()
+    start = time.process_time()
+    other(states, batches[0])
+    took, kernels = time.process_time() - start, compiler.generated_kernel_count
+    with Launches() as launched:
+        as_it_is(states, batches[0])
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        other(states, batches[0])
+    beside = sum(event.count for event in profiled.key_averages() if event.key in BESIDE)
+    found: list[tuple[float, Tensor]] = []
+    for step in (as_it_is, other):
+        now, seconds = {name: tensor.clone() for name, tensor in states.items()}, []
+        for batch in batches:
+            start = time.process_time()
+            gradients, _ = step(now, batch)
+            seconds.append(time.process_time() - start)
+            for name, gradient in gradients.items():
+                now[name] -= 0.1 * gradient
+        found.append((1e3 * sorted(seconds)[steps // 2], torch.cat([now[name][0].flatten() for name in own])))
+    (slow, model), (fast, again) = found
+    apart = (again - model).norm() / (model - torch.cat([own[name].detach().flatten() for name in own])).norm()
+    numbers = f"{took:.1f}", f"{slow:.2f}", f"{fast:.2f}", f"{launched.count}", f"{kernels} + {beside}", f"{apart:.0e}"
+    return [network, *numbers]
+
+
+def compiled_fit(folder: str) -> None:
+    """A fit whose rows take compiled steps, kept for all visits."""
+    kept: dict[Any, Any] = {}
+    make = vars(RowStep)["_of_many"].func
+
+    def of_many(self: RowStep) -> Any:
+        return kept.setdefault((id(self._module), *self._trained), torch.compile(make(self)))
+
+    with patch.object(RowStep, "_of_many", property(of_many)), patch("torch._dynamo.config.recompile_limit", 64):
+        shadowed({"coalitions": "all"}, 5, folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[5, 6, 8])
@@ -239,8 +323,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--whole", action="store_true", help="ShadowShapley in its two ways, and flsv.retrain")
     parser.add_argument("--jobs", type=int, nargs="*", default=[1, 2], help="fits that are trained at once")
+    parser.add_argument("--compiled", action="store_true", help="rows by torch.compile")
     options = parser.parse_args()
     be_quiet()
+    if options.compiled:
+        with tempfile.TemporaryDirectory() as folder:  # by forks, so before any backward pass here
+            ways = {"compiled": partial(compiled_fit, folder)}
+            print(*row("mlp | 5", partial(shadowed, {"coalitions": "all"}, 5, folder), ways, 1), flush=True)
+        columns = ["network", "compiled in, s", "step, ms", "compiled, ms", "launches", "compiled", "apart"]
+        print(grid([columns, *(compiled(network) for network in options.networks)]))
+        return
     rows = [["network", "clients", "what", "a fit, s", "s", "fits", "elapsed, s", "a fit, MiB", "MiB"]]
     with tempfile.TemporaryDirectory() as folder:
         if options.whole:

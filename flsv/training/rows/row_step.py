@@ -8,9 +8,9 @@ weights W and inputs x then multiply as ``W x^T``: for few outputs this batched 
 time of ``x W^T``. For batched convolutions autograd's own backward pass is slower, and batched recurrent layers do not
 have one.
 
-Every step is traced anew, so that it sees the module's present attributes and the epoch. Within such steps a module
-must neither store values in its attributes nor read a single client's values from the trainer:
-:class:`flsv.training.rows.step_watch.Watch` and :func:`pure_step` detect both.
+Every step is traced anew, so that it sees the module's present attributes and the epoch; compiling it takes longer than
+it saves (``docs/results/gpu.md``). Within such steps a module must neither store values in its attributes nor read a
+single client's values from the trainer: :class:`flsv.training.rows.step_watch.Watch` and :func:`pure_step` detect both.
 """
 
 from __future__ import annotations
