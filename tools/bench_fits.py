@@ -12,8 +12,10 @@ coalitions come: docs/results/shadow.md.
 
 ``ShadowShapley(coalitions="all")`` of 3 rounds in its ways: as rows beside the federation, where the network can be
 rows, and by fits of their own after it, which a callback around batches asks for: by forks of the fit's beginning, one
-and two at once, and by copies of its objects. All ways train what proves them, too. Seconds are the processor's, of all
-processes; the last column has the elapsed seconds.
+and two at once, and by copies of its objects. ``flsv.retrain(..., "all")``, with the same callback, by forks. All ways
+train what proves them, too. Seconds are the processor's, of all processes; then come the elapsed seconds, and the
+largest memory of all processes together, after that of the plain fit. With ``--jobs`` and no number fits are trained as
+by default, so that another version can be measured: ``PYTHONPATH=OTHER python tools/bench_fits.py --whole --jobs``.
 
     python tools/bench_fits.py --compiled --networks softmax mlp lenet
 
@@ -29,8 +31,11 @@ import math
 import os
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -42,13 +47,13 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, retrain
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import DirichletPartitioner, Loader, SizePartitioner, Splits
 from flsv.functional import exact_shapley
+from flsv.games import RetrainedUtility
 from flsv.metrics import ShadowShapley
 from flsv.models import FastText, LeNet5
-from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import SideBySideUtility
 from flsv.training.rows.kernel import states_of
 from flsv.training.rows.row_step import RowStep
@@ -135,12 +140,24 @@ class Looks(L.Callback):
 
 def valued(network: str, clients: int, folder: str, callbacks: Sequence[L.Callback], metrics: dict[str, Any]) -> None:
     """A fit of some rounds, with and without true values."""
+    trainer, module, data = federated(network, clients, folder, callbacks, metrics)
+    trainer.fit(module, data)
+
+
+def retrained(network: str, clients: int, folder: str, callbacks: Sequence[L.Callback], jobs: dict[str, int]) -> None:
+    """The values of one seed, by retraining."""
+    trainer, module, data = federated(network, clients, folder, callbacks, {})
+    retrain(trainer, module, data, "all", seeds=1, **jobs)
+
+
+def federated(network: str, clients: int, folder: str, callbacks: Sequence[L.Callback], metrics: dict[str, Any]) -> Any:
+    """A trainer, a module and data."""
     torch.manual_seed(0)
     sizes = SizePartitioner([1 + i / clients for i in range(clients)], seed=0)
     data = FederatedDataModule("digits", sizes, batch_size=16, splits=Splits(server_val=0.2, seed=0))
     module = ClassifierClient(NETWORKS[network](), optimizer=partial(torch.optim.SGD, lr=0.1))
     loop = FederatedLoop(metrics=metrics, seed=0, reporting=SILENT)
-    quiet_trainer(folder, 3, [loop, *callbacks]).fit(module, data)
+    return quiet_trainer(folder, 3, [loop, *callbacks]), module, data
 
 
 def with_jobs(jobs: int, work: Callable[[], None]) -> None:
@@ -153,33 +170,79 @@ def with_copies(work: Callable[[], None]) -> None:
         work()
 
 
-def both_ways(networks: Sequence[str], clients: Sequence[int], repeats: int, folder: str) -> list[list[str]]:
+def both_ways(
+    networks: Sequence[str], clients: Sequence[int], repeats: int, folder: str, jobs: Sequence[int]
+) -> list[list[str]]:
     rows = []
     for network in networks:
         for n in clients:
-            value = {"shadow": ShadowShapley(coalitions="all")}
-            by_fits = partial(valued, network, n, folder, [] if network == "gru" else [Looks()], value)
+            value, looks = {"shadow": ShadowShapley(coalitions="all")}, [] if network == "gru" else [Looks()]
+            by_fits = partial(valued, network, n, folder, looks, value)
+            again = partial(retrained, network, n, folder, looks)
             ways = {"as rows": partial(valued, network, n, folder, [], value)} if network != "gru" else {}
-            ways |= {f"by {jobs} forks at once": partial(with_jobs, jobs, by_fits) for jobs in (1, 2)}
-            ways["by copies"] = partial(with_copies, by_fits)
+            for count in jobs:
+                ways[f"by {count} forks at once"] = partial(with_jobs, count, by_fits)
+                ways[f"flsv.retrain, {count} at once"] = partial(again, {"jobs": count})
+            if jobs:
+                ways["by copies"] = partial(with_copies, by_fits)
+            else:
+                ways |= {"by fits": by_fits, "flsv.retrain": partial(again, {})}
             rows += row(f"{network} | {n}", partial(valued, network, n, folder, [], {}), ways, repeats)
             print(grid(rows[-len(ways) :]), flush=True)
     return rows
 
 
+def memory() -> float:
+    """MiB of this process and its descendants together; what they share counts once."""
+    waiting, total = [os.getpid()], 0.0
+    while waiting:
+        process = Path(f"/proc/{waiting.pop()}")
+        with suppress(OSError):  # it has ended
+            waiting += map(int, (process / "task" / process.name / "children").read_text().split())
+            total += int((process / "smaps_rollup").read_text().split("Pss:")[1].split()[0]) / 1024
+    return total
+
+
+def measured(work: Callable[[], None]) -> tuple[float, float, float]:
+    """The processor's seconds, the elapsed ones and the largest memory of some work, in a process of its own."""
+    start, most = time.monotonic(), 0.0
+    child = os.fork()
+    if not child:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    while not (ended := os.wait4(child, os.WNOHANG))[0]:
+        most = max(most, memory())
+        time.sleep(0.1)
+    if ended[1]:
+        raise SystemExit("the work has failed")
+    return ended[2].ru_utime + ended[2].ru_stime, time.monotonic() - start, most
+
+
 def row(name: str, plain: Callable[[], None], ways: dict[str, Callable[[], None]], repeats: int) -> list[list[str]]:
-    """The least processor seconds of each way, in those of a plain fit, and the least elapsed ones; in turns."""
+    """The least processor seconds of each way, in those of a plain fit, the least elapsed ones and memory; in turns."""
     every = {"": plain, **ways}
-    least, elapsed = dict.fromkeys(every, math.inf), dict.fromkeys(every, math.inf)
+    least = dict.fromkeys(every, (math.inf, math.inf, math.inf))
     plain()  # what is made once
     for _ in range(repeats):
         for way, work in every.items():
-            start, began = sum(os.times()[:4]), time.monotonic()
-            work()
-            least[way] = min(least[way], sum(os.times()[:4]) - start)
-            elapsed[way] = min(elapsed[way], time.monotonic() - began)
-    fits = {way: f"{least[way] / least['']:.2f}" for way in ways}
-    return [[name, way, f"{least['']:.2f}", f"{least[way]:.2f}", fits[way], f"{elapsed[way]:.1f}"] for way in ways]
+            least[way] = tuple(map(min, least[way], measured(work)))
+    first = least[""]
+    return [
+        [
+            name,
+            way,
+            *(f"{x:.2f}" for x in (first[0], s, s / first[0])),
+            f"{elapsed:.1f}",
+            f"{first[2]:.0f}",
+            f"{most:.0f}",
+        ]
+        for way, (s, elapsed, most) in least.items()
+        if way
+    ]
 
 
 #: What compiled code calls beside its own kernels.
@@ -258,7 +321,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[5, 6, 8])
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["mlp", "batch_norm", "fast_text", "lenet"])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--whole", action="store_true", help="ShadowShapley in its two ways")
+    parser.add_argument("--whole", action="store_true", help="ShadowShapley in its two ways, and flsv.retrain")
+    parser.add_argument("--jobs", type=int, nargs="*", default=[1, 2], help="fits that are trained at once")
     parser.add_argument("--compiled", action="store_true", help="rows by torch.compile")
     options = parser.parse_args()
     be_quiet()
@@ -269,10 +333,10 @@ def main() -> None:
             ways = {"compiled": partial(compiled_fit, folder)}
             print(*row("mlp | 5", partial(shadowed, {"coalitions": "all"}, 5, folder), ways, 1))
         return
-    rows = [["network", "clients", "what", "a fit, s", "s", "fits", "elapsed, s"]]
+    rows = [["network", "clients", "what", "a fit, s", "s", "fits", "elapsed, s", "a fit, MiB", "MiB"]]
     with tempfile.TemporaryDirectory() as folder:
         if options.whole:
-            print(grid(rows + both_ways(options.networks, options.clients, options.repeats, folder)))
+            print(grid(rows + both_ways(options.networks, options.clients, options.repeats, folder, options.jobs)))
             return
         for network in options.networks:
             for n in options.clients:

@@ -1,4 +1,4 @@
-"""CohortEpoch: Lightning's epoch in two parts, between which the server makes the next global model."""
+"""LocalEpochs: Lightning's own epoch as a function, called once for each local epoch of each client of a round."""
 
 from __future__ import annotations
 
@@ -7,40 +7,76 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, LambdaCallback, ProgressBar
+from torch import Tensor
 
 from flsv._lightning.patches import PatchedAttributes, callbacks_of
 
 
-class CohortEpoch:
-    """Lightning's epoch as a function that trains a cohort, and one that ends the epoch.
+class LocalEpochs:
+    """Lightning's ``FitLoop.advance``, which "runs one whole epoch", as a function that trains a client; installed for
+    the length of a fit.
 
-    What Lightning does after an epoch's last batch is put off until :meth:`finish`: checkpoints that are due at this
-    step, the validation, and schedulers that follow a validated value. These are about the next global model, which the
-    server makes in the meantime.
+    In each call the train dataloader gives one client's batches. So batch numbers, the windows of
+    gradient accumulation and the last batch are the client's own by Lightning's own counting. What Lightning does once
+    an epoch belongs to the round: schedulers that step per epoch, the validation, checkpoints that are due at the last
+    step, and schedulers that follow a validated value. These come with the round's last batch; those that are about the
+    next global model, which the server makes in the meantime, are put off until :meth:`finish`. Progress bars count the
+    batches of the round.
 
     Args:
         trainer: the fit's trainer, before ``fit_loop.advance`` is replaced.
-        trained: returns whether the cohort's last batch has been trained on.
+        begin: called with each batch before any other hook of the batch.
+        end: called with the loss that ``training_step`` returned after each batch; None: there is no loss.
     """
 
-    def __init__(self, trainer: L.Trainer, trained: Callable[[], bool]) -> None:
-        self._advance, self._trained = trainer.fit_loop.advance, trained
+    def __init__(self, trainer: L.Trainer, begin: Callable[[Any], Any], end: Callable[[Tensor | None], Any]) -> None:
+        loop = trainer.fit_loop
+        self._trainer: Any = trainer  # Any: Lightning does not declare all attributes
+        self._advance = loop.advance
         self._waiting: list[Callable[[], Any]] = []
-        saving = [each for each in callbacks_of(trainer) if isinstance(each, Checkpoint)]
-        put_off: list[tuple[Any, str]] = [(each, "on_train_batch_end") for each in saving]
-        put_off.append((trainer.fit_loop.epoch_loop, "on_advance_end"))
-        self._patches = PatchedAttributes(
-            [(owner, name, partial(self._later, getattr(owner, name))) for owner, name in put_off]
+        self._last, self._idle, self._first = True, False, 0
+        own = LambdaCallback(
+            on_train_batch_start=lambda trainer, module, batch, index: begin(batch),
+            on_train_batch_end=lambda trainer, module, outputs, batch, index: end(step_loss(trainer, outputs)),
         )
+        changes: list[tuple[Any, str, Any]] = [
+            (trainer, "callbacks", [own, *callbacks_of(trainer)]),
+            (loop.epoch_loop, "on_advance_end", partial(self._end_batch, loop.epoch_loop.on_advance_end)),
+            (loop.epoch_loop, "update_lr_schedulers", partial(self._step, loop.epoch_loop.update_lr_schedulers)),
+        ]
+        for each in callbacks_of(trainer):
+            if isinstance(each, Checkpoint):
+                changes.append((each, "on_train_batch_end", partial(self._save, each.on_train_batch_end)))
+            if isinstance(each, ProgressBar):
+                for name in ("on_train_batch_start", "on_train_batch_end"):
+                    changes.append((each, name, partial(self._show, getattr(each, name))))
+        self._patches = PatchedAttributes(changes)
 
-    def train(self) -> None:
-        """Run the epoch up to its last batch, or until the fit is told to stop."""
+    def begin_round(self) -> None:
+        """Count the round's batches from here on."""
         self._waiting = []
-        self._advance()
+        self._first = self._trainer.fit_loop.total_batch_idx + 1
+
+    def run(self, last: bool, idle: bool = False) -> None:
+        """Train on the batches that the train dataloader gives now, or until the fit is told to stop.
+
+        Args:
+            last: whether this is the round's last epoch.
+            idle: whether nobody trains in it, so that schedulers that step per batch, which are the clients', do not.
+        """
+        self._last, self._idle = last, idle
+        trainer, loop = self._trainer, self._trainer.fit_loop
+        # What `setup_data` reads of a loader that is another one, in a tenth of the time that two batches take.
+        trainer.val_check_batch = loop.max_batches = len(trainer.train_dataloader)
+        iter(loop._data_fetcher)
+        try:
+            self._advance()
+        finally:
+            self._last = True
 
     def finish(self) -> None:
-        """Do what has been put off."""
+        """Let Lightning do what follows the round's last batch; the module holds the next global model."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each()
@@ -49,8 +85,39 @@ class CohortEpoch:
         """Restore Lightning's own methods; a second call does nothing."""
         self._patches.restore()
 
-    def _later(self, call: Callable[..., Any], *arguments: Any) -> None:
-        if self._trained():
-            self._waiting.append(partial(call, *arguments))
+    def _end_batch(self, end: Callable[..., None], fetcher: Any) -> None:
+        trainer = self._trainer
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or (trainer.should_stop and not self._last):
+            end(fetcher)
+        elif self._last:
+            self._waiting.append(partial(end, fetcher))
         else:
-            call(*arguments)
+            trainer.limit_val_batches, limit = 0, trainer.limit_val_batches
+            try:
+                end(fetcher)
+            finally:
+                trainer.limit_val_batches = limit
+
+    def _save(self, save: Callable[..., None], *hook: Any) -> None:
+        if self._last and self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._waiting.append(partial(save, *hook))
+        else:
+            save(*hook)
+
+    def _step(self, step: Callable[..., None], interval: str, update_plateau_schedulers: bool) -> None:
+        if self._last if interval == "epoch" else not self._idle:
+            step(interval, update_plateau_schedulers=update_plateau_schedulers)
+
+    def _show(self, hook: Callable[..., None], *arguments: Any) -> None:
+        hook(*arguments[:-1], self._trainer.fit_loop.total_batch_idx - self._first)
+
+
+def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
+    """Return the loss that ``training_step`` returned, before division by accumulated batches; None if there is no
+    loss."""
+    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    if not isinstance(loss, Tensor):
+        return None
+    if trainer.lightning_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
+        return loss * trainer.accumulate_grad_batches  # Lightning has divided the loss
+    return loss

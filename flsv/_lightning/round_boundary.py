@@ -29,7 +29,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint, Timer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from flsv._lightning.patches import callbacks_of
@@ -152,7 +152,7 @@ class FinetuningState:
         return self._trained if within_round else _trained(self._trainer.lightning_module)
 
     def restore(self, module: L.LightningModule, state: dict[str, list[str]] | None) -> None:
-        """Let exactly the parameters and BatchNorm layers train that ``state``, a result of :meth:`state`, names."""
+        """Unfreeze the parameters and BatchNorm layers named in ``state`` from :meth:`state`, and freeze all others."""
         if state is None or self._trainer is None:
             return
         for name, parameter in module.named_parameters():
@@ -254,6 +254,8 @@ def _nothing(*_: Any) -> None:
 
 
 Check = Callable[[dict[str, Any], Any], None]
+#: Key of the reason why a checkpoint must not be saved.
+_REFUSED = "flsv_refused"
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -277,6 +279,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
         Raises:
             OSError: the file cannot be written; the error names it, and an earlier file stays as it was.
         """
+        if why := checkpoint.get(_REFUSED):
+            rank_zero_warn(f"{path} is not saved: {why}")
+            return
         if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -317,6 +322,27 @@ def install(trainer: L.Trainer, check: Check) -> None:
     strategy = trainer.strategy
     if type(strategy.checkpoint_io) in (TorchCheckpointIO, DurableCheckpointIO):
         strategy.checkpoint_io = DurableCheckpointIO(check)
+
+
+def refuse(trainer: L.Trainer, checkpoint: dict[str, Any], failed: str) -> None:
+    """Let a checkpoint that is about to be saved not be saved, with a warning: an exception would hide the error for
+    which it is saved.
+
+    Args:
+        trainer: the fit's trainer.
+        checkpoint: the checkpoint.
+        failed: the round that has failed.
+
+    Raises:
+        ConfigurationError: a plugin of the user's own would write it.
+    """
+    why = (
+        f"{failed} has failed at the server, and metrics that have counted it would count it again in a run that goes "
+        "on from there. Resume from an earlier checkpoint."
+    )
+    if not isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO):
+        raise ConfigurationError(f"no checkpoint is saved: {why}")
+    checkpoint[_REFUSED] = why
 
 
 def _check_sums(path: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -12,10 +13,17 @@ from torch import Tensor
 #: that begin at a model and at the nudged model: 0.2 to 1.6 times with convolutions in TF32, of LeNet and of a network
 #: with GroupNorm, with SGD, momentum and Adam, on MNIST and CIFAR-10, after 1 to 30 steps.
 FACTOR = 3.0
+#: Relative change of the weights from which the second of these trainings begins, if factors are rounded by less.
+NUDGE = 1e-6
+#: Differences of this part of a start's length, or less, count as rounding.
+LENGTH = 1e-6
+#: Distance of two models after a few steps in which all rows share their batches, as a fraction of the way that they
+#: moved: an optimizer that divides by a gradient's size amplifies the rounding of small gradients.
+SHARED = 1e-3
 
 
 class Rounding(NamedTuple):
-    """How far two computations of the same may differ because of rounding.
+    """Tolerances for two computations of the same numbers or models, which differ by rounding.
 
     Attributes:
         unit: largest relative error of one rounded factor of a product.
@@ -33,31 +41,66 @@ class Rounding(NamedTuple):
 
     @property
     def is_coarse(self) -> bool:
-        """Return whether a fixed tolerance is not enough for models: training amplifies rounding, from a few hundredths
-        of the way after 10 steps with convolutions in TF32 to all of it after 100."""
+        """Return whether the arithmetic is too coarse for a fixed tolerance of models.
+
+        Training amplifies rounding: with convolutions in TF32, two models differ by a few hundredths of the way that
+        they moved after 10 steps, and by all of it after 100.
+        """
         return self.steps > 0
 
-    def nudged(self, start: Tensor, least: float = 0.0) -> Tensor:
-        """Return a model that differs from another by as much as factors are rounded, to train it, too.
+    @property
+    def run(self) -> float:
+        """Return the distance of two models after a whole training, as a fraction of the way that they moved, up to
+        which nothing need be measured."""
+        return min(0.01, 10 * self.number)
 
-        Args:
-            start: ``[P]``, the other model.
-            least: the smallest relative change of an entry; the change is ``unit`` if this is larger.
-        """
-        generator = torch.Generator(start.device).manual_seed(0)
-        noise = torch.randn(len(start), generator=generator, dtype=start.dtype, device=start.device)
-        return start * (1 + max(least, self.unit) * noise)
+    def nudged(self, start: Tensor) -> Tensor:
+        """Return a model that differs from another ``[P]`` by as much as factors are rounded, to train it, too."""
+        generator = torch.Generator().manual_seed(0)  # the same on every device
+        noise = torch.randn(len(start), generator=generator, dtype=start.dtype).to(start)
+        return start * (1 + max(NUDGE, self.unit) * noise)
 
-    def caused(self, start: Tensor, trained: Tensor, nudged: Tensor, least: float = 0.0) -> Tensor:
+    def caused(self, start: Tensor, trained: Tensor, nudged: Tensor) -> Tensor:
         """Return the largest distance between two trainings of a model that rounding causes, as measured.
 
         Args:
             start: ``[P]``, the model before training.
             trained: ``[P]``, the model after training.
-            nudged: ``[P]``, what the same training has made of ``nudged(start, least)``.
-            least: the argument of :meth:`nudged`.
+            nudged: ``[P]``, what the same training has made of ``nudged(start)``.
         """
-        return FACTOR * ((trained - start) - (nudged - self.nudged(start, least))).norm()
+        return FACTOR * ((trained - start) - (nudged - self.nudged(start))).norm()
+
+    def apart(
+        self, mine: Tensor, real: Tensor, start: Tensor, nudged: Callable[[], Tensor | None] = lambda: None
+    ) -> float | None:
+        """Return by how much two models that must be equal differ, as a share of the way that a whole training has
+        moved them; None: by no more than rounding.
+
+        Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance
+        that the model moves. So where models differ the allowed difference is measured.
+
+        Args:
+            mine: ``[P]``, a model that is to be checked.
+            real: ``[P]``, the model that it must equal.
+            start: ``[P]``, the model that both started from.
+            nudged: a function that returns the way ``[P]`` that the training of ``mine`` goes from ``nudged(start)``;
+                None: that is unknown.
+
+        Example:
+            >>> start, real = torch.zeros(2), torch.tensor([3.0, 4.0])
+            >>> ROUNDINGS["float32"].apart(real + 1e-5, real, start), ROUNDINGS["float32"].apart(real + 1, real, start)
+            (None, 0.282842...)
+        """
+        mine, real, start = mine.double(), real.double(), start.double()
+        if not real.isfinite().all():
+            return None if mine.isfinite().equal(real.isfinite()) else 1.0
+        apart, way = (mine - real).norm(), (real - start).norm()
+        if apart <= max(self.run * way, LENGTH * start.norm()):
+            return None
+        other = nudged()
+        if other is not None and apart <= FACTOR * ((mine - start) - other.double()).norm():
+            return None
+        return float(apart / way.clamp(min=1e-12))
 
 
 #: By arithmetic: ``"TF32"`` rounds factors of float32 to 10 bits, ``"half"`` and ``"bf16"`` (7 bits) round activations,
@@ -82,8 +125,7 @@ _BY_PRECISION = {
 
 
 def rounding_of(trainer: L.Trainer) -> Rounding:
-    """Return the tolerances for two computations of the same in a trainer's precision, on its device; the widest for a
-    precision that is not known."""
+    """Return the tolerances for a trainer's precision and device; the widest ones for an unknown precision."""
     return ROUNDINGS[arithmetic_of(trainer.precision, trainer.strategy.root_device)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -160,25 +160,16 @@ def add(trainer: L.Trainer, others: Counted) -> None:
 
 
 class IdleBatch:
-    """The only batch of a round that is trained elsewhere; no hook of a module or data module sees it."""
+    """The only batch of a round that is trained elsewhere, which no hook of a module or data module sees, and the train
+    dataloader that yields it."""
 
-
-class IdleLoader:
-    """The train dataloader of a round that is trained elsewhere; it yields one :class:`IdleBatch`.
-
-    Args:
-        round_index: the round's number, from 0.
-    """
-
-    def __init__(self, round_index: int) -> None:
-        self.round_index = round_index
-        self.visits: list[Any] = []
+    visits: Sequence[Any] = ()
 
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[Any]:
-        yield IdleBatch()
+        yield self
 
 
 def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
@@ -201,15 +192,6 @@ def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
         (trainer.precision_plugin, "convert_input", passing(trainer.precision_plugin.convert_input)),
         (loop.automatic_optimization, "run", nothing),
         (loop.manual_optimization, "run", nothing),
-        (loop, "update_lr_schedulers", _per_round(loop.update_lr_schedulers)),
         (module, "on_train_batch_start", nothing),
         (module, "on_train_batch_end", nothing),
     ]
-
-
-def _per_round(update: Any) -> Any:
-    def only_epochs(interval: str, update_plateau_schedulers: bool) -> None:
-        if interval == "epoch":  # schedulers that step per batch belong to the clients
-            update(interval, update_plateau_schedulers=update_plateau_schedulers)
-
-    return only_epochs

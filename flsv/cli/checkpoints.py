@@ -115,8 +115,10 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
 
 
 def _age(path: Path) -> tuple[int, int, int] | None:
-    """Return the number of a checkpoint's run, of the file among the run's last ones (0: it is none of them), and its
-    time, which order checkpoints by age; None if it is not in the folder of a numbered run."""
+    """Return a key that sorts checkpoints by age; None if a checkpoint is not in the folder of a numbered run.
+
+    The key has the run's number, the number of a ``last`` file (0 for other files), and the file's time.
+    """
     run, last = _NUMBERED.fullmatch(path.parent.parent.name), _LAST.fullmatch(path.stem)
     if run is None or path.parent.name != "checkpoints":
         return None

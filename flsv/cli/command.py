@@ -194,7 +194,7 @@ class Waiting:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def now(self, what: str) -> None:
-        """Replace the text."""
+        """Replace the text of the line, and count its seconds from 0 again."""
         self._what, self._since = what, time.monotonic()
         self._draw()
 
@@ -208,7 +208,7 @@ class Waiting:
         self._count = ""
 
     def end(self) -> None:
-        """Remove the line."""
+        """Erase the line from the terminal, and stop drawing it."""
         self._over.set()
         self._thread.join()
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

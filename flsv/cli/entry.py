@@ -129,8 +129,9 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _gone(error: BaseException | None) -> Vanished | None:
-    """Return the file that the command wrote into and misses. The thread of TensorBoard's writer may miss its own
-    first, or raise when Lightning flushes it because another is missed.
+    """Return the error about a file that has vanished while the command wrote it, if such an error caused ``error``.
+
+    TensorBoard's writer, a thread, may be the first to miss a file, or raise because another file has vanished.
     """
     while error is not None:
         if isinstance(error, Vanished):

@@ -56,7 +56,8 @@ from flsv.results.text import percent, with_intervals
 from flsv.retraining.fits_in_processes import FitsInProcesses, Piece
 from flsv.retraining.train_coalitions import SEEDS, Retrained, train_seeds, values_of
 from flsv.retraining.utility_store import LAST, UtilityStore
-from flsv.retraining.whole_fits import Participation, trained_in
+from flsv.retraining.whole_fits import trained_in
+from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError

@@ -37,10 +37,11 @@ from flsv.games.performance import (
 from flsv.results.files import RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
-from flsv.retraining.coalition_rounds import samplers_among
-from flsv.retraining.fits_in_processes import Piece, work_on
-from flsv.retraining.whole_fits import Participation, called, sampler_of
+from flsv.retraining.coalition_rounds import sampler_of, samplers_among
+from flsv.retraining.fits_in_processes import Federation, Piece, work_on
+from flsv.retraining.whole_fits import called
 from flsv.sampling import FullParticipation
+from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import has_accelerator, why_not_fork
@@ -49,7 +50,7 @@ from flsv.utilities.supervisor import ChildFailed, Task, answer, supervise
 
 @dataclass(frozen=True)
 class Question:
-    """How coalitions are trained, and how their models are judged.
+    """Options of how coalitions are trained, and of how their models are scored.
 
     Args:
         metric: the performance; None: the run's metrics', or accuracy.
@@ -71,7 +72,7 @@ class Question:
 
     @property
     def measure(self) -> Measure:
-        """Return the performance to train for."""
+        """Return the performance measure by which the trained models are scored."""
         if self.names == CLASSIFICATION:
             return CLASSIFICATION
         measure: Any = performance_of("flsv retrain", str(self.metric), self.mode, "metric")
@@ -178,8 +179,10 @@ def tell(run: Path, arguments: Sequence[str], seed: int, question: Question, whi
 
 
 def _checkpoint(run: Path, cli: FederatedCLI, seed: int) -> tuple[Path | None, str | None]:
-    """Return the run's last checkpoint, whose weights the coalition of all clients must come to, or None and the reason
-    why they cannot be compared."""
+    """Return the run's last checkpoint, with which the model of the coalition of all clients is compared, and None.
+
+    Where they cannot be compared: None, and a sentence with the reason.
+    """
     saved = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     told = "the trainings are not compared with the run's own weights: "
     if not saved:
@@ -204,10 +207,8 @@ def train(arguments: Sequence[str], question: Question, piece: Piece, checkpoint
     :func:`flsv.retraining.fits_in_processes.work_on`."""
     torch.set_num_threads(threads)
     cli = make_run(arguments, piece.seed)
-    folder = str(Path(arguments[1]).parent)
-    return work_on(
-        piece, cli.trainer, cli.model, cli.datamodule, question.measure, folder, checkpoint, question.participation
-    )
+    federation = Federation(cli.trainer, cli.model, cli.datamodule, question.measure)
+    return work_on(piece, federation, str(Path(arguments[1]).parent), checkpoint, question.participation)
 
 
 def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Task:

@@ -107,8 +107,10 @@ def changed_settings(run: Path, identity: Identity) -> list[str]:
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """Return the performance that a run's metrics used, and its mode (None if it needs none); accuracy if the metrics
-    used none. If they value each class by its accuracy, it is the mean of these, balanced accuracy.
+    """Return the performance measure of a run's metrics and its mode, the arguments ``performance`` and ``mode``.
+
+    The mode is None where the measure needs none. For metrics without a measure it is accuracy, and for values per
+    class balanced accuracy, the mean of the classes' accuracies.
 
     Raises:
         ConfigurationError: the metrics used several performances, or an object that the command line cannot name.

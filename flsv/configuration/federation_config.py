@@ -176,8 +176,8 @@ class FederationConfig:
 
     @property
     def hides_starts(self) -> bool:
-        """Return whether a model that a client starts from may be its own, of which nobody else may know: updates are
-        noised, and clients keep models without noise."""
+        """Return whether clients' start points must be kept secret: a personalizer lets clients start from their own
+        models, which have no noise, while updates have."""
         return self.personalizer is not None and self.privacy is not None and self.privacy.noise_multiplier > 0
 
     @property

@@ -1,4 +1,4 @@
-"""Loop: what the rooms below ``flsv.federation`` may ask of a FederatedLoop, which they cannot import."""
+"""Loop: the attributes of a FederatedLoop for code below ``flsv.federation``, which cannot import the class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Loop(Protocol):
-    """A :class:`flsv.FederatedLoop`, as those know it that train or measure with one and do not run federations.
+    """Protocol of a :class:`flsv.FederatedLoop`, for code that uses a loop but does not run its rounds.
 
     Attributes:
         config: the loop's arguments, a :class:`flsv.configuration.federation_config.FederationConfig`.

@@ -111,7 +111,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def column_cards(self) -> tuple[ColumnCard, ...]:
-        """One card per column of a table, with the kind of input that the column became; empty for other data."""
+        """How each column of a table is used, as a ``ColumnCard`` with the column's kind; empty for other data."""
         return self._data.columns
 
     @property
@@ -135,8 +135,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.classes.labels[self.client_indices(client, split)]
 
     def dealt_to(self, client: int) -> list[Tensor]:
-        """Return what tells a client's share of the samples from another one: for each split its indices and labels,
-        int64 ``[n]`` each."""
+        """Return the indices and the labels of a client's samples in each split, int64 ``[n]`` each; they identify the
+        client's part of the data."""
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
         return [part for s in splits for part in (self.client_indices(client, s), self.client_labels(client, s))]
 

@@ -11,11 +11,10 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv._lightning.batch_hooks import BatchHooks, step_loss
-from flsv._lightning.epoch import CohortEpoch
+from flsv._lightning.epoch import LocalEpochs
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.several_processes import IdleLoader, idle_patches
+from flsv._lightning.several_processes import IdleBatch, idle_patches
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ALONE, FederationState, Instruction, Ranks, opened
@@ -188,11 +187,9 @@ class OneProcess:
         turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
         if buffers is not None:
             turn.shared.restore(buffers)
-        self._cohort = cohort = self._make_cohort(turn)
-        # This comes after all checks, which look at the module's own hooks.
-        self._take_over(cohort)
-        self._epoch = CohortEpoch(self.trainer, lambda: cohort.complete)
-        self._undo.callback(self._epoch.remove)
+        self._cohort = self._make_cohort(turn)
+        self._epochs = LocalEpochs(self.trainer, turn.begin_batch, turn.end_batch)
+        self._undo.callback(self._epochs.remove)
 
     # ---- a round
 
@@ -214,10 +211,10 @@ class OneProcess:
         """
         cohort = self.cohort
         cohort.begin_round(self._batches(), instructions, self.data.num_samples)
+        self._epochs.begin_round()
         self._train(cohort)
         if not cohort.complete:
             return None
-        self._collect(cohort)
         cohort.turn.shared.end_turns()
         colluders = [each for each in self._config.uploads if isinstance(each, Collusion)]
         cohort.collude(colluders, self._state.num_clients, self._state.round_index)
@@ -225,7 +222,7 @@ class OneProcess:
 
     def finish_epoch(self) -> None:
         """Let Lightning end its epoch with the next global model, which the module holds: it validates and saves."""
-        self._epoch.finish()
+        self._epochs.finish()
 
     def commit(self) -> None:
         """Store the state that clients have changed in this round."""
@@ -301,24 +298,9 @@ class OneProcess:
     def _make_cohort(self, turn: Turn) -> CohortTraining:
         return CohortTraining(turn, self.manager)
 
-    def _take_over(self, cohort: CohortTraining) -> None:
-        """Let the trainer's batches train the cohort's clients, until the fit's end."""
-        trainer = self.trainer
-        self._undo.callback(cohort.turn.remove)
-        hooks = BatchHooks(
-            trainer,
-            lambda: cohort.batch_idx,
-            cohort.begin_batch,
-            lambda outputs, _: cohort.end_batch(step_loss(trainer, outputs)),
-        )
-        self._undo.callback(hooks.remove)
-
     def _train(self, cohort: CohortTraining) -> None:
-        """Train the clients of a cohort that has begun; in this engine the batches of Lightning's epoch do."""
-        self._epoch.train()
-
-    def _collect(self, cohort: CohortTraining) -> None:
-        """Get the updates of clients that were trained in other processes; here there are none."""
+        """Train the clients of a cohort that has begun."""
+        cohort.train(self._epochs.run)
 
     def _mine(self) -> Sequence[int]:
         """Return the ids of the clients whose data are in this process."""
@@ -346,12 +328,14 @@ class OneProcess:
 class IdleProcess(OneProcess):
     """Base class of engines that train the cohort themselves; the Trainer then processes one idle batch per round."""
 
+    def begin_training(self, buffers: dict[str, Any] | None) -> None:
+        super().begin_training(buffers)
+        # This comes after all checks, which look at the module's own hooks.
+        self._undo.callback(PatchedAttributes(idle_patches(self.trainer)).restore)
+
     def loader(self) -> Any:
-        return IdleLoader(self._state.round_index)
+        return IdleBatch()
 
     def finish_epoch(self) -> None:
-        self._epoch.train()
-        self._epoch.finish()
-
-    def _take_over(self, cohort: CohortTraining) -> None:
-        self._undo.callback(PatchedAttributes(idle_patches(self.trainer)).restore)
+        self._epochs.run(True, idle=True)
+        self._epochs.finish()

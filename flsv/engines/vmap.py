@@ -15,7 +15,7 @@ from flsv.core import Instruction
 from flsv.engines.one_process import IdleProcess
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_manager import ClientManager
-from flsv.training.cohort import CohortLoader, CohortTraining
+from flsv.training.cohort import CohortLoader, CohortTraining, Run
 from flsv.training.rows.kernel import GivenBatches, RowTraining, clipping
 from flsv.training.rows.row_checks import not_batched
 from flsv.training.rows.row_step import State, batched_steps
@@ -84,8 +84,8 @@ class VmapCohort(CohortTraining):
     def place(self) -> str:
         return f"{len(self._visits)} at once"
 
-    def train(self) -> None:
-        """Train the whole cohort, chunk by chunk."""
+    def train(self, run: Run) -> None:
+        """Train the whole cohort, chunk by chunk; ``run`` is not used."""
         # Parameters that a callback has frozen at the round's start have no gradient from here on.
         clip = clipping(self._trainer)
         self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, self._unused)
@@ -184,6 +184,3 @@ class VmapProcess(IdleProcess):
 
     def _make_cohort(self, turn: Turn) -> CohortTraining:
         return VmapCohort(turn, self.manager, self._state.seed, self._chunk)
-
-    def _train(self, cohort: Any) -> None:
-        cohort.train()

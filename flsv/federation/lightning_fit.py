@@ -23,7 +23,7 @@ from flsv._lightning.patches import (
     stepping,
     unprofiled,
 )
-from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
+from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights, refuse
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
@@ -37,6 +37,7 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.games.performance import warn_of_rarity
 from flsv.privacy import warn_of_noise
 from flsv.results.folder import FolderLock, leaves_files, run_folder
+from flsv.retraining.after_the_run import EndedRun
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -302,9 +303,12 @@ class LightningFit:
         return {**self.run_state.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """Change a checkpoint that Lightning saves during a round into a checkpoint of the round's start."""
+        """Change a checkpoint that is saved during a round into one of the round's start; refuse it after an error at
+        the server."""
         if self.boundary is None or self.reports is None:
             return
+        if self.running.at_server:
+            refuse(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
         self.reports.flush()
         if self.boundary.within:
             self.boundary.rewind(checkpoint)
@@ -336,8 +340,8 @@ class LightningFit:
         known = self.trainer, self.data, self.state.seed, folder, settings, self.run_state.resumed
         if self.state.global_vector is not None:
             delivered = self.running.space.read(self.trainer.lightning_module)
-            run = self.state.model(), self.state.round_index - 1, delivered
-            self.reports.write_late(self.plan.train(*known, run))
+            run = EndedRun(*known, self.state.model(), self.state.round_index - 1, delivered)
+            self.reports.write_late(self.plan.train(run))
         self.reports.finish()
 
     def end(self) -> None:

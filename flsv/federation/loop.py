@@ -58,12 +58,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     """Callback that trains a LightningModule as a federation, and measures each client's contribution during training.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
-    the number of rounds; ``limit_train_batches`` applies to each client and local epoch; gradient accumulation is reset
-    between clients. Validation uses the global model. A checkpoint always holds the state between two rounds, and a
-    resumed run continues bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming with
-    other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names the
-    difference. You may change ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a
-    scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn; the new values take effect.
+    the number of rounds; ``limit_train_batches`` applies to each client and local epoch, and gradient accumulation ends
+    with each. Validation uses the global model. A checkpoint always holds the state between two rounds, and a resumed
+    run continues bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming with other
+    data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names the difference. You
+    may change ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a scheduler, batch sizes,
+    the privacy budget, and everything that is only logged or drawn; the new values take effect.
 
     A scheduler with ``interval="epoch"`` steps once a round; every client has its own scheduler with
     ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is a client's number
@@ -286,7 +286,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def at_sites(self) -> FederationConfig:
-        """Return the configuration for remote sites, in which clients also train the coalitions that metrics need."""
+        """Return the configuration with which remote sites train coalitions' models, if metrics need them, too."""
         return self._plan.as_rows(self.config)
 
     @property

@@ -99,11 +99,11 @@ class RunReports:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _csv(self, path: Path, before: str | None) -> CSV:
-        """Begin the file of contributions, or continue an earlier one.
+        """Open ``contributions.csv``: a new file, or for a resumed run the file with its rows so far.
 
         Args:
-            path: path of the file.
-            before: path of the file that the run has written so far; None: ``path``.
+            path: path of the file to write.
+            before: path of the file that holds the resumed run's rows; None: ``path``.
         """
         csv, first = CSV(path, self._data.client_names), self._state.round_index
         earlier = path.resolve() if before is None else Path(before)

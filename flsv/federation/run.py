@@ -47,6 +47,7 @@ class FederationRun:
     Attributes:
         server: the server's steps of a round.
         evaluated: whether the last round ended with an evaluation of the clients' own models.
+        at_server: whether the server has begun with a round and not ended it, so that metrics may have counted it.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class FederationRun:
         rounds: int | None,
     ) -> None:
         self.config, self.metrics, self.state, self.engine, self.rounds = config, metrics, state, engine, rounds
-        self.evaluated = False
+        self.evaluated = self.at_server = False
         module, data, space = engine.trainer.lightning_module, engine.data, engine.space
         kept = [name for name in space.private_names if name in engine.shared.kept]
         num_classes = data.num_classes if data.no_classes is None else None
@@ -148,8 +149,10 @@ class FederationRun:
     # ---- a round
 
     def remember(self) -> None:
-        """Store the model from before the round, and seed the random numbers of the round's hooks, before any of them;
-        they must be the same in a resumed run."""
+        """Store the model from before the round, and seed the random numbers; called before any hook of the round.
+
+        The hooks of a resumed run must draw the same random numbers.
+        """
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.cohort.turn.shared.remember()
 
@@ -190,7 +193,7 @@ class FederationRun:
 
     def _receive(self, cohort: CohortTraining, instructions: dict[int, Instruction]) -> Round:
         """Return the round as the server sees it, without the clients whose updates the server excludes."""
-        state, manager = self.state, self.engine.manager
+        state, manager, self.at_server = self.state, self.engine.manager, True
         self.server.send({client: told for client, told in instructions.items() if client in cohort.heard})
         manager.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
         with self._warnings_once():
@@ -228,6 +231,7 @@ class FederationRun:
         index = self.state.round_index
         self.engine.commit()
         self.state.round_index += 1
+        self.at_server = False
         self.state.cohort = []
         if not last:
             self.draw_cohort()

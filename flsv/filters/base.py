@@ -17,8 +17,8 @@ from flsv.utilities.errors import ConfigurationError
 class UpdateFilter(Component):
     """Base class of filters. Subclasses override :meth:`apply`.
 
-    A filter that finds faulty clients lists the faults in ``faults``, ``{name: text}``, with the fault's name in
-    ``loop.events`` and its text in warnings. It counts the clients with :attr:`notices`.
+    A filter that finds faulty clients declares the possible faults in ``faults``, ``{name: text}``: ``loop.events``
+    shows a fault's name, warnings show its text. :attr:`notices` counts the rounds in which a client had each fault.
 
     Example:
         >>> class FirstTwo(UpdateFilter):

@@ -1,6 +1,4 @@
-"""The mathematics: pure functions on tensors, without state and without Lightning; nothing that knows clients, rounds
-or files.
-"""
+"""The mathematics: functions on tensors, without Lightning; nothing that takes a ``Client``, a ``Round`` or a file."""
 
 from flsv.functional.allocation import allocate
 from flsv.functional.divergences import divergence_weights, label_divergence

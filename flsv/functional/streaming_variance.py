@@ -122,7 +122,7 @@ def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _closed(rows: Tensor) -> Tensor:
-    """Return the rows ``[n, 12]`` with the open block of each added to its closed blocks."""
+    """Return the rows ``[n, 12]`` after adding each row's open block to the sums over its closed blocks."""
     count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
     none = torch.zeros_like(s)
     sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))

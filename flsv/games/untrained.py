@@ -1,4 +1,4 @@
-"""Untrained models with other initial weights than a run's, to see what the luck of the first weights changes."""
+"""Untrained models with other initial weights than a run's, to see how far scores depend on initial weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ValidatedModels: models of any task, scored by what the module logs in validation; and a logged loss's gradient."""
+"""ValidatedModels: the evaluator of models of any task by the values that the module logs in validation."""
 
 from __future__ import annotations
 

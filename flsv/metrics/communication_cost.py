@@ -159,8 +159,6 @@ def _any(stretches: Tensor) -> Tensor:
 
 
 def _later(stretches: Tensor) -> Tensor:
-    """Return the last row of ``stretches [W, 2]`` without a negative entry, which is from a part of the run with
-    rounds.
-    """
+    """Return the last of the W rows ``[W, 2]`` from parts of a run that has rounds, hence no negative entry."""
     having = stretches[(stretches >= 0).all(1)]
     return having[-1] if len(having) else stretches[-1]

@@ -43,8 +43,8 @@ def scores_without_own(
     ``weights[i]``.
 
     Returns:
-        The a answers in the clients' order, float64 ``[a]``, and which clients have answered, bool ``[k]``. A client at
-        a site of its own that has not answered is named in a warning.
+        The scores from the clients that have answered, in the clients' order, float64, and which clients these are,
+        bool ``[k]``. A warning names each client without a valid answer.
     """
     own = dict(zip([client.id for client in clients], weights.tolist()))
     question = partial(leave_self_out, performance=performance)

@@ -59,9 +59,10 @@ class ShadowShapley(MeasuredMetric):
     :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). If it does not, the
     values are computed after training: when the run has ended, each coalition is trained by a fit of its own, in a fork
     of the process as it was when the fit began or, where it cannot be forked, by a copy of the Trainer; ranks divide
-    these fits. In both ways a coalition is also trained that proves the others: that of all clients must come to the
-    run's own model. Which of the two ways is used, why, and at what cost is logged before the first
-    round (``docs/reference/compatibility.md`` lists kinds of modules), and logged again if during training the batched
+    these fits. As many forks train at once as there are cores, and copies one after the other. In both ways a coalition
+    is also trained that proves the others: that of all clients must come to the run's own model. Which of the two ways
+    is used, why, and at what cost is logged before the first round (``docs/reference/compatibility.md`` lists kinds of
+    modules, and what the proof does not see), and logged again if during training the batched
     models turn out to differ from separate ones: then the values are computed after training. In both ways, U(S) after
     a round is the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the
     values are exact; with fewer coalitions they are estimates by :func:`flsv.functional.few_coalitions_shapley`. They
@@ -321,7 +322,7 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def value_again(self, round_index: int) -> None:
-        """Await the utilities of a round whose values do not stand, see :meth:`deliver` and :meth:`complete`."""
+        """Await a round's utilities again, for :meth:`deliver` and :meth:`complete`, because its values are wrong."""
         self.valued = self.valued.new_tensor([round_index])
         self.ends = self.ends.new_full((1, *self.ends.shape[1:]), torch.nan)
 

@@ -24,7 +24,7 @@ class Trials(NamedTuple):
 
 
 #: Federations in which all clients take part in every round, by the number of clients; and those with a sampler.
-EVERYBODY = (Trials(9, (0.06,), (0.05,)), Trials(12, (0.06,), (0.05,)), Trials(20, (0.14,), (0.11,)))
+EVERYBODY = (Trials(7, (0.06,), (0.05,)), Trials(12, (0.08,), (0.06,)), Trials(20, (0.14,), (0.11,)))
 DRAWN = Trials(8, (0.04, 0.09), (0.02, 0.08))
 
 
@@ -39,7 +39,7 @@ def misallocated(num_clients: int, drawn: bool, seeds: int) -> tuple[tuple[float
 
     Example:
         >>> misallocated(5, drawn=False, seeds=1)
-        ((0.06,), 'with up to 9 clients, all of them in every round')
+        ((0.06,), 'with up to 7 clients, all of them in every round')
     """
     trials = DRAWN if drawn else next((each for each in EVERYBODY if num_clients <= each.most), EVERYBODY[-1])
     who = "some of them drawn for each round" if drawn else "all of them in every round"

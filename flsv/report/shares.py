@@ -115,7 +115,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
 
 
 def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
-    """Compute a client's share of 1 if ``end`` were its value and all others kept theirs; NaN if either is unknown."""
+    """Compute a client's share, in [0, 1], as if its value were ``end``; NaN if ``end`` or its value is unknown."""
     if not math.isfinite(end) or values[client].isnan():
         return NAN
     moved = values.clone()

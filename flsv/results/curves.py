@@ -97,7 +97,7 @@ def points_of(
 
 
 def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
-    """Return ``{tag: value}`` of the points, with tags that end with the client, such as ``weight/client_1_Lyon``."""
+    """Return ``{tag: value}`` for a logger that draws all clients together: tags such as ``weight/client_1_Lyon``."""
     return {f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points}
 
 

@@ -129,7 +129,7 @@ class TensorBoard(Sink):
             self._draw("data/partition", partition, 0)
 
     def begin_round(self, index: int) -> None:
-        """Mark where a round begins: an earlier process has written what follows in vain if the run is resumed here."""
+        """Mark where a round begins: if a later process resumes the run here, it discards what follows the mark."""
         mark = SessionLog(status=SessionLog.CHECKPOINT)
         self._writer._get_file_writer().add_event(Event(session_log=mark), index)
 

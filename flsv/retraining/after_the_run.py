@@ -5,26 +5,63 @@ It also trains by a fit one of the coalitions that were rows of one batched mode
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from flsv._lightning.rounding import rounding_of
+from flsv._lightning.rounding import Rounding, rounding_of
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
+from flsv.games.members import members_of
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.coalition_fit import CoalitionFailed, Curves, FitOrder, FitResult
+from flsv.retraining.coalition_fit import FitOrder, FitResult
 from flsv.retraining.forked_fits import ForkedFits
 from flsv.retraining.kept_beginning import KeptBeginning
 from flsv.retraining.proof import difference
+from flsv.retraining.train_fits import train_fits
+from flsv.retraining.utility_store import Row, UtilityStore
 from flsv.retraining.whole_fits import COALITIONS, Unproved, WholeFits, called, trained_again
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.supervisor import ChildFailed
+
+#: Seconds between two log lines about the trainings' progress.
+PAUSE = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class EndedRun:
+    """A run after its last round.
+
+    Args:
+        trainer: the fit's trainer.
+        data: the data module, with its samples assigned to clients.
+        seed: the run's seed.
+        folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
+        settings: the settings that these utilities depend on.
+        resumed: whether utilities that are in the folder already belong to this run.
+        model: ``[P]``, the run's model after its last round.
+        last: the index of that round.
+        delivered: ``[P]``, the model that the run delivers.
+    """
+
+    trainer: L.Trainer
+    data: FederatedDataModule
+    seed: int
+    folder: Path | None
+    settings: Mapping[str, str]
+    resumed: bool
+    model: Tensor
+    last: int
+    delivered: Tensor
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
@@ -36,24 +73,24 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
     return measures | classes
 
 
-def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, steps: float) -> str | None:
+def row_disproved(forks: ForkedFits, order: FitOrder, row: Tensor, rounding: Rounding) -> str | None:
     """Train a coalition that is a row by a fit too, and compare the two models.
 
     Args:
         forks: the fits of coalitions.
         order: the coalition, and the round after which the models are compared.
         row: ``[P]``, the row's model after this round.
-        steps: the difference of equal models that the precision allows, see :func:`flsv.retraining.proof.difference`.
+        rounding: the tolerances of the run's arithmetic.
 
     Returns:
-        Why the row is wrong; None: it is not.
+        The reason why the row is wrong; None: it is right.
     """
     names = f"the federation of clients {list(order.members)} alone"
     ((_, found),) = forks.train([order])
-    if isinstance(found, CoalitionFailed):
+    if isinstance(found, ChildFailed):
         return f"{names} has failed ({found})"
     again = partial(trained_again, forks, order)
-    share = difference(found.last, row.cpu(), found.start, again, steps)
+    share = difference(found.last, row.cpu(), found.start, again, rounding)
     if share is None:
         return None
     return f"{names} comes to a model that lies {100 * share:.2g} % of its way from that of the row"
@@ -79,50 +116,40 @@ class AfterTheRun:
         self._metrics, self._masks, self._beginning, self._initial = dict(metrics), masks, beginning, initial
         self._rounds = sorted({index for metric in metrics.values() for index in metric.valued.tolist()})
 
-    def train(
-        self,
-        trainer: L.Trainer,
-        data: FederatedDataModule,
-        seed: int,
-        folder: Path | None,
-        settings: Mapping[str, str],
-        resumed: bool,
-        run: tuple[Tensor, int],
-    ) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions and complete the metrics' values.
-
-        Args:
-            trainer: the fit's trainer, after the last round.
-            data: the data module, with its samples assigned to clients.
-            seed: the run's seed.
-            folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
-            settings: the settings that these utilities depend on.
-            resumed: whether utilities that are in the folder already belong to this run.
-            run: ``[P]``, the run's model after its last round, and the index of that round.
+    def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
+        """Train the coalitions, and complete the metrics' values.
 
         Returns:
             ``{round: {metric: values}}``, the metrics' values after each round; empty if a training has failed, which a
             warning reports.
         """
-        path = None if folder is None else folder / COALITIONS
-        measures = measures_of(self._metrics.values())
-        way = self._beginning.fits(trainer.lightning_module, data, measures)
-        of_run = data.num_samples, seed, self._initial
-        proof = ranks_of(trainer), run, rounding_of(trainer).steps
-        fits = WholeFits(way, *of_run, measures, self._rounds, *proof, path, settings, resumed)
+        measures, ranks = measures_of(self._metrics.values()), ranks_of(run.trainer)
+        path = None if run.folder is None else run.folder / COALITIONS
+        if path is not None and ranks.rank == 0 and not run.resumed:
+            path.unlink(missing_ok=True)  # it belongs to an earlier run, maybe with another module
+        store = UtilityStore(path, list(measures), run.settings, rounds=self._rounds, ranks=ranks, anew=True)
+        way = self._beginning.fits(run.trainer.lightning_module, run.data, measures)
+        found = run.model, run.last
+        fits = WholeFits(way, run.data.num_clients, self._initial, self._rounds, found, rounding_of(run.trainer))
+        coalitions = members_of(self._masks[2:])
         try:
-            curves = fits(self._masks[2:])
-        except CoalitionFailed as error:  # the federation itself is trained
+            train_fits(fits, run.data.num_samples.tolist(), coalitions, run.seed, store, ranks, _Says())
+        except ConfigurationError as error:  # the federation itself is trained
             rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {error}{self._remedy(error)}")
             return {}
         assert fits.everybody is not None
-        return self._complete(curves, fits.everybody, run[1])
+        return self._complete(
+            [store.rows(run.seed, members) for members in coalitions], store.names, fits.everybody, run.last
+        )
 
-    def _complete(self, curves: Sequence[Curves], everybody: FitResult, last: int) -> dict[int, dict[str, Tensor]]:
+    def _complete(
+        self, rows: Sequence[Sequence[Row]], names: Sequence[str], everybody: FitResult, last: int
+    ) -> dict[int, dict[str, Tensor]]:
         """Complete the metrics' values from the coalitions' utilities.
 
         Args:
-            curves: each coalition's utilities after the rounds, without the empty and the full coalition.
+            rows: each coalition's utilities after the rounds, without the empty and the full coalition.
+            names: the names of the performances in a row.
             everybody: the result of the coalition of all clients.
             last: the index of the run's last round.
         """
@@ -133,12 +160,15 @@ class AfterTheRun:
             averaged = valued[-1] == last and not torch.equal(everybody.last, everybody.delivered)
             if averaged or metric.ends.isnan().all():
                 metric.deliver(everybody.before[by], everybody.curves[by][-1])
-            utilities = torch.stack([curve[by] for curve in curves], 1)[[self._rounds.index(index) for index in valued]]
+            places, of = [self._rounds.index(index) for index in valued], names.index(by)
+            cells = [[curve[place][of] for curve in rows] for place in places]
+            utilities = torch.tensor(cells, dtype=torch.float64)  # [R, K, 1], or per class [R, K, M]
+            utilities = utilities.squeeze(-1) if utilities.shape[-1] == 1 else utilities
             for index, values in metric.complete(self._masks, utilities).items():
                 found[index][name] = values
         return found
 
-    def _remedy(self, error: CoalitionFailed) -> str:
+    def _remedy(self, error: ConfigurationError) -> str:
         """Return what to do where coalitions would not be trained as the run was, for a message."""
         if not isinstance(error, Unproved):
             return ""
@@ -152,3 +182,15 @@ class AfterTheRun:
             "a copy is bound to something of the original. Value the run by flsv retrain, or give flsv.retrain a "
             "function that makes the module."
         )
+
+
+class _Says:
+    """Function that logs lines about the progress, with pauses between them."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() - self._said > PAUSE:
+            self._said = time.monotonic()
+            rank_zero_info(f"flsv: {text} are trained.")

@@ -1,4 +1,4 @@
-"""One coalition's fit: the changes that make a federation's fit the fit of a coalition, and what comes of it.
+"""One coalition's fit: the changes that make a federation's fit the fit of a coalition, and the fit's result.
 
 Copies of a Trainer (:mod:`flsv.retraining.copied_fits`) and forks of a fit (:mod:`flsv.retraining.forked_fits`) are
 changed in the same way: only the coalition's members take part, nothing is shown, no file is written, and callbacks
@@ -18,7 +18,9 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of
+from flsv._lightning.rounding import Rounding, rounding_of
 from flsv.configuration.federation_config import ClientEvaluation
+from flsv.core import find_loop, is_loop
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import Members
@@ -26,16 +28,14 @@ from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
 from flsv.results.folder import Reporting
 from flsv.retraining.coalition_training import GlobalModelScoring
-from flsv.retraining.proof import NUDGE
+from flsv.retraining.train_fits import Fit
 from flsv.sampling import ClientSampler
 from flsv.training.rows.row_checks import of_the_run
+from flsv.utilities.digest import digest
+from flsv.utilities.supervisor import ChildFailed
 
 #: A coalition's utilities after each of R rounds, by the name of the performance: ``[R]``, or ``[R, M]`` per class.
 Curves = Mapping[str, Tensor]
-
-
-class CoalitionFailed(RuntimeError):
-    """Error: a coalition's training has failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class FitOrder:
         seed: the seed of every random choice.
         rounds: the indices of the rounds after which the model is measured, ascending; the fit ends with the last.
         initial: the module's ``state_dict`` before the first round; None: its own weights.
-        nudged: whether the fit starts from weights that are changed by a millionth, to measure how rounding grows.
+        nudged: whether the fit starts from nudged weights, see :meth:`flsv._lightning.rounding.Rounding.nudged`.
     """
 
     members: Members
@@ -68,6 +68,7 @@ class FitResult:
         last: ``[P]``, the global model after the last round.
         delivered: ``[P]``, the model in the module when training has ended, which is another one if a callback averages
             weights.
+        rounding: the tolerances of the arithmetic in which it was trained.
     """
 
     curves: dict[str, Tensor]
@@ -75,12 +76,20 @@ class FitResult:
     start: Tensor
     last: Tensor
     delivered: Tensor
+    rounding: Rounding
+
+    def fit(self, rounds: Sequence[int], models: bool = False) -> Fit:
+        """Return what a store of these rounds needs, with or without models."""
+        by = [curve.view(len(curve), -1).tolist() for curve in self.curves.values()]
+        empty = [before.view(-1).tolist() for before in self.before.values()]
+        model = torch.stack([self.delivered, self.start]) if models else None
+        return Fit(dict(zip(rounds, zip(*by))), empty, digest(self.start).hex(), model, self.rounding)
 
 
 class CoalitionFits(Protocol):
-    """A way to train coalitions by fits."""
+    """Protocol of objects that train coalitions, each by a fit of its own."""
 
-    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | CoalitionFailed]]:
+    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train coalitions, and yield each with its result, or an error, in any order."""
 
 
@@ -131,17 +140,16 @@ class CoalitionScoring(GlobalModelScoring):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
+        self._rounding = rounding_of(trainer)
         if self._order.nudged:
-            generator = torch.Generator().manual_seed(0)
             with torch.no_grad():
-                for parameter in pl_module.parameters():
-                    noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-                    parameter.mul_(1 + NUDGE * noise)
+                for parameter in filter(torch.is_floating_point, pl_module.parameters()):
+                    parameter.copy_(self._rounding.nudged(parameter.flatten()).view_as(parameter))
 
     def deliver(self, trainer: L.Trainer) -> None:
         """Store the model that the fit delivers, and score it if it is not the last round's global model."""
         module = trainer.lightning_module
-        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "without_files"))
+        loop: Any = find_loop(callbacks_of(trainer))
         self.delivered, self._global = self.space.read(module).clone(), loop.state.model()
         if self.last == self._order.rounds[-1] and not torch.equal(self.delivered, self.models[0]):
             self._score(module, self.last)
@@ -160,10 +168,10 @@ class CoalitionScoring(GlobalModelScoring):
         before = {name: self._of(self.before, name) for name in self._named}
         scored, start = self.models.cpu()[0], self.models.cpu()[1]
         last, delivered = (scored if each is None else each.cpu() for each in (self._global, self.delivered))
-        return FitResult(curves, before, start, last, delivered)
+        return FitResult(curves, before, start, last, delivered, self._rounding)
 
     def _of(self, scores: list[Scores], name: str) -> Tensor:
-        """Return the utility by a performance ``name``, of the scores of one model."""
+        """Return the utility of one model by the performance ``name``, from the model's scores."""
         return utility_of(scores[self._once.index(self._scored[name])], self._named[name])[0].cpu()
 
 
@@ -189,26 +197,23 @@ def into_a_coalitions_fit(
     held: Any = trainer
     scoring = CoalitionScoring(data, measures, order)
     callbacks: list[Any] = callbacks_of(trainer)
-    own = [
-        coalition_loop(c, c.config.sampler.among(order.members), order.seed) if hasattr(c, "without_files") else c
-        for c in callbacks
-    ]
+    own = [coalition_loop(c, c.config.sampler.among(order.members), order.seed) if is_loop(c) else c for c in callbacks]
     held.callbacks = [scoring, *(each for each in own if not of_the_run(each))]
     held.loggers = [Nowhere() for _ in trainer.loggers]
     for logger in held.loggers:
         logger.folder = folder
     held._default_root_dir = folder
     held.profiler = PassThroughProfiler()
-    held.save_checkpoint = _nothing
+    held.save_checkpoint = nothing
 
     def delivered() -> None:
         scoring.deliver(trainer)
         end()
 
     strategy: Any = trainer.strategy
-    strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = delivered, _nothing, _nothing
+    strategy.on_train_end, strategy.save_checkpoint, strategy.remove_checkpoint = delivered, nothing, nothing
     return scoring
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
+def nothing(*_: Any, **__: Any) -> None:
+    """Stand in for a method that a coalition's fit does not call."""

@@ -11,7 +11,6 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -29,7 +28,7 @@ from flsv.games.copy_module import copy_module
 from flsv.games.untrained import untrained_models
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks, design_within
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import AfterTheRun, measures_of, row_disproved
+from flsv.retraining.after_the_run import AfterTheRun, EndedRun, measures_of, row_disproved
 from flsv.retraining.coalition_fit import FitOrder
 from flsv.retraining.coalition_refusals import check_settings, check_shared, mean_cohort
 from flsv.retraining.coalition_words import HowTrained
@@ -129,7 +128,7 @@ class CoalitionPlan:
         return self._kept.keep(trainer, module, measures_of(self._metrics.values()))
 
     def close(self) -> None:
-        """End the process that waits at the fit's beginning."""
+        """End the forked process that keeps the fit's beginning, if there is one."""
         self._kept.close()
 
     def decide(
@@ -170,8 +169,10 @@ class CoalitionPlan:
     def _with_rows(
         self, trainer: L.Trainer, config: FederationConfig, num_clients: int, limit: float
     ) -> FederationConfig:
-        """Return the configuration with which coalitions are trained during the run; whether this goes wrong is watched
-        where they could still be trained after it."""
+        """Return the configuration with which coalitions are trained during the run.
+
+        If they could be trained after the run instead, errors of rows are watched for, and change the decision.
+        """
         give_up, prove = None, None
         if not callable(config.engine) and ranks_of(trainer).size == 1 and self._kept:
             give_up, prove = partial(self._give_up, num_clients), partial(self._prove, trainer, False)
@@ -207,7 +208,8 @@ class CoalitionPlan:
             )
 
     def _why_not_rows(self, trainer: L.Trainer, config: FederationConfig) -> str | None:
-        """Try in a fork, where there can be one, whether coalitions can be trained as rows; return why they cannot."""
+        """Return the reason why coalitions cannot be trained as rows; None: a trial, if possible in a fork, shows that
+        they can."""
         trial = partial(not_as_rows, trainer, config, self._coalitions, self._kept.forks is not None)
         if callable(config.engine) or why_not_by_forks(trainer) is not None:
             return trial()
@@ -231,7 +233,9 @@ class CoalitionPlan:
     def _prove(
         self, trainer: L.Trainer, ended: bool, index: int, seed: int, members: Tensor, rows: Tensor
     ) -> str | None:
-        """Train one of the coalitions that are rows, drawn at random, by a fit too, and compare the two models.
+        """Train one of the coalitions again by a fit of its own, and compare its model with that of its row.
+
+        The coalition is drawn at random.
 
         Args:
             trainer: the fit's trainer.
@@ -242,7 +246,7 @@ class CoalitionPlan:
             rows: ``[m, P]``, their models after the round.
 
         Returns:
-            Why the rows are wrong; None: they are not, or the run goes on.
+            The reason why the rows are wrong; None: they are right, or the run goes on.
         """
         forks, last = self._kept.forks, ended or index + 1 == trainer.max_epochs
         if forks is None or self._proved or not last or not len(rows):
@@ -251,7 +255,7 @@ class CoalitionPlan:
         assert self._initial is not None
         place = int(torch.randint(len(rows), (), generator=generator_for(seed, "proof of rows")))
         order = FitOrder(tuple(members[place].nonzero().flatten().tolist()), seed, (index,), self._initial)
-        return row_disproved(forks, order, rows[place], rounding_of(trainer).steps)
+        return row_disproved(forks, order, rows[place], rounding_of(trainer))
 
     def as_rows(
         self,
@@ -330,46 +334,22 @@ class CoalitionPlan:
         """Return whether coalitions still have to be trained for the values of past rounds."""
         return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
 
-    def train(
-        self,
-        trainer: L.Trainer,
-        data: FederatedDataModule,
-        seed: int,
-        folder: Path | None,
-        settings: Mapping[str, str],
-        resumed: bool,
-        run: tuple[Tensor, int, Tensor],
-    ) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions after the run, if this was decided, and compute the metrics' values.
-
-        Args:
-            trainer: the fit's trainer, after the last round.
-            data: the data module, with its samples assigned to clients.
-            seed: the run's seed.
-            folder: the run's folder, into which the coalitions' utilities are written; None: they are not written.
-            settings: the settings that these utilities depend on.
-            resumed: whether utilities that are in the folder already belong to this run.
-            run: ``[P]``, the run's model after its last round, the index of that round, and ``[P]``, the model that the
-                run delivers.
-
-        Returns:
-            ``{round: {metric: values}}``, the metrics' values after each round; empty if a training has failed, which a
-            warning reports.
-        """
-        model, last, delivered = run
-        if self.why is None and (why := self._late(trainer, last, not torch.equal(model, delivered))):
-            self._give_up(data.num_clients, why)
+    def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
+        """Train the coalitions after the run, if this was decided, and compute the metrics' values, see
+        :meth:`flsv.retraining.after_the_run.AfterTheRun.train`."""
+        averaged = not torch.equal(run.model, run.delivered)
+        if self.why is None and (why := self._late(run.trainer, run.last, averaged)):
+            self._give_up(run.data.num_clients, why)
             for metric in self._metrics.values():
-                metric.value_again(last)
+                metric.value_again(run.last)
         if not self.left:
             return {}
         assert self._initial is not None
         waiting = {name: metric for name, metric in self._metrics.items() if metric.pending is not None}
-        after = AfterTheRun(waiting, self.masks(data.num_clients), self._kept, self._initial)
-        return after.train(trainer, data, seed, folder, settings, resumed, (model, last))
+        return AfterTheRun(waiting, self.masks(run.data.num_clients), self._kept, self._initial).train(run)
 
     def _late(self, trainer: L.Trainer, index: int, changed: bool) -> str | None:
-        """Explain why the values of rows do not stand at the end of a run; None: they do.
+        """Explain at the end of a run why values from rows must be computed again by fits; None: they are right.
 
         Args:
             trainer: the fit's trainer, after training.

@@ -1,4 +1,4 @@
-"""What a federation must not have if it trains coalitions, in either way, and what to do instead."""
+"""Checks that a federation's coalitions can be trained, in either way, with advice where they cannot."""
 
 from __future__ import annotations
 

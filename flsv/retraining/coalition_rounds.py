@@ -19,12 +19,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.evaluation import as_given
-from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ALONE, Client, LocalData, Ranks, State
 from flsv.core.parameter_space import ParameterSpace
 from flsv.retraining.coalition_servers import servers_of
-from flsv.sampling import ClientSampler
+from flsv.sampling import ClientSampler, FullParticipation
 from flsv.sampling.base import cohort_of
 from flsv.training.cohort import CohortLoader
 from flsv.training.rows.kernel import RowTraining, SharedBatches, clipping, models_of, states_of
@@ -32,6 +31,7 @@ from flsv.training.rows.row_checks import moves_batches
 from flsv.training.rows.row_step import batched_steps
 from flsv.training.slots import Slots
 from flsv.uploads import UploadContext, sanitize_report, upload
+from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, seed_global_rngs
 
@@ -43,9 +43,15 @@ COPIES = 6
 Training = tuple[int, Tensor, Tensor, int, Tensor]
 
 
-def find_loop(trainer: L.Trainer) -> Any:
-    """Return the FederatedLoop among a trainer's callbacks."""
-    return next(each for each in callbacks_of(trainer) if hasattr(each, "without_files"))
+def sampler_of(loop: Any, participation: Participation = "drawn") -> ClientSampler:
+    """Return the sampler of which each coalition gets its own, see :meth:`flsv.sampling.ClientSampler.among`.
+
+    Args:
+        loop: the :class:`flsv.FederatedLoop` of the whole federation.
+        participation: ``"drawn"``: each coalition draws its own cohorts among its members, as many clients as the run
+            draws; ``"all"``: all members of a coalition train in every round.
+    """
+    return loop.config.sampler if participation == "drawn" else FullParticipation()
 
 
 def samplers_among(sampler: ClientSampler, masks: Tensor) -> list[ClientSampler | None]:
@@ -229,7 +235,8 @@ class CoalitionRounds:
     def _after_step(self) -> None:
         self._steps += 1
         if self._slots is not None:
-            step_schedules(self._trainer, "step", self._steps)
+            epoch = self._batches // self._config.local_epochs
+            step_schedules(self._trainer, "step", (self._steps - 1) % epoch + 1)
             self._slots.begin_batch(self._steps, self._batches)
 
     def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
@@ -260,7 +267,7 @@ def step_schedules(trainer: Any, interval: str, count: int) -> None:
     Args:
         trainer: the trainer.
         interval: ``"epoch"`` after a round, ``"step"`` after a client's batch.
-        count: the number of rounds or of the client's batches so far.
+        count: the number of rounds, or of the batches of the client's local epoch, so far.
     """
     for config in trainer.lr_scheduler_configs:
         if config.interval == interval and count % config.frequency == 0:

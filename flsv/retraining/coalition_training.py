@@ -44,7 +44,7 @@ def train_alone(
     """
     callbacks: list[Any] = callbacks_of(trainer)
     # Hundreds of fits share one folder.
-    callbacks[:] = [measured, *(c.without_files() if hasattr(c, "without_files") else c for c in callbacks)]
+    callbacks[:] = [measured, *(c.without_files() if is_loop(c) else c for c in callbacks)]
     start = time.perf_counter()
     trainer.fit(module, data)
     if measured.last is None:
@@ -104,7 +104,8 @@ class GlobalModelScoring(L.Callback):
         start = time.perf_counter()
         loop: Any = next(filter(is_loop, callbacks_of(trainer)), None)
         self.space = ParameterSpace(pl_module) if loop is None else loop.space
-        self._evaluators = [make_evaluator(trainer, self.space, self._data, each) for each in self._measures]
+        seed = 0 if loop is None else loop.state.seed
+        self._evaluators = [make_evaluator(trainer, self.space, self._data, each, seed) for each in self._measures]
         self.models = self.space.read(pl_module).expand(2, -1).clone()
         self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
         self.seconds += time.perf_counter() - start
@@ -130,7 +131,7 @@ class GlobalModelScoring(L.Callback):
 
 
 def make_evaluator(
-    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
+    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure, seed: int
 ) -> VectorEvaluator:
     """Make the evaluator of models ``[K, P]`` on the server's validation set or, for a measure that clients judge, on
     the clients' held-out samples.
@@ -140,14 +141,16 @@ def make_evaluator(
         space: the map between the module's state and vectors ``[P]``.
         data: the federation's data, with a validation set for the server.
         measure: the performance measure, as in :class:`flsv.retraining.RetrainedUtility`.
+        seed: the run's seed, of the random numbers that a validation draws.
     """
     if isinstance(measure, ModelScore) and measure.judged:
-        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))
+        loop: Any = next(each for each in callbacks_of(trainer) if hasattr(each, "clients"))  # or what replaces it
         judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)
         judges.check(space.read(trainer.lightning_module))
         return judges
     if isinstance(measure, ModelScore):
-        return make_evaluators(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
+        loader = data.val_dataloader()
+        return make_evaluators(trainer, space, loader, {"the utility": measure}, seed=seed)[measure.evaluator]
     return ModelEvaluator(
         trainer.lightning_module,
         space,

@@ -1,4 +1,4 @@
-"""What a run says of the way in which its coalitions are trained, and of what this costs."""
+"""Texts of a run on the way in which its coalitions are trained, and on the cost."""
 
 from __future__ import annotations
 

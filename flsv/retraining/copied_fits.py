@@ -10,7 +10,7 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,16 +18,18 @@ import lightning as L
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor, nn
 
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.copy_module import copy_module, deepcopy_with_closures
 from flsv.games.performance import ModelScore
-from flsv.retraining.coalition_fit import CoalitionFailed, FitOrder, FitResult, Nowhere, into_a_coalitions_fit
+from flsv.retraining.coalition_fit import FitOrder, FitResult, Nowhere, into_a_coalitions_fit
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import of_the_run
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
+from flsv.utilities.supervisor import ChildFailed
 
 
 class Spare:
@@ -92,17 +94,17 @@ class CopiedFits:
     ) -> None:
         self._spare, self._module, self._data, self._measures = spare, module, data, measures
 
-    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | CoalitionFailed]]:
+    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train coalitions, and yield each with its result, or an error."""
         for order in orders:
             try:
                 yield order, self._train(order)
             except Exception as error:
-                yield order, CoalitionFailed(f"{type(error).__name__}: {error}")
+                yield order, ChildFailed(f"{type(error).__name__}: {error}")
 
     def _train(self, order: FitOrder) -> FitResult:
         trainer, module = self._spare.made()
-        with _as_it_was(self._data, self._module), tempfile.TemporaryDirectory() as folder:
+        with as_it_was(self._data, self._module), tempfile.TemporaryDirectory() as folder:
             scoring = into_a_coalitions_fit(trainer, self._data, self._measures, order, folder)
             with suppress(NoModel):  # the last finite model counts
                 trainer.fit(module, self._data)
@@ -110,12 +112,13 @@ class CopiedFits:
 
 
 @contextmanager
-def _as_it_was(data: FederatedDataModule, module: L.LightningModule) -> Iterator[None]:
+def as_it_was(data: FederatedDataModule, module: nn.Module | None) -> Iterator[None]:
     """Silence logs and warnings within this context, in which another Trainer fits on a fit's data; then restore the
     data module's trainer, the module's parameters and buffers, and the random state."""
     logger, trainer, drawn = logging.getLogger("lightning.pytorch"), data.trainer, global_rngs()
     level = logger.level
-    before = [(tensor, tensor.detach().clone()) for tensor in (*module.parameters(), *module.buffers())]
+    tensors: Iterable[Tensor] = () if module is None else (*module.parameters(), *module.buffers())
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():

@@ -17,14 +17,15 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flsv._lightning.patches import callbacks_of
 from flsv._lightning.rounding import rounding_of
-from flsv.core import FederationState, Round, TrainedCoalitions
+from flsv.core import FederationState, Round, TrainedCoalitions, find_loop
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.engines.ranks import ranks_of
-from flsv.retraining.coalition_rounds import CoalitionRounds, find_loop
+from flsv.retraining.coalition_rounds import CoalitionRounds
 from flsv.retraining.shadow import Prove, ends_of, models_of, trained_masks
-from flsv.retraining.side_by_side import NUDGE, check_same
+from flsv.retraining.side_by_side import check_same
 from flsv.training.group_options import SCHEDULED
 from flsv.training.rows.coalition_rows import not_the_same
 from flsv.training.rows.row_step import NotBatched, purely
@@ -69,10 +70,10 @@ class DrawnCoalitions(Strategy):
         everybody = masks.new_ones(2, masks.shape[1])
         self._models = initial.expand(2 + len(trained_masks(masks)), -1).clone()
         self._rounding = rounding_of(trainer)
-        self._models[1] = self._rounding.nudged(initial, NUDGE)
+        self._models[1] = self._rounding.nudged(initial)
         if saved is not None:
             self._models = saved["rows"].to(initial)
-        loop = find_loop(trainer)
+        loop: Any = find_loop(callbacks_of(trainer))
         self._seed: int = loop.state.seed
         members, ranks = torch.cat([everybody, trained_masks(masks)]), ranks_of(trainer)
         self._rounds = CoalitionRounds(
@@ -88,7 +89,7 @@ class DrawnCoalitions(Strategy):
         return {}
 
     def _scheduled(self) -> list[dict[str, Any]]:
-        """Return what schedulers change of the optimizer's groups."""
+        """Return those options of the optimizer's groups that schedulers change, such as the learning rate."""
         groups = self._trainer.optimizers[0].param_groups
         return [{name: value for name, value in group.items() if name in SCHEDULED} for group in groups]
 
@@ -134,7 +135,7 @@ class DrawnCoalitions(Strategy):
             self._give_up(reason)
 
     def proved_by(self, prove: Prove, index: int) -> str | None:
-        """Call a function of the argument ``prove``'s kind with the coalitions' models after a round."""
+        """Call ``prove`` with the coalitions and their models after the round ``index``, and return its answer."""
         return prove(index, self._seed, trained_masks(self._masks), self._models[2:])
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:

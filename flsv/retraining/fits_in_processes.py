@@ -20,37 +20,36 @@ from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.rounding import Rounding
-from flsv.core import is_loop
+from flsv.core import find_loop, is_loop
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import FitOrder, coalition_loop, into_a_coalitions_fit
-from flsv.retraining.coalition_rounds import find_loop
 from flsv.retraining.proof import difference
 from flsv.retraining.retrained_utility import TrainedGame
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, check_same
-from flsv.retraining.train_coalitions import Fit, coalition_seed, failed_fits
-from flsv.retraining.whole_fits import Participation
+from flsv.retraining.train_fits import Fit, FitsFailed, once_proved
+from flsv.retraining.utility_store import LAST
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.server.round_server import NoModel
 from flsv.training.rows.row_checks import of_the_run
-from flsv.utilities.digest import digest
+from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import derive_seed
-from flsv.utilities.supervisor import ChildFailed, Task, supervise
+from flsv.utilities.supervisor import ChildFailed, supervise
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A child process's work.
+    """Piece of work for a child process: one coalition's fit, or the training of many coalitions as rows.
 
     Args:
         seed: the seed of the trainings.
         coalitions: the coalition to train by a fit, or all coalitions to train as rows of one batched model.
         rows: whether they are trained as rows.
         models: the coalitions whose models are returned.
-        nudged: whether the fit starts from weights that are changed by a millionth.
+        nudged: whether the fit starts from nudged weights.
     """
 
     seed: int
@@ -77,12 +76,26 @@ class Rows:
     rounding: Rounding
 
 
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A federation before its fit.
+
+    Args:
+        trainer: the trainer, with a loop among its callbacks.
+        module: the module.
+        data: the data.
+        measure: the performance of models.
+    """
+
+    trainer: L.Trainer
+    module: L.LightningModule
+    data: FederatedDataModule
+    measure: Measure
+
+
 def work_on(
     piece: Piece,
-    trainer: L.Trainer,
-    module: L.LightningModule,
-    data: FederatedDataModule,
-    measure: Measure,
+    federation: Federation,
     folder: str,
     checkpoint: Path | None = None,
     participation: Participation = "drawn",
@@ -91,10 +104,7 @@ def work_on(
 
     Args:
         piece: the work.
-        trainer: the federation's trainer before its fit, whose loop is replaced by a coalition's.
-        module: the module before its fit.
-        data: the federation's data.
-        measure: the performance of models.
+        federation: the federation, whose loop is replaced by a coalition's.
         folder: a folder into which callbacks may write.
         checkpoint: the run's last checkpoint, whose weights are returned beside a fit's models; None: there is none.
         participation: whether each coalition draws its own cohorts as the federation does, or all its members train.
@@ -102,64 +112,49 @@ def work_on(
     Returns:
         What was trained, or the error that refuses the work.
     """
+    callbacks: list[Any] = callbacks_of(federation.trainer)
     if participation == "all":
-        callbacks: list[Any] = callbacks_of(trainer)
         callbacks[:] = [each.replace(sampler=FullParticipation()) if is_loop(each) else each for each in callbacks]
     try:
         if piece.rows:
-            return _train_rows(piece, trainer, module, data, measure)
-        return _train_fit(piece, trainer, module, data, measure, folder, checkpoint)
+            return _train_rows(piece, federation)
+        return _train_fit(piece, federation, folder, checkpoint)
     except ConfigurationError as error:
         return error
 
 
-def _train_rows(
-    piece: Piece, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measure: Measure
-) -> Rows:
+def _train_rows(piece: Piece, federation: Federation) -> Rows:
+    callbacks: list[Any] = callbacks_of(federation.trainer)
+    loop = find_loop(callbacks)
+
     def make(cohort: ClientSampler) -> tuple[L.Trainer, L.LightningModule]:
-        loop, callbacks = find_loop(trainer), callbacks_of(trainer)
         others = [each for each in callbacks if each is not loop and not of_the_run(each)]
         callbacks[:] = [*others, coalition_loop(loop, cohort, piece.seed)]
-        trainer.loggers = []
-        return trainer, module
+        federation.trainer.loggers = []
+        return federation.trainer, federation.module
 
-    game = TrainedGame(make, data, measure, sampler=find_loop(trainer).config.sampler)
+    game = TrainedGame(make, federation.data, federation.measure, sampler=loop.config.sampler)
     masks = torch.zeros(len(piece.coalitions), game.num_players, dtype=torch.bool)
     for mask, members in zip(masks, piece.coalitions):
         mask[list(members)] = True
     trained = SideBySideUtility(game, piece.seed, compare=False).train(masks)
     models = {members: trained.models[piece.coalitions.index(members)].cpu() for members in piece.models}
-    return Rows(utility_of(trained.scores, measure).cpu(), trained.checked.cpu(), models, trained.rounding)
+    return Rows(utility_of(trained.scores, game.metric).cpu(), trained.checked.cpu(), models, trained.rounding)
 
 
-def _train_fit(
-    piece: Piece,
-    trainer: L.Trainer,
-    module: L.LightningModule,
-    data: FederatedDataModule,
-    measure: Measure,
-    folder: str,
-    checkpoint: Path | None,
-) -> Fit:
-    (members,) = piece.coalitions
+def _train_fit(piece: Piece, federation: Federation, folder: str, checkpoint: Path | None) -> Fit:
+    (members,), measure, trainer = piece.coalitions, federation.measure, federation.trainer
     named: Any = {"utility": measure} if isinstance(measure, str | ModelScore) else {name: name for name in measure}
-    rounds = (int(trainer.max_epochs or 0) - 1,)
-    order = FitOrder(members, coalition_seed(piece.seed, members), rounds, nudged=piece.nudged)
-    scoring = into_a_coalitions_fit(trainer, data, named, order, folder)
+    order = FitOrder(members, piece.seed, (int(trainer.max_epochs or 0) - 1,), nudged=piece.nudged)
+    scoring = into_a_coalitions_fit(trainer, federation.data, named, order, folder)
     with suppress(NoModel):  # the last finite model counts
-        trainer.fit(module, data)
-    found = scoring.result()
-    models = [found.delivered, found.start] if members in piece.models else []
-    if models and checkpoint is not None:
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=False)
-        module.load_state_dict(saved["state_dict"])
-        models.append(scoring.space.read(module).cpu())
-    return Fit(
-        [float(curve[-1]) for curve in found.curves.values()],
-        [float(value) for value in found.before.values()],
-        digest(found.start).hex(),
-        torch.stack(models) if models else None,
-    )
+        trainer.fit(federation.module, federation.data)
+    fit = scoring.result().fit([LAST], members in piece.models)
+    if fit.model is None or checkpoint is None:
+        return fit
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=False)
+    federation.module.load_state_dict(saved["state_dict"])
+    return replace(fit, model=torch.cat([fit.model, scoring.space.read(federation.module).cpu()[None]]))
 
 
 class FitsInProcesses:
@@ -172,18 +167,20 @@ class FitsInProcesses:
         limit_s: the seconds after which a process is ended; None: there is no limit.
         proved_by: the seed with which the coalition of all clients must come to the run's weights, which the task
             returns beside its models; None: the run's weights are unknown.
+        run: a function that runs tasks, as :func:`flsv.utilities.supervisor.supervise` does.
     """
 
     def __init__(
         self,
-        task: Callable[[Piece], Task],
+        task: Callable[[Piece], Any],
         num_clients: int,
         jobs: int = 1,
         limit_s: float | None = None,
         proved_by: int | None = None,
+        run: Callable[..., Iterator[tuple[Any, Any]]] = supervise,
     ) -> None:
         self._task, self.at_once, self._limit_s, self._proved_by = task, jobs, limit_s, proved_by
-        self._everybody = tuple(range(num_clients))
+        self._everybody, self._supervise = tuple(range(num_clients)), run
 
     def rows(self, masks: Tensor, seed: int, compare: bool) -> Tensor:
         coalitions = members_of(masks)
@@ -195,7 +192,7 @@ class FitsInProcesses:
         found: dict[Any, Any] = {}
         for name, answer in self._run(pieces):
             if isinstance(answer, ChildFailed):
-                raise NotSideBySide(f"{answer}") if name is None else failed_fits({name: answer})
+                raise NotSideBySide(f"{answer}") if name is None else FitsFailed({name: answer})
             found[name] = answer
             if name == self._everybody and seed == self._proved_by:
                 self._prove(answer, seed)
@@ -207,24 +204,23 @@ class FitsInProcesses:
         return rows.utilities
 
     def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
-        proof = [self._everybody] if seed == self._proved_by else []
-        order = dict.fromkeys([*proof, *sorted(coalitions, key=lambda members: members != self._everybody)])
-        held: list[tuple[Members, Fit | ChildFailed]] = []
-        for members, answer in self._run({each: Piece(seed, [each], models=proof) for each in order}):
-            held.append((members, answer))
-            if members in proof:
-                if isinstance(answer, ChildFailed):
-                    raise failed_fits({members: answer})
+        proof = self._everybody if coalitions and seed == self._proved_by else None
+        yield from once_proved(self._fits(coalitions, seed, proof), proof)
+
+    def _fits(
+        self, coalitions: Sequence[Members], seed: int, proof: Members | None
+    ) -> Iterator[tuple[Members, Fit | ChildFailed]]:
+        first = [] if proof is None else [proof]
+        order = dict.fromkeys([*first, *sorted(coalitions, key=lambda members: members != self._everybody)])
+        for members, answer in self._run({each: Piece(seed, [each], models=first) for each in order}):
+            if members == proof and isinstance(answer, Fit):
                 self._prove(answer, seed)
-                proof = []
-            if not proof:  # until then nothing is known of the others either
-                yield from held
-                held = []
+            yield members, answer
 
     def _run(self, pieces: Mapping[Any, Piece]) -> Iterator[tuple[Any, Any]]:
         """Yield the pieces' names and answers; raise the error that refuses one."""
         tasks = ((name, self._task(piece)) for name, piece in pieces.items())
-        for name, answer in supervise(tasks, self.at_once, self._limit_s):
+        for name, answer in self._supervise(tasks, self.at_once, self._limit_s):
             if isinstance(answer, ConfigurationError):
                 raise answer
             yield name, answer
@@ -235,11 +231,11 @@ class FitsInProcesses:
         mine, start, run = fit.model
         piece = Piece(seed, [self._everybody], models=[self._everybody])
 
-        def again(nudged: bool) -> Tensor | None:
+        def again(nudged: bool) -> tuple[Tensor, Tensor] | None:
             ((_, other),) = self._run({None: replace(piece, nudged=nudged)})
-            return other.model[0] if isinstance(other, Fit) and other.model is not None else None
+            return (other.model[1], other.model[0]) if isinstance(other, Fit) and other.model is not None else None
 
-        share = difference(mine, run, start, again)
+        share = difference(mine, run, start, again, fit.rounding)
         if share is not None:
             raise ConfigurationError(
                 "there are no values: the coalition of all clients, trained again from the run's configuration, came "
@@ -247,3 +243,4 @@ class FitsInProcesses:
                 "lie between them). Code, data or packages have changed since, or its training does not follow from "
                 "configuration and seed. Train the run again (flsv fit --config RUN/config.yaml), and retrain that."
             )
+        self._proved_by = None

@@ -17,19 +17,22 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
 
 from flsv._lightning.patches import callbacks_of
+from flsv.core import find_loop
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.games.performance import ModelScore
-from flsv.retraining.coalition_fit import CoalitionFailed, FitOrder, FitResult, into_a_coalitions_fit
+from flsv.retraining.coalition_fit import FitOrder, FitResult, into_a_coalitions_fit, nothing
 from flsv.server.round_server import NoModel
-from flsv.utilities.forks import quiet_fork, why_not_fork
-from flsv.utilities.supervisor import ChildFailed, GoOn, answer, ended_by_sigterm, fail, supervise
+from flsv.utilities.forks import cores, quiet_fork, why_not_fork
+from flsv.utilities.supervisor import POLL_S, ChildFailed, GoOn, answer, ended_by_sigterm, fail, supervise
 
 #: A coalition's fit may take as many times as long as the run until then, and so many seconds more.
 LONGER, SECONDS = 20, 120
@@ -42,11 +45,6 @@ def why_not_by_forks(trainer: L.Trainer) -> str | None:
     if trainer.current_epoch:
         return "the Trainer goes on with an earlier fit"
     return why_not_fork(trainer.strategy.root_device)
-
-
-def cores() -> int:
-    """Return the number of processor cores that this process may use: as many coalitions are trained at once."""
-    return len(os.sched_getaffinity(0))
 
 
 class ForkedFits:
@@ -63,16 +61,15 @@ class ForkedFits:
     """
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore]) -> None:
-        asked, self._ask = os.pipe()
-        self._told, tell = os.pipe()
+        self._pipe, asked = Pipe()
         self.begun, self._since = False, time.monotonic()
         self._waiting = quiet_fork()
         if self._waiting:
-            os.close(asked)
-            os.close(tell)
+            asked.close()
             return
         try:
-            order = self._wait(asked, tell)
+            self._pipe.close()
+            order = self._wait(asked)
             self._begin(trainer, module, measures, order)
             self.begun = True
         except BaseException as error:
@@ -87,32 +84,31 @@ class ForkedFits:
 
     # ---- in the run's process
 
-    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | CoalitionFailed]]:
+    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | ChildFailed]]:
         """Train coalitions, as many at once as there are cores, and yield each with its result, or an error."""
         spent = time.monotonic() - self._since
         left = dict(enumerate(orders))
         try:
-            with ended_by_sigterm(), TemporaryDirectory() as folder, os.fdopen(os.dup(self._told), "rb") as told:
-                with os.fdopen(os.dup(self._ask), "wb") as ask:
-                    pickle.dump((list(orders), folder, cores(), SECONDS + LONGER * spent), ask)
+            with ended_by_sigterm() as check, TemporaryDirectory() as folder:
+                self._pipe.send_bytes(pickle.dumps((list(orders), folder, cores(), SECONDS + LONGER * spent)))
                 while left:
-                    place, found = pickle.load(told)
-                    order = left.pop(place)
-                    yield order, CoalitionFailed(f"{found}") if isinstance(found, ChildFailed) else found
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+                    while not self._pipe.poll(POLL_S):
+                        check()
+                    place, found = pickle.loads(self._pipe.recv_bytes())
+                    yield left.pop(place), found
+        except (EOFError, OSError):
             self.close()
             for order in left.values():
-                yield order, CoalitionFailed("the process that waited at the fit's beginning has been ended")
+                yield order, ChildFailed("the process that waited at the fit's beginning has been ended")
         finally:
             if left:
                 self.close()
 
     def close(self) -> None:
-        """End the process that waits, and the fits that it has begun."""
+        """End the forked process that waits for orders, and the fits that it has begun."""
         pid, self._waiting = self._waiting, 0
         if pid:
-            for pipe in (self._ask, self._told):
-                os.close(pipe)
+            self._pipe.close()
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
@@ -120,18 +116,14 @@ class ForkedFits:
 
     # ---- in the process that waits
 
-    def _wait(self, asked: int, tell: int) -> FitOrder:
+    def _wait(self, asked: Connection) -> FitOrder:
         """Wait for orders, train them by forks, and send the results; in such a fork, return its order."""
         try:
-            os.close(self._ask)
-            os.close(self._told)
-            with os.fdopen(asked, "rb") as requests, os.fdopen(tell, "wb") as results:
-                while True:
-                    orders, self._folder, jobs, limit_s = pickle.load(requests)
-                    tasks = [(place, partial(self._go_on, order)) for place, order in enumerate(orders)]
-                    for found in supervise(tasks, jobs, limit_s):
-                        pickle.dump(found, results)
-                        results.flush()
+            while True:
+                orders, self._folder, jobs, limit_s = pickle.loads(asked.recv_bytes())
+                tasks = [(place, partial(self._go_on, order)) for place, order in enumerate(orders)]
+                for found in supervise(tasks, jobs, limit_s):
+                    asked.send_bytes(pickle.dumps(found))
         except GoOn:
             return self._order
         except BaseException:
@@ -146,21 +138,25 @@ class ForkedFits:
     def _begin(
         self, trainer: L.Trainer, module: L.LightningModule, measures: Mapping[str, str | ModelScore], order: FitOrder
     ) -> None:
-        """Change the Trainer into the coalition's, and call the ``setup`` that its loop's setup has begun."""
+        """Change the Trainer into the coalition's, and call ``setup`` of the coalition's loop.
+
+        The setup of the run's loop, in which the process was forked, does not go on in the fork.
+        """
         held: Any = trainer
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         self._kept = list(trainer.loggers)  # a logger without its threads cannot be ended
-        held._checkpoint_connector._restore_modules_and_callbacks = _nothing  # of a run that is resumed
+        held._checkpoint_connector._restore_modules_and_callbacks = nothing  # of a run that is resumed
         data: FederatedDataModule = held.datamodule
         scoring = into_a_coalitions_fit(trainer, data, measures, order, self._folder, lambda: answer(scoring.result()))
         callbacks_of(trainer).insert(0, _Ends(scoring.result))
         held._callback_connector._attach_model_logging_functions()  # which a copy's own fit does
-        next(each for each in callbacks_of(trainer) if hasattr(each, "without_files")).setup(trainer, module, "fit")
+        loop: Any = find_loop(callbacks_of(trainer))
+        loop.setup(trainer, module, "fit")
 
 
 class _Ends(L.Callback):
-    """Callback that ends a coalition's fork when its fit ends otherwise than by its last round.
+    """Callback that ends a coalition's fork if its fit ends before its last round.
 
     Args:
         result: a function that returns the fit's result.
@@ -176,7 +172,3 @@ class _Ends(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         fail("the fit has ended before its last round")
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

@@ -1,4 +1,4 @@
-"""KeptBeginning: keeps a fit as it was when it began, for fits of coalitions after it."""
+"""KeptBeginning: a fork or copies of a fit at its beginning, from which coalitions are trained after the run."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class KeptBeginning:
         return False
 
     def close(self) -> None:
-        """End the process that waits at the fit's beginning."""
+        """End the forked process that keeps the fit's beginning, if there is one."""
         if self.forks is not None:
             self.forks.close()
         self.forks = None
 
     def forget(self) -> None:
-        """Keep nothing any more: no coalition is trained after the run."""
+        """Release the fork or the copies: no coalition will be trained after the run."""
         self.close()
         self._spare = None
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -13,21 +14,22 @@ from lightning.pytorch.utilities import rank_zero_info
 from pandas import DataFrame
 
 from flsv._lightning.patches import callbacks_of
+from flsv.core import find_loop
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.performance import Judges, Mode, judged_by, performance_of
 from flsv.report.shares import RANKING_ONLY
-from flsv.retraining.coalition_rounds import find_loop, samplers_among
-from flsv.retraining.fits_in_processes import FitsInProcesses, Piece, work_on
-from flsv.retraining.retrained_utility import TrainedGame
-from flsv.retraining.train_coalitions import Here, Trainings, train_seeds, values_of
+from flsv.retraining.coalition_rounds import sampler_of, samplers_among
+from flsv.retraining.copied_fits import Spare, as_it_was
+from flsv.retraining.fits_in_processes import Federation, FitsInProcesses, Piece, work_on
+from flsv.retraining.train_coalitions import train_seeds, values_of
 from flsv.retraining.utility_store import UtilityStore
-from flsv.retraining.whole_fits import Participation, Spare, coalition_loop, sampler_of
-from flsv.sampling import ClientSampler
+from flsv.utilities.choices import Participation
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import cores, why_not_fork
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
+from flsv.utilities.supervisor import ChildFailed, supervise
 
 
 @checked
@@ -50,7 +52,8 @@ def retrain(
     side by side if the module allows it, otherwise each by a fit of its own. All this takes place in forks of this
     process, which hold what the module, callbacks and data refer to. Where the process cannot be forked (not on Linux;
     the trainer is an accelerator's, or the machine has one and the process has trained; other threads run), copies of
-    trainer and module are trained, and a line says so.
+    trainer and module are trained, and a line says so. There is no run that they could be compared with: give a
+    function that makes the module, since a copy may be bound to something of the original.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -67,7 +70,8 @@ def retrain(
             as the run draws (``"drawn"``), or all members of a coalition train in every round (``"all"``).
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
-        jobs: the number of forks that train at once; None: the number of cores.
+        jobs: the number of forks that train at once, on one thread each; None: the number of cores. Copies train one
+            after the other.
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),
@@ -93,48 +97,43 @@ def retrain(
         >>> retrain(trainer, module, data, seeds=1)["client_name"].tolist()
         ['0', '1']
     """
+    loop = find_loop(callbacks_of(trainer))
     _check(trainer)
-    first = seed_or_default(find_loop(trainer).seed)
+    first = seed_or_default(loop.seed)
     data.prepare_data()
     data.setup("fit")
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
     given = module if isinstance(module, L.LightningModule) else None
-    sampler = sampler_of(find_loop(trainer), participation)
-    samplers_among(sampler, few_coalitions(data.num_clients, which))  # refused before training
+    samplers_among(sampler_of(loop, participation), few_coalitions(data.num_clients, which))  # refused before training
     if given is not None and seeds > 1:
-        rank_zero_info(
-            "flsv: the module starts from the same weights with all seeds. Give a function that makes it to draw new "
-            "weights."
+        _say(
+            "the module starts from the same weights with all seeds. Give a function that makes it to draw new weights"
         )
 
     def fresh() -> L.LightningModule:
         return module() if given is None else given  # type: ignore[operator]  # else it is a factory
 
-    def task(piece: Piece) -> Callable[[], Any]:
-        def work() -> Any:
-            with _seeded(piece.seed), TemporaryDirectory() as folder:
-                return work_on(piece, trainer, fresh(), data, measure, folder, None, participation)
+    def work(piece: Piece, copied: bool) -> Any:
+        with _seeded(piece.seed), TemporaryDirectory() as folder:
+            made = Spare(trainer, fresh()).made() if copied else (trainer, fresh())
+            return work_on(piece, Federation(*made, data, measure), folder, None, participation)
 
-        return work
+    def here(tasks: Iterable[tuple[Any, Callable[[], Any]]], *_: Any) -> Iterator[tuple[Any, Any]]:
+        """Run tasks in this process, one after the other."""
+        for name, task in tasks:
+            with as_it_was(data, given):
+                try:
+                    answer = task()
+                except Exception as error:
+                    answer = ChildFailed(f"{type(error).__name__}: {error}")
+            yield name, answer
 
-    def game(seed: int) -> TrainedGame:
-        """Make the game of a seed, in which each coalition is trained by copies of the trainer and the module."""
-        spare = Spare(trainer, fresh())
-
-        def make(cohort: ClientSampler) -> tuple[L.Trainer, L.LightningModule]:
-            mine, copied = spare.made()
-            own, loop = callbacks_of(mine), find_loop(mine)
-            own[:] = [coalition_loop(each, cohort, seed) if each is loop else each for each in own]
-            return mine, copied
-
-        return TrainedGame(make, data, measure, sampler=sampler)
-
-    trainings: Trainings
-    if why := why_not_fork(trainer.strategy.root_device):
+    why = why_not_fork(trainer.strategy.root_device)
+    if why:
         _say(f"coalitions are trained by copies of the trainer and the module: {why}")
-        trainings = Here(game, _seeded)
-    else:
-        trainings = FitsInProcesses(task, data.num_clients, jobs or cores())
+    trainings = FitsInProcesses(
+        lambda piece: partial(work, piece, bool(why)), data.num_clients, jobs or cores(), run=here if why else supervise
+    )
     samples = data.num_samples.tolist()
     found = train_seeds(trainings, samples, which, first, seeds, UtilityStore(None, ["utility"]), say=_say)
     columns = values_of(found.masks, found.utilities[:, :, 0], found.which in RANKING_ONLY)
@@ -147,9 +146,7 @@ def _say(text: str) -> None:
 
 
 def _check(trainer: L.Trainer) -> None:
-    """Raise ConfigurationError if a trainer has no FederatedLoop or has been fitted."""
-    if not any(hasattr(each, "without_files") for each in callbacks_of(trainer)):
-        raise ConfigurationError("flsv.retrain: the trainer has no FederatedLoop among its callbacks. Add one.")
+    """Raise ConfigurationError if a trainer has been fitted."""
     if trainer.current_epoch:
         raise ConfigurationError(
             f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "

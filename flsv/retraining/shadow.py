@@ -198,7 +198,7 @@ class ShadowTraining(ClientAlgorithm):
         self._updates, self._clients = updates, clients
 
     def _stop(self, error: NotBatched) -> None:
-        """Train no coalitions from now on, and call ``give_up`` with the error's reason; without it raise the error."""
+        """Stop training coalitions, and call ``give_up`` with the error's reason; without it raise the error."""
         if self._give_up is None:
             raise error
         if not self._given_up:
@@ -225,7 +225,7 @@ class ShadowTraining(ClientAlgorithm):
             self._stop(not_the_same(why))
 
     def proved_by(self, prove: Prove, index: int) -> str | None:
-        """Call a function of the argument ``prove``'s kind with the coalitions' models after a round."""
+        """Call ``prove`` with the coalitions and their models after the round ``index``, and return its answer."""
         return prove(index, self._seed, self._members, self._rows)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:

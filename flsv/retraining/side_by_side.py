@@ -18,10 +18,11 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.rounding import ROUNDINGS, Rounding, rounding_of
 from flsv.configuration.federation_config import FederationConfig
+from flsv.core import find_loop
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.one_process import shared_space
 from flsv.games.coalition_utility import utility_of
-from flsv.retraining.coalition_rounds import CoalitionRounds, find_loop, step_schedules
+from flsv.retraining.coalition_rounds import CoalitionRounds, step_schedules
 from flsv.retraining.coalition_servers import unlike_alone
 from flsv.retraining.coalition_training import make_evaluator
 from flsv.retraining.retrained_utility import TrainedGame
@@ -36,12 +37,9 @@ from flsv.training.turn import optimizer_slots
 from flsv.utilities import progress
 from flsv.utilities.errors import ConfigurationError
 
-#: Largest distance between two models that must be equal, relative to the distance that they have moved, and as a
-#: multiple of the precision's tolerance for a number.
-TOLERANCE, TOLERANCES = 0.01, 10.0
-#: Coalitions that are trained for a check: the full coalition, the empty one, and the full one from an initial model
-#: that is changed by the relative amount NUDGE, or by as much as a factor is rounded, to measure how rounding grows.
-CHECKED, NUDGE = (True, False, True), 1e-6
+#: Coalitions that are trained for a check: the full coalition, the empty one, and the full one from a nudged initial
+#: model, which measures how rounding grows.
+CHECKED = (True, False, True)
 
 
 class NotSideBySide(ConfigurationError):
@@ -87,12 +85,12 @@ class SideBySideUtility:
     def _train(self, masks: Tensor) -> CoalitionTraining:
         alone, everybody = self._alone, tuple(range(self.num_players))
         trainer, module = alone.made(everybody)
-        if why := _why_not(find_loop(trainer).config):  # before anything is trained
+        if why := _why_not(find_loop(callbacks_of(trainer)).config):  # before anything is trained
             raise ConfigurationError(f"{why}.")
         if self._compare:
             alone(torch.ones(1, self.num_players, dtype=torch.bool))
             trainer, module = alone.made(everybody)
-        loop = find_loop(trainer)
+        loop = find_loop(callbacks_of(trainer))
         training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores)
         callbacks_of(trainer)[:] = [training if each is loop else each for each in callbacks_of(trainer)]
         trainer.fit(module, alone.data)
@@ -101,15 +99,11 @@ class SideBySideUtility:
         return training
 
     def _scores(self, trainer: L.Trainer, space: ParameterSpace, models: Tensor) -> Any:
-        return make_evaluator(trainer, space, self._alone.data, self._alone.metric)(models)
+        return make_evaluator(trainer, space, self._alone.data, self._alone.metric, self._seed)(models)
 
 
 def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["float32"]) -> None:
     """Check that the full coalition's model, trained side by side, equals the model of its run alone.
-
-    Training amplifies rounding: for a convolutional network with a large learning rate, to a fifth of the distance that
-    the model moves. The allowed difference is therefore measured: the full coalition is trained once more from an
-    initial model that is changed by a millionth, or by as much as the precision rounds a factor of a product.
 
     Args:
         models: ``[3, P]``, the models of :attr:`CoalitionTraining.checked`.
@@ -120,9 +114,8 @@ def check_same(models: Tensor, real: Tensor, rounding: Rounding = ROUNDINGS["flo
         ConfigurationError: the two models differ by more than rounding.
     """
     mine, start, nudged = models.to(real)
-    way = (real - start).norm().clamp(min=1e-12)
-    apart, caused = ((mine - real).norm() / way).item(), (rounding.caused(start, mine, nudged, NUDGE) / way).item()
-    if not apart <= max(min(TOLERANCE, TOLERANCES * rounding.number), caused):
+    apart = rounding.apart(mine, real, start, lambda: nudged - rounding.nudged(start))
+    if apart is not None:
         raise ConfigurationError(
             "the coalition of all clients, trained side by side with others, has another model than the run itself "
             f"(they differ by {100 * apart:.1f} % of the distance that the model moved): the module, its optimizer or "
@@ -196,7 +189,7 @@ class CoalitionTraining(L.Callback):
         store = ClientStore()
         slots = Slots(optimizer_slots(trainer, "reset"), store)
         models = space.read(module).expand(len(self._masks), -1).clone()
-        models[len(CHECKED) - 1] = self.rounding.nudged(models[0], NUDGE)
+        models[len(CHECKED) - 1] = self.rounding.nudged(models[0])
         metrics.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
         manager = ClientManager(trainer, data, space, store)
         self.clients = manager.clients

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class UtilityStore:
         path: the file, see :class:`flsv.utilities.result_file.ResultFile`; None: nothing is written.
         names: the performances, which are columns of the file.
         settings: all that the utilities depend on, except the seed. A file with other settings is refused.
-        rounds: whether a coalition has utilities after several rounds.
+        rounds: the rounds after which each coalition has utilities; default: it has some after training.
         ranks: the processes that hold the store.
         anew: whether a file with other settings is replaced instead of refused.
 
@@ -64,17 +64,17 @@ class UtilityStore:
         names: Sequence[str],
         settings: Mapping[str, Any] | None = None,
         *,
-        rounds: bool = False,
+        rounds: Sequence[int] = (LAST,),
         ranks: Ranks = ALONE,
         anew: bool = False,
     ) -> None:
-        self.names, self._rounds = list(names), rounds
+        self.names, self._rounds, by_round = list(names), tuple(rounds), tuple(rounds) != (LAST,)
         columns: dict[str, Cell] = {"seed": parse_int, "coalition": read_members}
-        columns |= {"round": parse_int} if rounds else {}
+        columns |= {"round": parse_int} if by_round else {}
         columns |= dict.fromkeys(names, _numbers)
         self._file: ResultFile | None = None
         if path is not None and ranks.rank == 0:
-            self._file = ResultFile(path, columns, settings or {}, key=2 if rounds else 0, anew=anew)
+            self._file = ResultFile(path, columns, settings or {}, key=2 if by_round else 0, anew=anew)
         rows = [] if self._file is None else self._file.rows
         found = {(row["seed"], row["coalition"], row.get("round", LAST)): [row[name] for name in names] for row in rows}
         self._known: dict[tuple[int, Members, int], Row] = ranks.broadcast(0, found, "the trainings that are kept")
@@ -88,18 +88,18 @@ class UtilityStore:
         """Return the coalitions that have utilities for a seed."""
         return {members for of, members, _ in self._known if of == seed}
 
-    def missing(self, seed: int, coalitions: Sequence[Members], rounds: Collection[int] = (LAST,)) -> list[Members]:
+    def missing(self, seed: int, coalitions: Sequence[Members]) -> list[Members]:
         """Return the distinct coalitions that lack utilities after some of the rounds, in their order."""
         distinct = dict.fromkeys(coalitions)
-        return [each for each in distinct if any((seed, each, index) not in self._known for index in rounds)]
+        return [each for each in distinct if any((seed, each, index) not in self._known for index in self._rounds)]
 
-    def rows(self, seed: int, members: Members, rounds: Collection[int]) -> list[Row]:
+    def rows(self, seed: int, members: Members) -> list[Row]:
         """Return a coalition's utilities after each of the rounds.
 
         Raises:
             KeyError: there are none.
         """
-        return [self._known[seed, members, index] for index in rounds]
+        return [self._known[seed, members, index] for index in self._rounds]
 
     def table(self, seed: int, masks: Tensor) -> Tensor:
         """Return the utilities after training of K coalitions by C performances, float64 ``[K, C]``.
@@ -115,7 +115,7 @@ class UtilityStore:
         return torch.tensor([[value for (value,) in row] for row in rows], dtype=torch.float64)
 
     def add(self, seed: int, members: Members, rows: Mapping[int, Row]) -> None:
-        """Hold a coalition's utilities, and write them.
+        """Add a coalition's utilities, in memory and, if they are finite, to the file.
 
         Args:
             seed: the seed of the coalition's training.
@@ -133,7 +133,7 @@ class UtilityStore:
             self._file.replace(self._cells(*key, row) for key, row in ordered if _finite(row))
 
     def _cells(self, seed: int, members: Members, index: int, row: Row) -> list[object]:
-        place = [index] if self._rounds else []
+        place = [] if index == LAST else [index]
         return [seed, members_text(members), *place, *(" ".join(map(repr, map(float, cell))) for cell in row)]
 
 

@@ -131,7 +131,7 @@ def _same_tensors(one: Tensor, other: Tensor, rtol: float | None) -> bool:
 
 
 def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> bool:
-    """Return whether a call raises an error of the type ``error``; a ``ConfigurationError`` is a ``ValueError``."""
+    """Return whether a call raises ``error``; the default includes ``ConfigurationError``, a subclass of it."""
     try:
         call()
     except error:

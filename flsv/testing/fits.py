@@ -228,7 +228,7 @@ class FitCase(Case):
         return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
 
     def expect_the_same(self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any) -> None:
-        """Raise unless another kind of fit gives the same models and values, or is refused before its first round.
+        """Raise unless ``fit`` gives the models and values of the uninterrupted fit, or refuses before its first round.
 
         Args:
             fit: function that trains a loop and returns the record of the fit.

@@ -181,15 +181,15 @@ def parts_merge(case: MetricCase) -> None:
 
 
 def copies_go_on(case: MetricCase) -> None:
-    """Keep all results of update in states: a metric that is pickled or copied between rounds must end the same, to
-    the bit."""
+    """Keep all results of update in states: a metric that is pickled or copied between two rounds must give the
+    same values as the original, to the bit."""
     for other in (pickle.loads(pickle.dumps(case.half())), copy.deepcopy(case.half())):
         fits.expect_same(all_of(case.fed(EVERY[HALF:], other)), case.whole)
 
 
 def resumes_to_the_bit(case: MetricCase) -> None:
-    """Keep all results of update in states, by add_state, for a checkpoint holds nothing else: a metric that is saved
-    between rounds and loaded into a new one must end the same, to the bit."""
+    """Keep all results of update in states, by add_state, because a checkpoint holds only states: a new metric that
+    loads a state_dict between two rounds must give the same values, to the bit, as the metric that saved it."""
     metric = case.new()
     metric.load_state_dict(saved(case.half().state_dict()))
     fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -21,24 +21,28 @@ from flsv.training.local_steps import limited
 from flsv.training.turn import Turn
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs, shuffle_stream
 
+#: Function that trains on the batches that the cohort's loader gives now; ``last`` says that the round has no more.
+Run = Callable[[bool], None]
+
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """Number of batches of one client in a round.
+    """One client's batches of a round.
 
     Attributes:
         client: the client's id.
         batches: the number of batches in all local epochs together.
-        epoch: the number of batches in each local epoch.
+        epochs: the places of its local epochs among all of the loader.
     """
 
     client: int
     batches: int
-    epoch: int
+    epochs: range
 
 
 class CohortLoader(Iterable[Any]):
-    """The train dataloader of one round: the batches of all clients of the cohort, one client after the other.
+    """The train dataloader of one round: the batches of all clients of the cohort, one client after the other; within
+    :meth:`train`, those of one local epoch of one client.
 
     A client's batches depend on the seed, the round and the client only, not on the other clients of the cohort: every
     local epoch is shuffled by a generator of its own.
@@ -71,16 +75,29 @@ class CohortLoader(Iterable[Any]):
             streams = [shuffle_stream(seed, round_index, client, epoch) for epoch in range(local_epochs)]
             loaders = [data.client_loader(client, "train", generator=stream) for stream in streams]
             batches = limited(len(loaders[0]), limit)
+            places = range(len(self._epochs), len(self._epochs) + local_epochs)
             self._epochs += [(client, loader, batches) for loader in loaders]
-            self.visits.append(ClientBatches(client, batches * local_epochs, batches))
+            self.visits.append(ClientBatches(client, batches * local_epochs, places))
+        self._present = range(len(self._epochs))
+
+    def train(self, visit: ClientBatches, run: Run) -> None:
+        """Call ``run`` for each local epoch of a client, while this loader gives that epoch's batches only."""
+        everything = self._present
+        try:
+            for place in visit.epochs:
+                self._present = range(place, place + 1)
+                run(place == everything[-1])
+        finally:
+            self._present = everything
 
     def __len__(self) -> int:
-        return sum(batches for _, _, batches in self._epochs)
+        return sum(self._epochs[place][2] for place in self._present)
 
     def __iter__(self) -> Iterator[Any]:
-        for place, (client, loader, batches) in enumerate(self._epochs):
-            # Lightning asks for the first batch while the previous client still trains: augmentation of that batch must
-            # neither use nor change the previous client's random state.
+        for place in self._present:
+            client, loader, batches = self._epochs[place]
+            # Augmentation of a first batch draws from a stream of its own: in one batched model the random state is
+            # then another client's.
             with isolated_rngs(self._seed, "first batch", self.round_index, client, place % self._local_epochs):
                 iterator = iter(loader)
                 first = list(islice(iterator, 1))
@@ -91,16 +108,11 @@ class CohortLoader(Iterable[Any]):
             for batch in chain(first, islice(iterator, batches - 1)):
                 given += 1
                 yield batch
-            # Otherwise the next client's first batches would be counted as this client's batches.
-            self._check_given(client, given, batches)
-
-    def _check_given(self, client: int, given: int, batches: int) -> None:
-        """Raise RuntimeError if a client's loader has given fewer batches (``given``) than its length (``batches``)."""
-        if given < batches:
-            raise RuntimeError(
-                f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
-                f"{self.round_index + 1}: its data set raised StopIteration, or is shorter than its length."
-            )
+            if given < batches:  # the next client's first batches would be counted as this client's
+                raise RuntimeError(
+                    f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
+                    f"{self.round_index + 1}: its data set raised StopIteration, or is shorter than its length."
+                )
 
 
 class CohortTraining:
@@ -134,7 +146,8 @@ class CohortTraining:
             instructions: the server's message to every client of the cohort, by client id.
             num_samples: ``[n]``, the number of training samples of each of the federation's n clients.
         """
-        self._visits, self._instructions, self._samples = loader.visits, instructions, num_samples
+        self._loader, self._visits = loader, loader.visits
+        self._instructions, self._samples = instructions, num_samples
         self._matrix = empty_rows(len(self._visits), self.global_vector, self._trainer.default_root_dir)
         self.updates, self.broken, self._visited, self.discarded = [], [], 0, False
 
@@ -164,11 +177,6 @@ class CohortTraining:
         return f"{min(self._visited + 1, len(self._visits))}/{len(self._visits)}"
 
     @property
-    def batch_idx(self) -> int:
-        """Return the index, from 0, of the current batch in the client's local epoch."""
-        return self.turn.position % self._visits[self._visited].epoch
-
-    @property
     def matrix(self) -> Tensor:
         """Return the models that the k clients in ``updates`` have sent, ``[k, P]``, in that order."""
         return self._matrix[: len(self.updates)]
@@ -180,25 +188,18 @@ class CohortTraining:
         models = {update.client_id: self._manager.trained(update.client_id) for update in self.updates}
         return {client: model for client, model in models.items() if model is not None}
 
-    def begin_batch(self, batch: Any = None) -> None:
-        """Begin a batch; before a client's first batch, begin the client's training.
+    def train(self, run: Run) -> None:
+        """Train the cohort's clients one after the other, or until the fit is told to stop.
 
         Args:
-            batch: the batch in the form in which ``training_step`` gets it.
+            run: runs Lightning's epoch.
         """
-        if self.turn.context is None:
-            visit = self._visits[self._visited]
+        for visit in self._visits:
             data, samples = self._manager.locals[visit.client], int(self._samples[visit.client])
             self.turn.begin(self._instructions[visit.client], data, samples, visit.batches)
-        self.turn.begin_batch(batch)
-
-    def end_batch(self, loss: Tensor | None) -> None:
-        """End a batch; after a client's last batch, end the client's training.
-
-        Args:
-            loss: the batch's training loss; None: the module returns none.
-        """
-        if self.turn.end_batch(loss):
+            self._loader.train(visit, run)
+            if not self.turn.is_trained:
+                return
             self._end_client()
 
     def _end_client(self) -> None:

@@ -124,19 +124,22 @@ class LocalSteps(Slot):
         trainer = self._trainer
         if trainer.max_epochs in (None, -1):
             return math.inf
-        batches = self._batches(client)
+        batches = self._epoch(client)
         windows = next((c for c in callbacks_of(trainer) if isinstance(c, GradientAccumulationScheduler)), None)
 
         def steps(round_index: int) -> int:
             window = trainer.accumulate_grad_batches
             if windows is not None:
                 window = windows.get_accumulate_grad_batches(round_index)
-            return math.ceil(batches / window)
+            return math.ceil(batches / window) * self._local_epochs
 
         return sum(map(steps, self._rounds_of(client)))
 
     def _batches(self, client: int) -> int:
-        return limited(len(self._data.client_loader(client, "train")), self.limit) * self._local_epochs
+        return self._epoch(client) * self._local_epochs
+
+    def _epoch(self, client: int) -> int:
+        return limited(len(self._data.client_loader(client, "train")), self.limit)
 
     def _rounds_of(self, client: int) -> list[int]:
         """Return the indices of the rounds that a client takes part in."""

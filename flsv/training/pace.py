@@ -51,9 +51,6 @@ class Pace(Slot):
                 put(group, values)
         self._begun = options_of(self._optimizers)
 
-    def begin_batch(self, position: int, batches: int) -> None:
-        self._schedules.begin_batch(position)
-
     def leave(self) -> dict[str, Any] | None:
         assert self._federations is not None
         own = self._own(options_of(self._optimizers))

@@ -13,8 +13,6 @@ from flsv.training.group_options import SCHEDULED, equal_states, put
 from flsv.training.local_steps import LocalSteps
 from flsv.utilities.errors import ConfigurationError
 
-_NEVER = 2**62
-
 
 class Schedules:
     """The learning-rate schedulers of a fit, each set to the position of the client that trains.
@@ -40,7 +38,6 @@ class Schedules:
         self._places = [configs.index(config) for config in tracked]
         self._schedulers: list[Any] = [config.scheduler for config in tracked]
         self._by_round = [config.scheduler for config in configs if config not in tracked]
-        self._frequencies = [(c, c.frequency) for c in tracked if not self._manual and c.frequency > 1]
         self._check()
         self._families: dict[float, _Family] = {}
         self._own = [vars(scheduler) for scheduler in self._schedulers]
@@ -68,15 +65,6 @@ class Schedules:
         for i, state in (states or {}).items():
             self._schedulers[i].load_state_dict(deepcopy(state))
 
-    def begin_batch(self, position: int) -> None:
-        """Prepare for a client's batch: let a scheduler with ``frequency=k`` step after every k-th batch of the client.
-
-        Args:
-            position: the batch's number, from 0, in the client's training of this round.
-        """
-        for config, frequency in self._frequencies:
-            config.frequency = 1 if (position + 1) % frequency == 0 else _NEVER
-
     def leave(self) -> dict[int, Any]:
         """Set the schedulers to the federation's states again, and return the client's states by scheduler number.
 
@@ -90,8 +78,6 @@ class Schedules:
         for scheduler, own, state in zip(self._schedulers, self._own, self._federations):
             scheduler.__dict__ = own
             scheduler.load_state_dict(deepcopy(state))
-        for config, frequency in self._frequencies:
-            config.frequency = frequency
         self._federations = None
         return dict(enumerate(now))
 

@@ -56,7 +56,6 @@ class Slots:
 
     def __init__(self, slots: Sequence[Slot], store: ClientStore) -> None:
         self._slots, self._store = slots, store
-        self._per_batch = [slot for slot in slots if type(slot).begin_batch is not Slot.begin_batch]
         self.client: int | None = None
         for slot in slots:
             store.convert(slot.name, slot.restored)
@@ -87,5 +86,5 @@ class Slots:
             position: the batch's number, from 0, in the client's training of this round.
             batches: the client's number of batches in this round.
         """
-        for slot in self._per_batch:
+        for slot in self._slots:
             slot.begin_batch(position, batches)

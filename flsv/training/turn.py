@@ -6,13 +6,11 @@ client's state into the module (:mod:`flsv.training.shared_module`) and into the
 (:mod:`flsv.training.store`) and restores the Trainer's own state::
 
     turn.begin(instruction, local, samples, batches)    # enter
-    for batch in the client's batches:                  # train: Lightning's epoch, or rows of a batched model
-        turn.begin_batch(batch)
-        turn.begin_step(optimizer)
-        turn.end_batch(loss)
+    loader.train(visit, run)                            # train: Lightning's epoch, once for each local epoch
     update = turn.end()                                 # leave
 
-The Trainer calls flsv at every batch, so a turn has methods for its beginning and end, instead of being one function.
+Within an epoch the Trainer's hooks call :meth:`Turn.begin_batch`, :meth:`Turn.begin_step` and :meth:`Turn.end_batch`.
+A turn has methods for its beginning and end because many clients begin before any ends where they train at once.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, Instruction, LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import distances
-from flsv.training.accumulation import AccumulationWindows
 from flsv.training.algorithms import ClientContext
 from flsv.training.local_steps import LocalSteps
 from flsv.training.loss_scale import LossScale
@@ -81,17 +78,16 @@ class Turn:
         self._config, self._num_clients = config, num_clients
         self._algorithm: Any = config.client_algorithm
         self._strategies = list(config.strategies.values())
-        self._windows = AccumulationWindows(trainer)
         others: list[Slot] = [steps, *optimizer_slots(trainer, config.optimizer_state, steps)]
-        self.slots = Slots([*others, LossScale(trainer), self._windows], store)
+        self.slots = Slots([*others, LossScale(trainer)], store)
         self.context: ClientContext | None = None
         self.upload_seed: int | None = None
         self.upload_secret = b""
 
     @property
-    def position(self) -> int:
-        """Return the number of batches that the present client has trained on in this round."""
-        return self._own.position
+    def is_trained(self) -> bool:
+        """Return whether the present client has trained on all its batches of the round; False: no client trains."""
+        return self.context is not None and self.context.position == self.context.batches
 
     @property
     def _own(self) -> ClientContext:
@@ -132,12 +128,16 @@ class Turn:
     # ---- train
 
     def begin_batch(self, batch: Any = None) -> None:
-        """Begin a batch of the present client.
+        """Begin a batch of the present client, if there is one.
 
         Args:
             batch: the batch in the form in which ``training_step`` gets it.
         """
-        own = self._own
+        if self.context is None:
+            return
+        own, told = self.context, self.context.instruction
+        if own.position == 0:  # transfer hooks have drawn random numbers for this batch
+            seed_global_rngs(told.seed, "train", told.round_index, told.client_id)
         self.slots.begin_batch(own.position, own.batches)
         if self._algorithm is not None:
             with opened(own.local):
@@ -161,19 +161,15 @@ class Turn:
             with opened(context.local):
                 self._algorithm.gradients(context, parameters, gradients)
 
-    def end_batch(self, loss: Tensor | None) -> bool:
-        """End a batch of the present client.
+    def end_batch(self, loss: Tensor | None) -> None:
+        """End a batch of the present client, if there is one.
 
         Args:
             loss: the batch's training loss; None: the module returns none.
-
-        Returns:
-            Whether this was the client's last batch of the round.
         """
-        own = self._own
-        own.loss += float("nan") if loss is None else loss.detach().to(own.loss).mean()
-        own.position += 1
-        return own.position == own.batches
+        if (own := self.context) is not None:
+            own.loss += float("nan") if loss is None else loss.detach().to(own.loss).mean()
+            own.position += 1
 
     def suspend(self) -> ClientContext:
         """Interrupt the turn while the client trains outside the Trainer, as one row of a batched model.
@@ -332,10 +328,6 @@ class Turn:
             self._algorithm.leave_client(self.context)
         self.context = None
         self.shared.discard()
-
-    def remove(self) -> None:
-        """Restore Lightning's own counting of batches at the end of a fit."""
-        self._windows.remove()
 
 
 def optimizer_slots(trainer: L.Trainer, policy: Any, steps: LocalSteps | None = None) -> list[Slot]:

@@ -14,7 +14,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Vanished(FileNotFoundError):
-    """Error: a file, or its folder, is gone that was there when the program began to write into it."""
+    """Error: a file that the program was writing, or its folder, has been moved or removed in the meantime."""
 
     def __str__(self) -> str:
         return f"{self.filename} is no longer there: it or its folder was moved or removed in the meantime"

@@ -51,7 +51,7 @@ def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
-    """Return numbers as a tensor ``[k]`` on a device, which :func:`on_host` need not copy back."""
+    """Copy numbers to a device as a tensor ``[k]``, and remember them: :func:`on_host` then needs no copy back."""
     here = torch.tensor(numbers)
     there = here.to(device)
     _KNOWN[there] = here.tolist()

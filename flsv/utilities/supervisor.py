@@ -40,10 +40,9 @@ class ChildFailed(RuntimeError):
 
 
 class GoOn(BaseException):
-    """Exception by which a task that runs in a fork leaves :func:`supervise` in the child.
+    """Exception that a task raises in a forked child to return to the code that called :func:`supervise`.
 
-    The child goes on in the code that called :func:`supervise`, which catches the exception, until it calls
-    :func:`answer` or :func:`fail`."""
+    That code catches the exception; the child then runs on there until it calls :func:`answer` or :func:`fail`."""
 
 
 def supervise(

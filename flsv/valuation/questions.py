@@ -347,7 +347,10 @@ def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute each gradient's distance above the center of its class, ``[m]``, and one deviation for all gradients.
+    """Compute each gradient's distance above its class's center, ``[m]``, and the scale of these distances, ``[]``.
+
+    The scale is 1.4826 times the median distance of the gradients at or below their center: for normal gradients it is
+    their standard deviation, and harmful samples, which lie above, hardly change it.
 
     Args:
         gradients: ``[m]``, finite numbers.

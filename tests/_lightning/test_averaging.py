@@ -178,6 +178,6 @@ class PerBatch(averaging.WeightAveraging):
         ([WeightAveraging, ema], "WeightAveraging and EMAWeightAveraging: a checkpoint has room"),
     ],
 )
-def test_averages_that_cannot_be_right_are_refused(tmp_path: Path, callbacks: Any, match: str) -> None:
+def test_weight_averages_that_do_not_fit_rounds_are_refused(tmp_path: Path, callbacks: Any, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(seed=1), tmp_path, callbacks=[make() for make in callbacks])

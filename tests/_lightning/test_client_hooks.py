@@ -72,14 +72,14 @@ class Fails(Counts):
         raise ZeroDivisionError("mine")
 
 
-def test_the_module_gets_its_hooks_back(tmp_path: Path) -> None:
+def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> None:
     module = Fails()
     given = module.on_train_batch_start = lambda batch, batch_idx: None  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         fit(FederatedLoop(seed=1), tmp_path, module, rounds=1)
     assert module.__dict__["on_train_batch_start"] is given
     assert not {"on_train_batch_end", "optimizer_step"} & module.__dict__.keys()
-    assert "_build_kwargs" not in module.trainer.fit_loop.epoch_loop.__dict__
+    assert "on_advance_end" not in module.trainer.fit_loop.epoch_loop.__dict__
 
 
 def test_a_state_that_has_no_reduction_is_refused() -> None:
@@ -95,7 +95,7 @@ class Speaks:
         return self.word
 
 
-def test_patched_attributes_are_those_of_the_class_again_after_restore() -> None:
+def test_restore_gives_patched_attributes_their_former_values() -> None:
     speaker = Speaks()
     patched = PatchedAttributes([(speaker, "say", lambda: "no"), (speaker, "word", "maybe")])
     assert (speaker.say(), speaker.word) == ("no", "maybe")

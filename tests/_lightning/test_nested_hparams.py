@@ -42,7 +42,7 @@ HERE = "_lightning.test_nested_hparams"
 OWN = {"batch_size": 8, "samples": 60}
 
 
-def test_a_plain_lightning_cli_federates_by_its_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["fit.py"])
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 3}}
     source = {"class_path": f"{HERE}.Data", "init_args": {"samples": 60}}

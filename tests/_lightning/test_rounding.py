@@ -34,7 +34,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
         ("transformer-engine", CUDA, True, "bf16 weights"),
     ],
 )
-def test_arithmetic_of_a_precision(
+def test_arithmetic_follows_from_the_precision_and_the_device(
     monkeypatch: pytest.MonkeyPatch, precision: str, device: torch.device, convolutions: bool, expected: str
 ) -> None:
     monkeypatch.setattr(rounding, "tf32_of", lambda: ["convolutions"] if convolutions else [])
@@ -100,7 +100,7 @@ class Images(Plain):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("tf32", "slower", "as_rows"), [(True, 1.0, True), (False, 1.0, False), (True, 0.8, False)])
-def test_rows_train_in_tf32(
+def test_rows_that_differ_by_tf32_rounding_only_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tf32: bool, slower: float, as_rows: bool
 ) -> None:
     """Where rounding is the whole difference, and only if the arithmetic is known to round."""

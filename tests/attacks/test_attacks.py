@@ -62,7 +62,7 @@ def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
 
 
 @pytest.mark.parametrize("scale", [0.5, 4.0])
-def test_a_free_rider_that_sends_noise_of_a_typical_norm(scale):
+def test_free_rider_noise_has_the_norm_of_an_update_times_the_scale(scale):
     noise = sent(FreeRider("noise", scale=scale))
     assert (noise.norm() / UPDATE.norm()).item() == pytest.approx(scale, rel=1e-4)
     # Independent directions have a cosine of about 1 / sqrt(P) = 0.003.
@@ -96,7 +96,7 @@ def test_noise_depends_on_seed_round_and_client(attack):
         assert not torch.equal(first, other)
 
 
-def test_attacks_act_in_turn_and_draw_apart():
+def test_several_attacks_are_applied_in_order_with_independent_noise():
     assert torch.equal(send([Scaling(3.0), SignFlip()]), SHORT * 3 * -1)
     once, twice = (send([GradientPoisoning()] * times) / SHORT for times in (1, 2))
     assert not torch.allclose(once**2, twice)
@@ -158,7 +158,7 @@ def test_alignment_without_a_direction_leaves_the_update_finite() -> None:
     assert opposite.isfinite().all()
 
 
-def test_in_a_federation_the_whole_mix_is_the_servers_last_step(tmp_path: Path) -> None:
+def test_alignment_with_mix_1_sends_the_servers_last_step_direction(tmp_path: Path) -> None:
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     class Seen(Alignment):

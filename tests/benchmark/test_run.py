@@ -53,7 +53,7 @@ def test_run_values_all_registered_metrics_in_one_fit() -> None:
     assert found.values["size"].tolist() == small_federation().datamodule().num_samples.tolist()
 
 
-def test_games_of_many_clients_have_a_budget_a_client() -> None:
+def test_games_of_12_clients_are_limited_to_20_evaluations_per_client() -> None:
     """Else Banzhaf values would be of all 2^12 coalitions, and 24 evaluations too few for some."""
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 12}}
     mine = small_federation(data={**small_federation().data, "partitioner": partitioner})

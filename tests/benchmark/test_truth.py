@@ -164,7 +164,7 @@ def shipped(name: str) -> tuple[MemoizedGame, int, Tensor]:
     return game, players, truth.values[0]
 
 
-def test_the_arcs_are_all_that_is_asked_for_and_more_circles_add_to_them() -> None:
+def test_circles_evaluate_exactly_their_arcs_and_more_circles_add_arcs() -> None:
     asked: set[tuple[bool, ...]] = set()
 
     def utility(masks: Tensor) -> Tensor:

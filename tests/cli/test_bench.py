@@ -52,7 +52,7 @@ class Mine(ContributionMetric):
 
 
 @pytest.mark.slow
-def test_values_of_a_metric_of_ones_own_are_kept_and_its_errors_are_told(
+def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, values = tmp_path / "out", tmp_path / "out/values.csv"
@@ -96,7 +96,7 @@ def test_values_of_a_metric_of_ones_own_are_kept_and_its_errors_are_told(
 
 
 @pytest.mark.slow
-def test_many_clients_have_tables_of_their_own(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_tables_many_clients_separately(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = yaml.safe_load(Path(mine).read_text())
     said["data"]["partitioner"] = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 12}}
     many = tmp_path / "many.yaml"

@@ -34,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_what_was_trained_is_evaluated_and_makes_no_run(
+def test_evaluating_a_checkpoint_creates_no_new_run_folder(
     trained: Path, command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = {path for path in trained.rglob("*") if path.is_dir()}
@@ -67,7 +67,7 @@ def test_what_was_trained_is_evaluated_and_makes_no_run(
 
 
 @pytest.mark.parametrize(("command", "word"), [("fit", "last"), ("test", "best")])
-def test_without_a_checkpoint_nothing_runs(
+def test_ckpt_path_last_without_a_checkpoint_is_an_error(
     tmp_path: Path, command: str, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "runs"
@@ -118,7 +118,7 @@ def test_the_last_run_is_that_with_the_largest_number_whatever_the_files_times(
 @pytest.mark.parametrize(
     ("content", "said"), [(None, "there is no checkpoint"), (b"PK\x03\x04half", "cannot be read as a checkpoint")]
 )
-def test_a_named_file_that_is_no_checkpoint_is_one_line(
+def test_ckpt_path_of_a_file_that_is_no_checkpoint_is_a_one_line_error(
     tmp_path: Path, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "my.ckpt"
@@ -162,7 +162,7 @@ def test_best_is_by_accuracy_then_by_loss(
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_what_was_best_before_a_resume_still_is(tmp_path: Path) -> None:
+def test_best_checkpoint_before_a_resume_stays_the_best(tmp_path: Path) -> None:
     for rounds, place, path in ((3, "first", None), (4, "second", tmp_path / "first/checkpoints/last.ckpt")):
         saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": default_checkpoints([])}
         module = Rated("val_accuracy", [0.1, 0.8, 0.5, 0.6])

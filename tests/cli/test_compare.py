@@ -78,7 +78,7 @@ def by_hand(module: Plain, batches: Any) -> list[float]:
     return [right.mean().item(), balanced.item(), area]
 
 
-def test_what_an_algorithm_cannot_have_is_said_before_the_first_run(
+def test_compare_refuses_an_impossible_algorithm_before_the_first_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     algorithms = ["--config", "fedavg", "--config", "shapfed"]
@@ -87,7 +87,7 @@ def test_what_an_algorithm_cannot_have_is_said_before_the_first_run(
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
+def test_compare_scores_the_own_models_that_the_loop_holds(tmp_path: Path) -> None:
     evaluation = ClientEvaluation(keep_trained=True)
     loop = FederatedLoop(FedAvg(), personalizer=Standalone(), sampler=UniformSampler(1), evaluation=evaluation, seed=1)
     own, data, module = OwnModels(loop), toy_data(), Plain()
@@ -104,7 +104,7 @@ def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
             assert [own.scores[models][m][client].item() for m in MEASURES] == pytest.approx(expected, abs=1e-6)
 
 
-def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
+def test_compare_with_own_tests_scores_each_client_on_its_test_split(tmp_path: Path) -> None:
     evaluation = ClientEvaluation(every=2, keep_trained=True)
     loop = FederatedLoop(FedAvg(), personalizer=Standalone(), evaluation=evaluation, seed=1)
     own, data, module = OwnModels(loop, tests="own"), toy_data(), Plain()
@@ -117,7 +117,7 @@ def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
     assert own.scores["global"]["accuracy"].item() == pytest.approx(sum(right) / 3)
 
 
-def test_own_tests_need_test_samples(tmp_path: Path) -> None:
+def test_compare_with_own_tests_and_no_test_samples_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True), seed=1)
     with pytest.raises(ConfigurationError, match=r'tests="own" .* clients \[0, 1, 2\] have none'):
         fit(loop, tmp_path, data=toy_data(client_test=0.0), callbacks=[OwnModels(loop, tests="own")])
@@ -141,7 +141,7 @@ def test_compare_tables_show_accuracies_fairness_and_costs() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_done_is_kept_for_the_same_experiment_only(
+def test_compare_reuses_finished_runs_of_the_same_experiment_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, given = tmp_path / "out", ["--config", "fedavg", "--config", "cgsv"]

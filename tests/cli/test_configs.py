@@ -21,14 +21,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_every_file_has_a_name() -> None:
+def test_every_packaged_configuration_is_found_by_its_name() -> None:
     files = {path.resolve() for path in CONFIGS.rglob("*.yaml")}
     assert len(files) > 60
     assert {find_config(name).resolve() for name in packaged_names()} == files
     assert len(packaged_names()) == len(files)
 
 
-def test_a_file_that_is_there_comes_first() -> None:
+def test_local_file_takes_precedence_over_a_packaged_configuration() -> None:
     Path("fedavg.yaml").write_text("federation: {}")
     assert find_config("fedavg") == Path("fedavg.yaml")
 
@@ -36,13 +36,13 @@ def test_a_file_that_is_there_comes_first() -> None:
 @pytest.mark.parametrize(
     ("given", "near"), [("quickstrat", "quickstart"), ("configs/fedavg.yaml", "fedavg"), ("fedavg.yaml", "fedavg")]
 )
-def test_what_is_unknown_shows_the_five_nearest(given: str, near: str) -> None:
+def test_unknown_configuration_suggests_the_five_nearest_names(given: str, near: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Did you mean --config {near}, which comes") as caught:
         find_config(given)
     assert str(caught.value).partition("Nearest by name: ")[2].count(", ") == 4
 
 
-def test_init_copies_what_is_used_from_then_on_and_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_copies_configurations_and_overwrites_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init"]) == 0
     assert Path("quickstart.yaml").read_text() == (CONFIGS / "quickstart.yaml").read_text()
     assert find_config("quickstart") == Path("quickstart.yaml")

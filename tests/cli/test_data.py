@@ -27,7 +27,7 @@ def clinics(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_shares_and_gaps_are_those_of_the_files(clinics, capsys):
+def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clinics, capsys):
     Path("federation.yaml").write_text(
         f"data:\n  source: clinics\n  labels: died\n  columns: {COLUMNS}\ntrainer:\n  max_epochs: 3\n"
     )

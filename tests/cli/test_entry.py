@@ -26,7 +26,7 @@ def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("given", [["compare", "--config", "fedavg"], ["repeat", "2"], ["predict"]])
-def test_what_torchrun_would_do_twice_is_refused(
+def test_commands_that_torchrun_would_run_twice_are_refused(
     given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -65,7 +65,7 @@ def closes_twice(*_: Any) -> None:
 
 
 @pytest.mark.parametrize(("epoch", "closing"), [(0, False), (1, False), (1, True)])
-def test_what_is_stopped_says_how_to_go_on(
+def test_stopped_fit_prints_the_command_that_resumes_it(
     epoch: int, closing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -170,7 +170,7 @@ def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: py
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
 
 
-def test_what_is_refused_before_the_first_round_leaves_no_folder(tmp_path: Path) -> None:
+def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path: Path) -> None:
     config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
     assert main(["fit", *config]) == 0
     assert (
@@ -179,7 +179,7 @@ def test_what_is_refused_before_the_first_round_leaves_no_folder(tmp_path: Path)
     assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_0"]
 
 
-def test_the_configuration_is_where_the_trackers_run_is(tmp_path: Path) -> None:
+def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path: Path) -> None:
     config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
     assert main(["fit", *config, "--trainer.logger=helpers.runs.Tracker"]) == 0
     assert {"config.yaml", "run.json", "contributions.csv"} <= {p.name for p in (tmp_path / "7" / "of_run").iterdir()}
@@ -207,7 +207,7 @@ def test_help_fits_a_terminal_of_80_columns(
     assert [line for line in lines if len(line) > 80 or "``" in line or ":func:" in line] == []
 
 
-def test_something_is_on_the_screen_at_once_and_a_line_into_a_pipe(
+def test_command_shows_that_it_is_loading_unless_quiet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = "flsv repeat: loading PyTorch"
@@ -221,7 +221,7 @@ def test_something_is_on_the_screen_at_once_and_a_line_into_a_pipe(
             assert ("\r" in said) == (terminal and not quiet)
 
 
-def test_a_reader_who_has_had_enough_gets_no_traceback() -> None:
+def test_closed_output_pipe_causes_no_traceback() -> None:
     code = (
         "import time; from flsv.cli import main; print(flush=True); time.sleep(1); raise SystemExit(main(['--help']))"
     )

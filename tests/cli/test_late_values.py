@@ -64,7 +64,7 @@ def doubles(run: Path) -> list[object]:
     return found
 
 
-def test_every_metric_that_values_after_the_run_is_tried() -> None:
+def test_every_metric_with_values_after_the_run_is_among_the_cases() -> None:
     kinds = {name for name, kind in inspect.getmembers(metrics, inspect.isclass) if hasattr(kind, "trains")}
     assert kinds == LATE.keys()
 

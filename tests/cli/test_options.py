@@ -57,7 +57,7 @@ AT_ONCE = [
 ]
 
 
-def test_what_plain_parsers_say_waits_for_nothing() -> None:
+def test_wrong_options_are_reported_without_importing_torch() -> None:
     code = """if True:
         import sys
         from flsv.cli import main
@@ -131,7 +131,7 @@ def federation(*configs: str | Path, arguments: tuple[str, ...] = ()) -> Federat
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
-def test_metrics_of_several_files_come_together(tmp_path: Path) -> None:
+def test_metrics_of_several_configuration_files_are_merged(tmp_path: Path) -> None:
     loop = federation("digits", CONFIGS / "afedsv.yaml")
     assert sorted(loop.metrics) == ["cssv", "ssv"]
     assert repr(loop.aggregator).startswith("ShapleyWeighted(")
@@ -145,7 +145,7 @@ def test_metrics_of_several_files_come_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("configs", [("fedadam", "topk"), ("topk", "fedadam"), ("scenarios/private", "topk")])
-def test_uploads_come_together_with_aggregators_and_other_uploads(configs: tuple[str, ...]) -> None:
+def test_uploads_of_several_configuration_files_are_merged(configs: tuple[str, ...]) -> None:
     loop = federation("digits", *configs)
     uploads = [type(upload).__name__ for upload in loop.uploads]
     assert uploads == (["TopK"] if "fedadam" in configs else ["GaussianPrivacy", "TopK"])
@@ -165,7 +165,7 @@ def test_uploads_come_together_with_aggregators_and_other_uploads(configs: tuple
         ),
     ],
 )
-def test_a_file_that_cannot_be_meant(
+def test_unusable_configuration_file_is_a_one_line_error(
     content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.yaml").write_bytes(content)
@@ -197,7 +197,7 @@ GROUPS = {"splits": Splits, "loader": Loader, "files": Files, "columns": Columns
 
 
 @pytest.mark.slow
-def test_whatever_is_said_for_an_argument_ends_in_a_message_or_works() -> None:
+def test_odd_argument_values_work_or_end_in_a_message() -> None:
     """Hundreds of command lines, drawn from the signatures: no traceback of another package."""
     parser = option_parser("flsv data", "", {"data": FederatedDataModule})
     lines = [["data.batch_size", value] for value in ODD]

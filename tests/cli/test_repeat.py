@@ -13,7 +13,7 @@ from flsv.report.shares import basis_of
 from helpers.runs import rows, write_table, written
 
 
-def test_means_of_runs_of_other_seeds(
+def test_repeat_prints_and_writes_means_over_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -53,7 +53,7 @@ def test_means_of_runs_of_other_seeds(
     assert "holds results of other settings: trainer.max_epochs is 2 and was 1. Go" in capsys.readouterr().err
 
 
-def test_other_data_under_the_same_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeat_refuses_to_continue_with_changed_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = [["clinic", "age", "ill"], *([c, str(20 + i * 7 % 31), "ny"[i % 2]] for c in "AB" for i in range(20))]
     config = written(tmp_path / "federation.yaml", data=write_table(tmp_path / "data.csv", table))
     out = tmp_path / "out"

@@ -89,7 +89,7 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> 
     assert float(rows(path)[2]["value"]) == found["value"][2]
 
 
-def test_where_one_class_has_most_of_the_accuracy_it_is_said(
+def test_retrain_warns_if_one_class_dominates_the_validation_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = [[*"AB"[i % 2], str(i % 7), str(i % 3), "ny"[i % 5 == 0]] for i in range(100)]
@@ -103,7 +103,7 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
         assert ("of the validation set is one class" in (run / "all.html").read_text()) is said
 
 
-def test_a_schedule_that_looks_at_validation_and_what_the_run_has_trained_itself(
+def test_retrain_reuses_the_coalitions_that_the_run_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ShadowShapley's coalitions are trained when the run has ended, and are those of flsv retrain."""
@@ -139,7 +139,7 @@ def fits_of(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
     return begun
 
 
-def test_it_inherits_the_runs_performance() -> None:
+def test_retrain_measures_by_the_performance_of_the_runs_metrics() -> None:
     def of(**metrics: Any) -> tuple[str, str | None]:
         return performance_by(FederatedLoop(metrics=metrics, reporting=Reporting(table=False)))
 
@@ -153,7 +153,7 @@ def test_it_inherits_the_runs_performance() -> None:
         of(sv=loss, loo=LeaveOneOut())
 
 
-def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retrain_refuses_other_data_than_the_runs_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
     patients = [(name, str(30 + i * 7 % 23), str(i % 5 + k), i) for k, name in enumerate("ABC") for i in range(30)]
     table = [["clinic", "age", "dose", "ill"], *([*each, "ny"[i % 3 == 0]] for *each, i in patients)]
@@ -182,7 +182,7 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
     assert (run / "retrained_scores.csv").read_bytes() == kept
 
 
-def test_what_no_values_come_from(tmp_path: Path) -> None:
+def test_retrain_refuses_scores_that_give_no_single_value(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="use balanced_accuracy, their mean"):
         retrain(tmp_path, metric="per_class_accuracy")
     with pytest.raises(ConfigurationError, match="mode='min': name the logged value, too"):
@@ -201,7 +201,7 @@ def test_what_no_values_come_from(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_trained_unless_something_else_is_asked_for(
+def test_retrain_chooses_design_and_seeds_by_whether_rows_can_be_trained(
     run: Path,
     arguments: list[str],
     trainings: str,
@@ -246,7 +246,7 @@ def test_shares_without_a_seed_are_those_of_the_other_seeds(run: Path) -> None:
     assert two["share"].tolist() != found["share"].tolist()
 
 
-def test_values_that_only_rank_share_out_nothing_and_are_not_trained_again(
+def test_values_of_singles_give_no_shares_and_their_trainings_are_reused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["retrain", str(run), "--rounds", "1", "--trainings"]
@@ -269,7 +269,7 @@ def test_values_that_only_rank_share_out_nothing_and_are_not_trained_again(
     assert all(float(row["low"]) <= float(row["value"]) <= float(row["high"]) for row in found)
 
 
-def test_what_the_partners_judged_is_retrained_so_and_paid_by_with_their_consent(
+def test_run_with_client_judges_is_retrained_with_client_judges(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": {"judges": "clients"}}
@@ -297,7 +297,7 @@ def test_what_the_partners_judged_is_retrained_so_and_paid_by_with_their_consent
         retrain(run, seeds=1, judges="server")
 
 
-def test_the_coalition_of_all_must_have_the_runs_own_weights(
+def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = tmp_path / "run"
@@ -321,7 +321,7 @@ def test_the_coalition_of_all_must_have_the_runs_own_weights(
 
 
 @pytest.mark.slow
-def test_a_coalition_that_fails_is_named_and_the_others_are_kept(
+def test_failed_coalition_is_named_and_the_others_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Forks and fresh processes train the same."""

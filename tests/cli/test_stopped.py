@@ -50,7 +50,7 @@ def stopped(command: list[str], folder: Path, number: int, begun: str) -> tuple[
 
 @pytest.mark.parametrize("number", STATUS, ids=lambda number: number.name)
 @pytest.mark.parametrize("start", STARTS)
-def test_a_fit_ends_with_its_table_and_what_resumes_it(start: str, number: int, tmp_path: Path) -> None:
+def test_stopped_fit_prints_its_table_and_the_command_to_resume(start: str, number: int, tmp_path: Path) -> None:
     launcher, more = STARTS[start]
     short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true", *QUIET, *more]
     options = ["--config", str(written(tmp_path / "federation.yaml")), *short]
@@ -70,7 +70,7 @@ def test_a_fit_ends_with_its_table_and_what_resumes_it(start: str, number: int, 
 
 
 @pytest.mark.parametrize("swallows", [False, True])
-def test_sigterm_ends_what_is_done_wherever_python_is(swallows: bool) -> None:
+def test_sigterm_ends_the_work_even_if_raised_within_del(swallows: bool) -> None:
     """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
 
     class Last:

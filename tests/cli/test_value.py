@@ -15,7 +15,7 @@ from flsv.valuation.sets import participants_of
 from helpers.runs import rows
 
 
-def test_it_prints_a_table_and_writes_everything(
+def test_value_prints_a_table_and_writes_csv_and_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -35,7 +35,7 @@ def test_it_prints_a_table_and_writes_everything(
     assert not list(folder.rglob("*.ckpt"))
 
 
-def test_the_index_is_the_data_sets(tmp_path: Path) -> None:
+def test_flagged_samples_have_their_index_in_the_data_set(tmp_path: Path) -> None:
     """Samples that are far from all others are found again at their places in the data set, with their labels."""
     x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
     y = torch.arange(400) % 2
@@ -58,7 +58,7 @@ def test_the_index_is_the_data_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("validation", "seed"), [(False, 0), (True, 1)])
-def test_it_is_against_what_was_asked_for(validation: bool, seed: int, tmp_path: Path) -> None:
+def test_value_compares_with_the_validation_set_or_barycenter(validation: bool, seed: int, tmp_path: Path) -> None:
     x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
     data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20])), IIDPartitioner(3, seed=2))
     valuer = FedBary(support=10)

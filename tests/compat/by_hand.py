@@ -1,11 +1,12 @@
 """Federated averaging written by hand: a Lightning Trainer per client and round, and a mean of state dicts.
 
 It shares with flsv the order of the clients' batches and the seeds, and nothing else. Every visit resumes the client's
-own checkpoint of its last one, with the federation's weights in it and without the optimizer's state: what else goes on
-from round to round (epochs, schedules, callbacks) is Lightning's to say.
+own checkpoint of its last one, with the federation's weights in it and, unless clients keep it, without the optimizer's
+state: what else goes on from round to round (epochs, schedules, callbacks) is Lightning's to say.
 """
 
 import copy
+import inspect
 import itertools
 import math
 import warnings
@@ -25,6 +26,8 @@ from helpers.fits import trainer_for
 from helpers.loops_by_hand import Batches
 
 SEED = 5
+#: Checkpoints hold more than weights; Lightning before 2.6 does not ask.
+WHOLE = {"weights_only": False} if "weights_only" in inspect.signature(L.Trainer.fit).parameters else {}
 
 
 @dataclass(frozen=True)
@@ -37,31 +40,31 @@ class HandRound:
 
 
 class ClientBatches:
-    """A client's batches of one local epoch, in a federation's order and with its random state."""
+    """A client's batches, one local epoch after the other, in a federation's order and with its random state."""
 
     def __init__(self, data: FederatedDataModule, round_index: int, client: int) -> None:
-        stream = generator_for(SEED, "shuffle", round_index, client, 0)
-        self._loader = data.client_loader(client, "train", generator=stream)
-        self._place = (round_index, client, 0)
+        self._data, self._place, self._epochs = data, (round_index, client), itertools.count()
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._data.client_loader(self._place[1], "train"))
 
     def __iter__(self) -> Iterator[Any]:
-        with isolated_rngs(SEED, "first batch", *self._place):
-            batches = iter(self._loader)
+        place = (*self._place, next(self._epochs))
+        stream = generator_for(SEED, "shuffle", *place)
+        with isolated_rngs(SEED, "first batch", *place):
+            batches = iter(self._data.client_loader(place[1], "train", generator=stream))
             first = next(batches)
-        # What the transfer hooks draw for the first batch comes before the training's own.
-        seed_global_rngs(SEED, "transfer", *self._place[:2])
+        if place[2] == 0:  # what the transfer hooks draw for the first batch comes before the training's own
+            seed_global_rngs(SEED, "transfer", *self._place)
         yield first
         yield from batches
 
 
 class OneRound(L.Callback):
-    """Seeds the client's training, and ends the fit after one epoch of the many that the schedules are made for."""
+    """Seeds the client's training, and ends the fit after its epochs of the many that the schedules are made for."""
 
-    def __init__(self, round_index: int, client: int) -> None:
-        self.round_index, self.client, self._begun = round_index, client, False
+    def __init__(self, round_index: int, client: int, epochs: int) -> None:
+        self.round_index, self.client, self._begun, self._left = round_index, client, False, epochs
 
     def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if not self._begun:
@@ -69,7 +72,8 @@ class OneRound(L.Callback):
         self._begun = True
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: Any) -> None:
-        trainer.should_stop = True
+        self._left -= 1
+        trainer.should_stop = self._left == 0
 
 
 def fedavg(
@@ -79,6 +83,8 @@ def fedavg(
     folder: Path,
     rounds: int,
     callbacks: Callable[[], Sequence[L.Callback]] = list,
+    keep: bool = False,
+    epochs: int = 1,
     **trainer: Any,
 ) -> tuple[L.LightningModule, list[HandRound]]:
     """Every client takes part in every round; ``data`` says who has which samples, ``source`` is the project's own data
@@ -92,7 +98,7 @@ def fedavg(
             if r:
                 checkpoint = torch.load(path, weights_only=False)
                 checkpoint["state_dict"] = server.state_dict()
-                for state in checkpoint["optimizer_states"]:
+                for state in [] if keep else checkpoint["optimizer_states"]:
                     state["state"] = {}
                     for group in state["param_groups"]:
                         group.pop("step", None)  # which timm's optimizers count there
@@ -102,13 +108,13 @@ def fedavg(
                 own = trainer_for(
                     None,
                     folder,
-                    rounds,
-                    callbacks=[OneRound(r, client), *callbacks()],
+                    rounds * epochs,
+                    callbacks=[OneRound(r, client, epochs), *callbacks()],
                     **{"limit_val_batches": 0, **trainer},
                 )
                 given = copy.copy(source)
                 given.train_dataloader = partial(ClientBatches, data, r, client)
-                own.fit(model, datamodule=given, ckpt_path=path if r else None, weights_only=False)
+                own.fit(model, datamodule=given, ckpt_path=path if r else None, **WHOLE)
             own.save_checkpoint(path)
             model.trainer = None
             trained.append(model)

@@ -49,7 +49,9 @@ def both(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
     """Train twice."""
     module, federation = run(kind, folder, rounds, aggregator=KeepUpdates(), **loop)
     data = federated(kind)
-    expected, history = fedavg(kind.module(), kind.data(), data, folder, rounds, kind.callbacks, **kind.trainer)
+    how = {"keep": loop.get("optimizer_state") == "persist", "epochs": loop.get("local_epochs", 1)}
+    options = {**kind.trainer, **how}
+    expected, history = fedavg(kind.module(), kind.data(), data, folder, rounds, kind.callbacks, **options)
     return Pair(kind, module, federation, expected, history)
 
 

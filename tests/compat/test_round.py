@@ -64,7 +64,7 @@ class Everywhere(cb.Callback):
 
     def save(self, trainer: L.Trainer, name: str) -> None:
         if trainer.current_epoch == 1:
-            batch = trainer.fit_loop.epoch_loop.batch_idx if "epoch" not in name else "all"
+            batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
             trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
 
 
@@ -100,7 +100,7 @@ def test_resumes_to_the_bit_from_every_batch_and_hook_of_a_round(tmp_path: Path,
     assert [path.name for path in paths if not torch.equal(train([], ckpt_path=path), whole)] == []
 
 
-def test_a_value_of_the_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> None:
+def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> None:
     class Logs(Small):
         def __init__(self) -> None:
             super().__init__()
@@ -121,7 +121,7 @@ def test_a_value_of_the_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> Non
     assert len(found) == ROUNDS
 
 
-def test_a_clients_data_are_read_from_their_beginning_once_in_a_visit(tmp_path: Path, monkeypatch: Any) -> None:
+def test_each_clients_loader_is_started_once_per_round(tmp_path: Path, monkeypatch: Any) -> None:
     """Every start of a loader starts its workers."""
     begun: list[int] = []
     begin = TensorBatches.__iter__
@@ -130,7 +130,7 @@ def test_a_clients_data_are_read_from_their_beginning_once_in_a_visit(tmp_path: 
     assert begun == [*LENGTHS] * ROUNDS
 
 
-def test_a_bar_counts_the_batches_of_the_round(tmp_path: Path) -> None:
+def test_progress_bar_counts_the_batches_of_the_round(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     class Bar(cb.TQDMProgressBar):

@@ -42,7 +42,7 @@ WAYS = {
     "rows": "beside the federation, as rows of one batched model",
     "fits": "after training, each by a fit of its own",
 }
-BY_HAND = "`tests/retraining/test_whole_fits.py::test_every_coalition_is_what_a_plain_loop_makes_of_it`"
+BY_HAND = "`tests/retraining/test_whole_fits.py::test_every_coalitions_fit_equals_a_plain_loop`"
 
 
 def test_compatibility_rows_say_how_each_kinds_coalitions_are_trained() -> None:

@@ -192,24 +192,25 @@ class Notes(Small):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[int, int, bool, int, int]] = []
+        self.told: list[tuple[int, int, bool, float, int]] = []
         self.count = 0
         self.register_buffer("sum", torch.tensor(0))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        epoch, step, last = self.trainer.current_epoch, self.global_step, self.trainer.is_last_batch
-        self.told.append((epoch, batch_idx, last, step, self.trainer.num_training_batches))
+        trainer = self.trainer
+        own = trainer.current_epoch, batch_idx, trainer.is_last_batch, trainer.num_training_batches
+        self.told.append((*own, self.global_step))
         self.count += 1
         self.sum += 1
         return super().training_step(batch, batch_idx)
 
 
 def test_epochs_are_rounds_and_batches_are_the_clients(tmp_path: Path) -> None:
-    """The global step and the epoch's length count all clients; attributes that are no tensors pass between them."""
+    """The global step counts all clients; attributes that are no tensors pass between them."""
     module: Any = run(Kind(Notes, images, clients=(2, 3)), tmp_path)[0]
     lengths = (3, 4)  # 18 and 26 samples in batches of 8
-    own = [(epoch, i, i == n - 1) for epoch in range(2) for n in lengths for i in range(n)]
-    assert module.told == [(*each, step, sum(lengths)) for step, each in enumerate(own)]
+    own = [(epoch, i, i == n - 1, n) for epoch in range(2) for n in lengths for i in range(n)]
+    assert module.told == [(*each, step) for step, each in enumerate(own)]
     assert module.count == len(own)
     # Averages of counters mean nothing: the global model has those of the cohort's first client.
     assert int(module.sum) == 2 * lengths[0]

@@ -33,7 +33,7 @@ def test_every_scenario_composes_with_a_base(load, scenario):
         assert data.source == "fashion_mnist"
 
 
-def test_what_is_shared_may_be_a_function(load, tmp_path):
+def test_share_in_a_configuration_may_be_a_callable(load, tmp_path):
     (tmp_path / "share.yaml").write_text(
         "federation: {share: {class_path: helpers.models.OfShape, init_args: {dimensions: 2}}}"
     )
@@ -42,13 +42,13 @@ def test_what_is_shared_may_be_a_function(load, tmp_path):
     assert loop.share("weight", torch.zeros(3, 3))
 
 
-def test_scaffold_takes_the_momentum_out_and_nothing_else(load):
+def test_scaffold_configuration_removes_momentum_and_changes_nothing_else(load):
     model, _, _ = load(CONFIGS / "fashion_mnist.yaml", CONFIGS / "scaffold.yaml")
     (group,) = model._make_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
     assert (group["lr"], group["momentum"]) == (0.05, 0)
 
 
-def test_classes_are_named_and_not_where_they_are():
+def test_configurations_name_classes_without_module_paths():
     others = (Partitioner, Corruption, Attack, torch.nn.Module, torch.optim.Optimizer, L.LightningDataModule)
     names = {kind.__name__ for base in (*PARTS.values(), *others) for kind in subclasses(base)}
     for config in CONFIGS.rglob("*.yaml"):

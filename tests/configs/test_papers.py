@@ -7,12 +7,12 @@ from flsv.data import LongTail, ShardPartitioner
 from helpers.data import CONFIGS, EVEN, ROOT, SCENARIOS, dealt_counts, real
 
 
-def test_shapfed_imbalanced(deal):
+def test_shapfed_imbalanced_gives_one_client_70_percent(deal):
     counts = dealt_counts(deal("shapfed_imbalanced"))
     assert ((counts - torch.tensor([[0.7], [0.1], [0.1], [0.1]]) * counts.sum(0)).abs() < 1).all()
 
 
-def test_shapfed_heterogeneous(deal):
+def test_shapfed_heterogeneous_gives_class_0_to_one_client(deal):
     counts = dealt_counts(deal("shapfed_heterogeneous"))
     total = counts.sum(0)
     assert counts[:, 0].tolist() == [int(total[0]), 0, 0, 0]
@@ -22,7 +22,7 @@ def test_shapfed_heterogeneous(deal):
 
 @pytest.mark.slow
 @real("pneumoniamnist.npz")
-def test_shapfed_chest_xray(deal):
+def test_shapfed_chest_xray_has_the_papers_class_shares(deal):
     scenario = ("shapfed_chest_xray", "fashion_mnist", ["--data.files.root", str(ROOT)])
     shares = torch.tensor([[0.4, 0.0], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3], [0.0, 0.4]])
     # The file has validation images of its own, so all of its training images are dealt out.
@@ -34,7 +34,7 @@ def test_shapfed_chest_xray(deal):
     assert ((equal - shares * 1214).abs() <= 1).all()
 
 
-def test_shapleyfl_shards(load):
+def test_shapleyfl_shards_gives_100_clients_two_shards_each(load):
     _, data, loop = load(CONFIGS / "digits.yaml", SCENARIOS / "shapleyfl_shards.yaml")
     data.setup("fit")
     assert loop.sampler.cohort_size == 10
@@ -45,7 +45,7 @@ def test_shapleyfl_shards(load):
     assert counts.sum() == 1437 - len(data.server_val_indices)
 
 
-def test_shapleyfl_long_tail(deal):
+def test_shapleyfl_long_tail_class_sizes_fall_by_a_factor_of_100(deal):
     data = deal("shapleyfl_long_tail")
     assert isinstance(data.partitioner, LongTail)
     assert isinstance(data.partitioner.partitioner, ShardPartitioner)
@@ -54,7 +54,7 @@ def test_shapleyfl_long_tail(deal):
     assert data.num_clients == 100
 
 
-def test_shapleyfl_open_set(deal):
+def test_shapleyfl_open_set_makes_half_of_five_clients_samples_irrelevant(deal):
     data = deal("shapleyfl_open_set")
     irrelevant = torch.cat([data.corrupted_samples(client) for client in range(5)])
     assert irrelevant.float().mean().item() == pytest.approx(0.5, abs=0.03)
@@ -65,7 +65,7 @@ def test_shapleyfl_open_set(deal):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["shapleyfl_closed_set", "shapleyfl_data_noise"])
-def test_shapleyfls_malicious_clients(deal, scenario):
+def test_shapleyfl_scenarios_corrupt_all_samples_of_two_of_five_clients(deal, scenario):
     data = deal(scenario, arguments=["--data.splits.client_test", "0"])
     assert len(data.malicious) == 2  # 30 % of 5, rounded
     assert data.malicious == deal("shapleyfl_closed_set").malicious
@@ -77,7 +77,7 @@ def test_shapleyfls_malicious_clients(deal, scenario):
 
 
 @pytest.mark.slow
-def test_pfedsv_pathological(deal):
+def test_pfedsv_pathological_gives_each_client_two_classes(deal):
     data = deal("pfedsv_pathological")
     assert ((dealt_counts(data) > 0).sum(1) == 2).all()
     for split in ("val", "test"):
@@ -119,7 +119,7 @@ def equally(data, sizes=(1, 1, 1, 1, 1)):
     return bool(((counts - part[:, None]).abs() <= 1).all()) and counts.sum() > 1000
 
 
-def test_guo_same_distribution_with_equal_and_other_sizes(deal):
+def test_guo_same_has_equal_distributions_for_equal_and_unequal_sizes(deal):
     assert equally(deal("guo_same"))
     assert equally(deal("guo_sizes"), (2, 3, 4, 5, 6))
 
@@ -135,7 +135,7 @@ def test_guo_on_mnist_are_the_papers_54210_images(deal):
     assert sizes.tolist() == pytest.approx([54210 * part / 20 for part in (2, 3, 4, 5, 6)], abs=1)
 
 
-def test_guo_mixtures(deal):
+def test_guo_mixtures_gives_80_percent_to_each_clients_two_classes(deal):
     counts = dealt_counts(deal("guo_mixtures")).double()
     shares = counts / counts.sum(1, keepdim=True)
     for client, pair in enumerate([(1, 2), (3, 4), (5, 6), (7, 0)]):
@@ -146,7 +146,7 @@ def test_guo_mixtures(deal):
     assert counts.sum(1).max() - counts.sum(1).min() <= 2
 
 
-def test_guo_biased(deal):
+def test_guo_biased_gives_four_clients_two_classes_and_one_client_all(deal):
     counts = dealt_counts(deal("guo_biased"))
     present = [(row > 0).nonzero().flatten().tolist() for row in counts]
     assert present == [[1, 2], [3, 4], [5, 6], [0, 7], list(range(10))]
@@ -155,7 +155,7 @@ def test_guo_biased(deal):
 
 
 @pytest.mark.slow
-def test_guo_noisy(deal):
+def test_guo_noisy_adds_the_papers_noise_to_four_of_five_clients(deal):
     data, clean = deal("guo_noisy"), deal("guo_same")
     assert equally(data)
     assert data.malicious == [1, 2, 3, 4]
@@ -171,7 +171,7 @@ def test_guo_noisy(deal):
 
 
 @pytest.mark.slow
-def test_the_baselines_are_their_authors(load):
+def test_baseline_configurations_have_their_papers_hyper_parameters(load):
     """What the references have: S-FedAvg's first relevance and temperature, FedSV's half, CGSV's first reputations."""
     _, _, loop = load(CONFIGS / "digits.yaml", CONFIGS / "s_fedavg.yaml")
     relevance = loop.metrics["relevance"]

@@ -20,7 +20,7 @@ def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
 
 
-def test_reads_all_floating_point_state_parameters_first_and_writes_the_inverse() -> None:
+def test_parameter_space_reads_parameters_first_and_writes_the_inverse() -> None:
     module, other = network(), network()
     space = ParameterSpace(module)
     vector = space.read(module)
@@ -51,7 +51,7 @@ def test_unflatten_gives_views_also_of_a_stack() -> None:
     assert torch.equal(space.flatten(space.unflatten(stack[0])), stack[0])
 
 
-def test_scalar_parameters_and_mixed_precision() -> None:
+def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
     module = nn.Linear(2, 2).to(torch.bfloat16)
     module.register_parameter("temperature", nn.Parameter(torch.tensor(2.0)))
     space = ParameterSpace(module)
@@ -100,7 +100,7 @@ def test_head_of_timm_is_its_classifier() -> None:
     assert ParameterSpace(wrapper).head.name == "backbone.fc"
 
 
-def test_errors_say_what_to_do() -> None:
+def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter() -> None:
     module = network()
     with pytest.raises(ConfigurationError, match=r"head='classifier' is not a layer.*\['4', '5'\]"):
         ParameterSpace(module, head="classifier")

@@ -67,7 +67,7 @@ def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> Non
         torch.testing.assert_close(given, expected)
 
 
-def test_nobody_reads_the_data_outside_of_a_question(tmp_path: Path) -> None:
+def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path: Path) -> None:
     leaked, loop = ask(lambda local, round: local, tmp_path)
     for read in (
         lambda local: local.samples(),
@@ -275,7 +275,7 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> No
     assert sharing(lambda name, _: name.startswith("4"), net).constant == frozen
 
 
-def test_normalization_of_other_libraries_and_wrapped() -> None:
+def test_share_finds_normalization_layers_of_other_libraries() -> None:
     class TinyRMSNorm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -292,7 +292,7 @@ def test_normalization_of_other_libraries_and_wrapped() -> None:
     assert sharing(["!norm"], net).kept == kept
 
 
-def test_tied_weights_are_one() -> None:
+def test_share_treats_tied_weights_as_one_entry() -> None:
     net = network()
     net[4].weight = nn.Parameter(torch.zeros(4, 4))
     net[0].weight = net[4].weight

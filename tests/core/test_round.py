@@ -61,7 +61,7 @@ def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers()
     torch.testing.assert_close(round.combine(torch.zeros(2)), x)
 
 
-def test_what_clients_agree_on_is_not_taken_over_where_nobody_has_a_weight() -> None:
+def test_combine_with_zero_weights_keeps_buffers_that_all_clients_changed() -> None:
     """Buffers that all have changed alike, such as BatchNorm's count of batches."""
     round = make_round()
     cut = round.space.num_parameters
@@ -70,7 +70,7 @@ def test_what_clients_agree_on_is_not_taken_over_where_nobody_has_a_weight() -> 
     assert torch.equal(round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1)
 
 
-def test_what_all_have_moved_alike_moves_by_its_share_and_what_nobody_moved_stays() -> None:
+def test_combine_keeps_parameters_that_no_client_changed_to_the_bit() -> None:
     """To the bit: weights that are frozen must not drift."""
     round = make_round()
     start, cut = round.global_vector, round.space.num_parameters
@@ -166,7 +166,7 @@ def test_large_matrix_and_its_copy_lie_in_files_without_a_name(tmp_path: Path, m
     assert len(empty_rows(2, torch.zeros(4), "s3://elsewhere")) == 2
 
 
-def test_a_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, limit = matrix.memory_bytes(), tmp_path / "memory.max"
     monkeypatch.setattr(matrix, "GROUP_LIMIT", limit)
     limit.write_text("max\n")
@@ -186,7 +186,7 @@ class First(Aggregator):
         return round.client_vectors[0], self.weights(round, contributions)
 
 
-def test_an_aggregate_that_is_a_clients_model_leaves_that_model_alone() -> None:
+def test_aggregate_that_is_a_clients_model_does_not_change_this_model() -> None:
     """Part of the way to it, with buffers all the way, and metrics and clients still see what was sent."""
     space = ParameterSpace(nn.BatchNorm1d(1))
     models = torch.arange(2.0 * space.size).view(2, space.size)

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback
+from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
 
 from flsv import ClientEvaluation
@@ -22,7 +22,7 @@ from flsv.training.algorithms import MoreauSGD
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
-from helpers.fits import assert_resumes, checkpoints, client_tensors, fit, vector
+from helpers.fits import InRound, assert_resumes, checkpoints, client_tensors, fit, vector
 from helpers.loops_by_hand import (
     PROPORTIONS,
     ROUNDS,
@@ -93,7 +93,7 @@ class Shifted(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def test_nobody_is_evaluated_with_another_clients_part(tmp_path: Path) -> None:
+def test_evaluation_never_uses_another_clients_private_part(tmp_path: Path) -> None:
     """The last client of the cohort is still in the module when clients and games are evaluated."""
     seen: list[Tensor] = []
 
@@ -115,7 +115,7 @@ def test_nobody_is_evaluated_with_another_clients_part(tmp_path: Path) -> None:
     assert seen[0].tolist() == module.shift.tolist() == [0.0] * CLASSES
 
 
-def test_trainable_is_the_same_federation_with_less_traffic(tmp_path: Path) -> None:
+def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path: Path) -> None:
     games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
 
     def run(share: str) -> tuple[FederatedLoop, L.LightningModule]:
@@ -140,7 +140,7 @@ def test_trainable_is_the_same_federation_with_less_traffic(tmp_path: Path) -> N
     assert part.space.private_names == ()
 
 
-def test_a_frozen_head_is_said_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path: Path) -> None:
     net = network()
     net[4].requires_grad_(False)
     with pytest.raises(ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"):
@@ -160,7 +160,7 @@ class Follows(Plain):
             mine.data = 0.9 * mine.data + 0.1 * other.data
 
 
-def test_frozen_parameters_that_change_are_refused_or_kept(tmp_path: Path) -> None:
+def test_frozen_parameters_that_training_changes_are_refused_unless_private(tmp_path: Path) -> None:
     said = r"'target.weight', 'target.bias' required no gradient .* and training changes them"
     with pytest.raises(ConfigurationError, match=said):
         fit(three_of_five(share="trainable"), tmp_path, Follows(), unequal_data())
@@ -181,7 +181,7 @@ class Unfreezes(BaseFinetuning):
             self.unfreeze_and_add_param_group(module.net[0], optimizer)
 
 
-def test_what_is_unfrozen_later_is_refused_by_name(tmp_path: Path) -> None:
+def test_parameters_unfrozen_during_the_fit_are_refused_by_name(tmp_path: Path) -> None:
     module = Plain(optimizer=lambda ps: torch.optim.SGD([p for p in ps if p.requires_grad], lr=0.1))
     with pytest.raises(ConfigurationError, match=r"'net.0.weight' required no gradient when the fit began"):
         fit(three_of_five(share="trainable"), tmp_path, module, callbacks=[Unfreezes()])
@@ -211,7 +211,7 @@ class Scaled(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_client_whose_own_part_is_not_finite_leaves_no_trace(tmp_path: Path) -> None:
+def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path: Path) -> None:
     federated = FederatedLoop(share=["!scale"], seed=1)
     with pytest.warns(UserWarning, match="client 2 returned a model with NaN or infinite entries in round 2"):
         module = fit(federated, tmp_path, Scaled(), rounds=2)
@@ -227,7 +227,7 @@ def test_own_models_include_private_parts(tmp_path: Path) -> None:
     torch.testing.assert_close(own.scores["received"]["accuracy"].float(), federated.client_accuracy)
 
 
-def test_games_on_a_model_that_is_nowhere_whole_are_refused(tmp_path: Path) -> None:
+def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's .* stay at their"):
         fit(three_of_five(share=["!head"], metrics={"sv": PartialFederatedShapley()}), tmp_path)
 
@@ -265,19 +265,20 @@ def test_shared_parts_resume_to_the_bit(tmp_path: Path) -> None:
     assert all(f"module.net.{name}" in state for state in client_tensors(federated).values() for name in NORM)
 
 
-def saves(path: Path) -> LambdaCallback:
-    def save(trainer: L.Trainer, *_: Any) -> None:
-        if trainer.current_epoch == 2 and trainer.fit_loop.epoch_loop.batch_idx == 7:
-            trainer.save_checkpoint(path)
+class Saves(InRound):
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    return LambdaCallback(on_train_batch_end=save)
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 2 and self.place(trainer) == 7:
+            trainer.save_checkpoint(self.path)
 
 
 def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Path) -> None:
     path = tmp_path / "middle.ckpt"
     whole, again = three_of_five(share=["!norm"]), three_of_five(share=["!norm"])
     expected = fit(
-        whole, tmp_path / "a", data=unequal_data(), rounds=4, callbacks=[saves(path)], enable_checkpointing=True
+        whole, tmp_path / "a", data=unequal_data(), rounds=4, callbacks=[Saves(path)], enable_checkpointing=True
     )
     saved = torch.load(path, weights_only=True)["state_dict"]
     assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))

@@ -70,7 +70,7 @@ def crossed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return run
 
 
-def test_the_table_has_every_algorithm_once() -> None:
+def test_documented_table_of_messages_lists_every_algorithm_once() -> None:
     assert sorted(config for config, _ in documented()) == ALGORITHMS
 
 
@@ -81,7 +81,7 @@ def installed(algorithm: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", list(map(installed, ALGORITHMS)))
-def test_what_crosses_is_what_the_table_says(crossed, algorithm: str) -> None:
+def test_messages_of_each_algorithm_are_those_of_the_documented_table(crossed, algorithm: str) -> None:
     plain = ("--federation.metrics=null", "--federation.aggregator=FedAvg")
     assert crossed(algorithm, *plain) == dict(documented())[algorithm]
 

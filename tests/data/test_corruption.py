@@ -87,7 +87,7 @@ def test_only_the_chosen_clients_training_samples_change():
     assert all(map(torch.equal, next(iter(data.val_dataloader())), (X[rows], Y[rows])))
 
 
-def test_preloaded_data_and_data_that_are_not_tensors():
+def test_corruption_of_data_that_are_not_tensors_needs_preload():
     data, plain = corrupted(Items(zip(X, Y.tolist())), BOTH, preload=True), corrupted(TensorDataset(X, Y), BOTH)
     for client in range(4):
         assert all(map(torch.equal, in_order(data, client), in_order(plain, client)))
@@ -99,7 +99,7 @@ def test_preloaded_data_and_data_that_are_not_tensors():
         FederatedDataModule("digits", corruptions=["noise"])
 
 
-def test_a_subset_in_any_order_and_more_fields():
+def test_corruption_of_a_shuffled_subset_changes_the_right_samples():
     order = torch.randperm(300, generator=torch.Generator().manual_seed(1))[:200]
     source = Subset(TensorDataset(X, torch.arange(300), Y), order.tolist())
     data = corrupted(source, [Shift(clients=[0]), *BOTH])
@@ -147,7 +147,7 @@ def relabeled(corruption):
 
 
 @pytest.mark.parametrize("to", ["next", "random"])
-def test_a_rate_flips_exactly_so_many_and_no_other(to):
+def test_label_noise_flips_exactly_its_rate_of_the_labels(to):
     assert int((relabeled(ClosedSetLabelNoise(rate=0.137, to=to)) != TEN).sum()) == 1370
     counts = np.bincount((relabeled(ClosedSetLabelNoise(to=to)) - TEN) % 10, minlength=10)
     # At random every other class equally often. Binomial(10000, 1/9): mean 1111, standard deviation 31.4.
@@ -170,7 +170,7 @@ def test_unknown_classes_get_the_next_known_label_or_any_equally_often():
         relabeled(OpenSetLabelNoise(list(range(10))))
 
 
-def test_what_is_evaluated_on_is_known_classes_only():
+def test_open_set_noise_leaves_only_known_classes_in_evaluation_sets():
     x = TEN[:2000, None].float()
     sets = (TensorDataset(x, TEN[:2000]), TensorDataset(x[:100], TEN[:100]))
     noise = [OpenSetLabelNoise(EVEN, fraction=0.4)]
@@ -188,7 +188,7 @@ def class_sizes(ratio, labels, num_classes):
     return partition_counts(parts, labels, num_classes).sum(0).numpy()
 
 
-def test_sizes_fall_off_exponentially_whatever_the_classes_have():
+def test_long_tail_class_sizes_fall_exponentially():
     labels = torch.arange(10).repeat_interleave(500)
     for ratio in (1, 50):
         # Cao et al.'s own formula: img_max * imb_factor ** (j / (C - 1)) with imb_factor = 1 / ratio.
@@ -198,7 +198,7 @@ def test_sizes_fall_off_exponentially_whatever_the_classes_have():
     assert class_sizes(8, unequal, 4).tolist() == [200, 100, 50, 25]
 
 
-def test_the_inner_partitioner_deals_what_is_left():
+def test_long_tail_partitions_the_remaining_samples_by_its_inner_partitioner():
     labels = torch.arange(10).repeat(500)
     inner = DirichletPartitioner(4, alpha=0.3, seed=2)
     parts = LongTail(inner, 10)(labels, 10)

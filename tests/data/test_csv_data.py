@@ -74,7 +74,7 @@ def test_table_data_encodes_features_targets_and_groups(make):
     assert x[y == 1, 1].min() > x[y == 0, 1].max()
 
 
-def test_every_row_is_in_one_place_and_the_seed_says_where(make):
+def test_table_splits_are_disjoint_and_follow_from_the_seed(make):
     options = {"target": "dose", "columns": {"task": "regression"}, "val_fraction": 0.3, "test_fraction": 0.2}
 
     def found(seed):
@@ -111,7 +111,7 @@ def test_table_data_standardizes_a_numeric_target(make):
     torch.testing.assert_close(scaled * data.encoder.target_std + data.encoder.target_mean, target)
 
 
-def test_the_hash_is_crc_32():
+def test_word_hashes_are_crc_32():
     assert hashed_words("123456789", 1) == [0xCBF43926]  # the check value of the standard
     # A fullwidth A, case, and the underscore.
     found = hashed_words("\uff21 GRÖSSE größe ___", 9)
@@ -135,7 +135,7 @@ def test_text_data_hashes_words_and_reads_classes(make):
 
 
 @pytest.mark.parametrize("length", [1, 3, 12])
-def test_every_byte_but_the_first_is_predicted_at_most_once(length):
+def test_text_windows_predict_every_byte_at_most_once(length):
     text = "Größe 漢字"  # 14 bytes
     found = windows(text, length)
     data = list(text.encode())

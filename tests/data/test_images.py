@@ -42,7 +42,7 @@ def images(root, clients=CLIENTS):
 deal = partial(ready, image_size=4, server_val=0.0)
 
 
-def test_digits_are_scikit_learns_once():
+def test_digits_holds_each_scikit_learn_digit_exactly_once():
     data = digits()
     xs, labels = (torch.cat([a, b]) for a, b in zip(data.train.tensors, data.test.tensors))
     pixels, classes = load_digits(return_X_y=True)
@@ -52,7 +52,7 @@ def test_digits_are_scikit_learns_once():
     assert (share - 0.2).abs().max() < 0.01
 
 
-def test_points_lie_around_their_centres_and_features_are_theirs():
+def test_gaussians_lie_around_their_class_centers():
     data = load_image_data("gaussians")
     features, labels = data.train.tensors
     x, y = features[:, :2].T

@@ -58,7 +58,7 @@ def test_stored_labels_spare_reading_the_samples(name, stored):
     assert dataset.reads == 0
 
 
-def test_labels_through_other_data_sets_and_as_a_loader_sees_them():
+def test_labels_of_subsets_concatenations_and_transforms_are_found():
     tensors = TensorDataset(torch.zeros(4, 2), torch.tensor([5, 6, 7, 8]))
     stored = Items(PAIRS, targets=[3, 1, 2])
     assert dataset_labels(Subset(Subset(tensors, [3, 1, 0]), [0, 2])).tolist() == [8, 5]
@@ -109,7 +109,7 @@ WITHOUT_CLASSES = {
 
 
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
-def test_data_without_classes_are_of_one_class(kind, recwarn):
+def test_data_without_labels_count_as_one_class(kind, recwarn):
     for partitioner in (SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])):
         data = ready(WITHOUT_CLASSES[kind], partitioner, server_val=0.2)
         assert (data.num_classes, data.class_names) == (1, ("samples",))
@@ -135,7 +135,7 @@ WITH_CLASSES = {
 
 
 @pytest.mark.parametrize("kind", WITH_CLASSES)
-def test_integers_are_classes_whoever_asks(kind):
+def test_integer_labels_are_classes_even_if_no_component_needs_them(kind):
     for asking in ((), ("somebody",)):
         found = find_classes(WITH_CLASSES[kind], (), {}, None, asking)
         expected = [min(label, 1) for label in INTEGERS] if kind == "yes and no" else INTEGERS
@@ -152,14 +152,14 @@ def test_integers_are_classes_whoever_asks(kind):
         ({"drop_flagged": True}, "FedBary"),
     ],
 )
-def test_whoever_needs_classes_says_so(arguments, name):
+def test_component_that_needs_classes_refuses_data_without_them(arguments, name):
     for kind in ("multilabel", "names"):
         asked = rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
         with pytest.raises(ConfigurationError, match=asked):
             ready(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
 
 
-def test_labels_of_a_list_an_attribute_or_a_field():
+def test_labels_are_read_from_a_list_an_attribute_or_a_field():
     expected = [i % 4 for i in range(N)]
     texts = [{"text": torch.zeros(3), "topic": torch.tensor(topic)} for topic in expected]
     for source, labels in (
@@ -188,7 +188,7 @@ def test_labels_that_cannot_be_read_are_refused(labels, message):
 
 
 @pytest.mark.parametrize("labels", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)], False])
-def test_integers_that_are_no_classes_are_numbers_unless_somebody_asks(labels, recwarn):
+def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels, recwarn):
     source, given = TensorDataset(X, torch.tensor(labels or INTEGERS)), False if labels is False else None
     assert ready(source, IIDPartitioner(2), labels=given).num_classes == 1
     warned = ["They are treated as numbers" in str(each.message) for each in recwarn.list]
@@ -197,7 +197,7 @@ def test_integers_that_are_no_classes_are_numbers_unless_somebody_asks(labels, r
         ready(source, DirichletPartitioner(2, 1.0), labels=given)
 
 
-def test_where_the_classes_have_names_a_wrong_label_is_a_mistake():
+def test_negative_labels_with_class_names_are_refused():
     with pytest.raises(ConfigurationError, match="some are below 0"):
         ready(Items([(X[i], -1) for i in range(N)], classes=["cat", "dog"]), IIDPartitioner(2))
 
@@ -212,7 +212,7 @@ def test_noise_on_the_inputs_needs_no_classes():
     assert data.malicious == [1]
 
 
-def test_groups_by_attribute_name_list_and_field():
+def test_groups_are_read_from_an_attribute_a_name_a_list_or_a_field():
     dataset = Items(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
     assert named_groups(dataset)[0].tolist() == [1, 0, 1]
     assert named_groups(dataset, "hospital")[0].tolist() == [1, 0, 2]
@@ -246,7 +246,7 @@ def test_client_names_come_from_groups():
     assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
 
 
-def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_path):
+def test_client_names_reach_metrics_and_files_and_may_not_change_on_resume(tmp_path):
     train, _ = toy_sets()
 
     def clients(*names):

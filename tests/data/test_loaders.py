@@ -138,7 +138,7 @@ class Held(Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", GENERATORS)
-def test_a_pass_draws_what_its_seed_says(kind, workers):
+def test_random_transforms_of_a_pass_follow_from_its_seed(kind, workers):
     whole = Subset(Subset(Held(GENERATORS[kind](), 6), range(6)), range(6))
 
     def batches(seed):
@@ -153,7 +153,7 @@ def test_a_pass_draws_what_its_seed_says(kind, workers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_run_draws_what_the_whole_one_drew(workers, tmp_path):
+def test_random_transforms_of_a_resumed_run_equal_the_uninterrupted_ones(workers, tmp_path):
     def make():
         data, loader = Held(np.random.RandomState(4)), Loader(num_workers=workers)
         return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, loader=loader)
@@ -191,7 +191,7 @@ class Table(Dataset):
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
-def test_one_number_of_one_sample_is_its_holders(wrap: Any) -> None:
+def test_changed_number_of_a_sample_changes_only_its_holders_hash(wrap: Any) -> None:
     before, data = content_hashes(wrap(tensors()), HOLDERS), tensors()
     data.tensors[0][3, 2] += 1e-6
     assert other(before, content_hashes(wrap(data), HOLDERS)) == ["b"]
@@ -199,14 +199,14 @@ def test_one_number_of_one_sample_is_its_holders(wrap: Any) -> None:
 
 
 @pytest.mark.parametrize("column", [np.arange(12.0).reshape(6, 2), torch.arange(6).bfloat16()])
-def test_arrays_of_a_data_set_of_ones_own(column: Any) -> None:
+def test_changed_array_of_a_custom_data_set_changes_its_holders_hash(column: Any) -> None:
     before, changed = content_hashes(Table(column=column), HOLDERS), copy.deepcopy(column)
     changed[3] = column[2]
     assert content_hashes(Table(column=copy.deepcopy(column)), HOLDERS) == before
     assert other(before, content_hashes(Table(column=changed), HOLDERS)) == ["b"]
 
 
-def test_what_says_nothing_of_its_samples_is_read() -> None:
+def test_custom_data_set_without_arrays_is_hashed_by_reading_samples() -> None:
     assert other(content_hashes(Table(), HOLDERS), content_hashes(Table(factor=2.0), HOLDERS)) == ["a", "b"]
     # Random numbers are no other samples, and nothing is left behind.
     drawn = Table(drawn=True)
@@ -216,7 +216,7 @@ def test_what_says_nothing_of_its_samples_is_read() -> None:
     assert not drawn.opened
 
 
-def test_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
+def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> None:
     for file in (f"{place}/{name}/{i}.png" for place in ("one", "two") for name in ("cat", "dog") for i in range(3)):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((4, 4), 10 * int(file[-5]), np.uint8)).save(tmp_path / file)
@@ -239,7 +239,7 @@ def test_changed_sample_changes_its_holders_hash() -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_what_is_not_finite_is_found_wherever_it_is(value: float) -> None:
+def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> None:
     x, y = torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0)), torch.arange(3000) % 3
     for clean in (TensorDataset(x, y), TensorDataset(x.long(), y), TensorDataset(x[:0], y[:0]), Table()):
         assert not len(not_finite(clean))

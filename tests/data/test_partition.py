@@ -123,7 +123,7 @@ def test_every_client_has_its_number_of_classes_and_every_class_a_holder(clients
         counts_of(PathologicalPartitioner(7, 2), torch.tensor([0, 0, 1, 1, 1, 1, 1, 1]), 2)
 
 
-def test_random_matrices_are_met_within_a_sample():
+def test_proportion_partitioner_meets_its_matrix_within_one_sample():
     rng = np.random.default_rng(0)
     labels = torch.from_numpy(rng.integers(0, 6, 997))
     for _ in range(20):
@@ -141,7 +141,7 @@ def test_client_shares_use_as_much_as_the_scarcest_class_allows():
     assert counts.sum(1).tolist() == [133, 133]
 
 
-def test_groups_in_their_order_or_from_the_largest_to_the_smallest():
+def test_groups_become_clients_in_order_or_are_balanced_by_size():
     groups = torch.tensor([40] * 5 + [10] * 2 + [30] * 4 + [20] * 3)
     labels = torch.zeros(len(groups), dtype=torch.long)
     parts = GroupPartitioner()(labels, 1, groups)
@@ -153,7 +153,7 @@ def test_groups_in_their_order_or_from_the_largest_to_the_smallest():
 
 
 @pytest.mark.parametrize(("clients", "classes", "labels"), [(2, 2, 2), (60, 22, 30)])
-def test_bars_have_the_lengths_of_the_counts(clients, classes, labels):
+def test_partition_plot_bars_have_the_lengths_of_the_counts(clients, classes, labels):
     counts = torch.arange(clients * classes).view(clients, classes) % 9 + 1
     _, axes = plot_partition(counts)
     ends = torch.tensor([bar.get_x() + bar.get_width() for bar in axes.patches]).view(classes, clients)
@@ -182,7 +182,7 @@ def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
     assert set().union(*sets) == set(range(1000))
 
 
-def test_only_the_pool_is_dealt_and_max_samples_counts_all():
+def test_max_samples_limits_the_samples_of_the_pool():
     pool = torch.arange(0, 1000, 3)
     splits = split(pool=pool, max_samples=100)
     used = torch.cat(sets_of(splits))
@@ -191,7 +191,7 @@ def test_only_the_pool_is_dealt_and_max_samples_counts_all():
     assert len(torch.cat(sets_of(split(max_samples=5000)))) == 1000
 
 
-def test_everything_follows_from_the_seeds():
+def test_splits_follow_from_their_seeds():
     options = {"client_val": 0.1, "max_samples": 500}
     first, again, other = (sets_of(split(seed=seed, **options)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

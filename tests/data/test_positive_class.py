@@ -103,7 +103,7 @@ def test_the_positive_class_is_named_and_taken_by_rarity_with_a_warning(tmp_path
     ],
 )
 @pytest.mark.parametrize("kind", ["array", "table", "module"])
-def test_which_class_is_positive(tmp_path, kind, words, pos_label, names):
+def test_positive_class_is_the_named_or_the_rarer_one(tmp_path, kind, words, pos_label, names):
     words = words * 4
     x = np.arange(len(words), dtype=float)
     if kind == "array":
@@ -124,7 +124,7 @@ def test_which_class_is_positive(tmp_path, kind, words, pos_label, names):
         assert [words[row] for row in rows] == [names[label] for label in labels]
 
 
-def test_folders_of_images(tmp_path):
+def test_rarer_class_of_image_folders_is_positive(tmp_path):
     for split, counts in {"train": (2, 6), "test": (1, 1)}.items():
         for name, count in zip(("ill", "well"), counts):
             (tmp_path / split / name).mkdir(parents=True)
@@ -138,7 +138,7 @@ def test_folders_of_images(tmp_path):
             assert torch.equal(x.mean((1, 2, 3)) > 0.5, y == 1)
 
 
-def test_labels_that_are_numbers_stay(tmp_path):
+def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     given = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
     given.classes = ("ill", "well")
     data = FederatedDataModule(given, IIDPartitioner(2))

@@ -105,7 +105,7 @@ def test_codes_in_finds_the_numbers_that_stand_for_gaps(numbers, found):
     assert codes_in(pd.Series(numbers, dtype=float)) == found
 
 
-def test_a_number_among_gaps_is_meant_however_it_is_written(tmp_path):
+def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
     """pandas writes -99 as -99.0 where there are decimals: CSV, Parquet and DataFrame alike."""
     frame = pd.DataFrame({"lab": [1.5, -99.0, 2.5, 3.0] * 10, "code": ["07", "7"] * 20, "ill": [0, 1] * 20})
     frame.to_csv(tmp_path / "lab.csv", index=False)
@@ -124,7 +124,7 @@ def test_a_number_among_gaps_is_meant_however_it_is_written(tmp_path):
         ready(frame, labels="ill", columns={"gaps": {"lob": ["-99"]}})
 
 
-def test_a_time_zone_is_the_same_of_text_and_of_a_frame(tmp_path):
+def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
     hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")  # clocks change in between
     frame = pd.DataFrame({"came": hours, "left": hours[::-1], "ill": [0, 1] * 30})
     frame.to_csv(tmp_path / "stays.csv", index=False)
@@ -134,7 +134,7 @@ def test_a_time_zone_is_the_same_of_text_and_of_a_frame(tmp_path):
     assert frames.column_cards[1].values[0] == pytest.approx(59 / 24)
 
 
-def test_a_file_with_semicolons_and_decimal_commas(tmp_path):
+def test_file_with_semicolons_and_decimal_commas_is_read_with_the_suggested_option(tmp_path):
     folder = in_files(tmp_path, everywhere=lambda frame: frame.drop(columns=["came", "left"]), sep=";", decimal=",")
     _, said, line = told(folder)
     assert "in 'age' has a decimal comma (decimal: ',')" in said
@@ -178,7 +178,7 @@ def test_column_with_two_names_is_named_with_a_remedy(tmp_path):
     assert pasted(folder, line)["CRP"].kind == "left out"
 
 
-def test_abbreviations_are_named_with_their_tables(tmp_path):
+def test_abbreviated_category_names_are_reported_with_their_tables(tmp_path):
     def words(frame):
         return frame.assign(sex=frame["sex"].map({"f": "Female", "m": "M"}))
 
@@ -215,7 +215,7 @@ def english(frame):
     return frame.assign(leukocytes=leukocytes, ward=np.random.default_rng(8).choice(["Süd", "Nord"], ROWS))
 
 
-def test_a_hospital_with_all_dialects_is_told_in_one_message_whose_line_reads_every_cell(tmp_path):
+def test_all_notation_problems_are_in_one_message_whose_line_repairs_them(tmp_path):
     for seed, name in enumerate(("Boston", "Lyon", "Osaka")):
         frame = hospital(seed)
         if name == "Lyon":
@@ -351,7 +351,7 @@ def test_delimiters_are_found_file_by_file(tmp_path):
     )
 
 
-def test_wide_tables_are_read_once_and_their_problems_are_listed_shortly(tmp_path, monkeypatch):
+def test_problems_of_wide_tables_are_summarized_after_one_reading(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(60, 50)).round(2).astype(str), columns=[f"gene {i}" for i in range(50)])
     frame.iloc[3, :40] = "high"

@@ -32,7 +32,7 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.data import HERE, WORDS, Frame, X, Y, ready, rows
 
 
-def test_arrays_as_tensors():
+def test_arrays_become_tensors_of_torchs_dtypes():
     x, y = array_set(np.ones((3, 2)), np.array([[1], [0], [2]])).tensors
     assert (x.dtype, y.dtype, y.tolist()) == (torch.float32, torch.int64, [1, 0, 2])
     assert array_set(np.ones((3, 2), np.int32)).tensors[0].dtype == torch.int64
@@ -54,7 +54,7 @@ def test_arrays_as_tensors():
             array_set(x, y)
 
 
-def test_data_sets_by_client():
+def test_data_sets_by_client_give_each_client_its_own_samples():
     data = ready(clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val=0.1)
     assert data.client_names == ("Boston", "Lyon")
     assert len(data.server_val_indices) == 9
@@ -109,12 +109,12 @@ def test_classes_have_one_numbering_by_their_names():
         ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "a data module reads its own"),
     ],
 )
-def test_refused(options, message):
+def test_sources_with_wrong_options_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         ready(**{"server_val": 0.0, **options})
 
 
-def test_a_client_is_not_lost_to_the_servers_validation_set():
+def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
     lost = []
     for seed in range(6):
         try:
@@ -131,7 +131,7 @@ def test_a_client_is_not_lost_to_the_servers_validation_set():
 
 
 @pytest.mark.parametrize("source", [HERE, (X, Y), [torch.tensor(X), pd.Series(Y)]])
-def test_server_data_beside_any_source(source):
+def test_val_and_test_data_are_added_to_any_source(source):
     data = ready(source, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
     assert len(data.server_val_indices) == 0
     assert sum(len(y) for _, y in data.val_dataloader()) == 5
@@ -139,7 +139,7 @@ def test_server_data_beside_any_source(source):
     assert len(next(iter(ready((source, source)).test_dataloader()))[0]) == 60
 
 
-def test_a_path_and_a_site(tmp_path):
+def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
     file = tmp_path / "all.csv"
     file.write_text("age,ward,ill\n" + "".join(f"{i},{'ab'[i % 2]},{i % 3 % 2}\n" for i in range(40)))
     assert ready(file, labels="ill", groups="ward").client_names == ("a", "b")
@@ -150,7 +150,7 @@ def test_a_path_and_a_site(tmp_path):
             ready(given, OneClient(), labels=labels)
 
 
-def test_a_parquet_file_from_the_command_line(tmp_path, monkeypatch, capsys):
+def test_flsv_data_reads_parquet_files_and_refuses_broken_ones(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
     file, age = tmp_path / "wards.parquet", np.random.default_rng(0).normal(50, 10, 90)
     words = {"ward": [*"abc"] * 30, "drug": ["none", "x", "y", "y", "x"] * 18, "smokes": [True, False, False] * 30}
@@ -180,7 +180,7 @@ def module(train, val=None):
     return type("Somebodys", (L.LightningDataModule,), kinds)()
 
 
-def test_a_loaders_way_of_reading_is_kept():
+def test_options_of_a_wrapped_loader_are_kept():
     def collate(samples):
         return samples
 
@@ -192,7 +192,7 @@ def test_a_loaders_way_of_reading_is_kept():
     assert found.eval_options == {**found.train_options, "drop_last": False}
 
 
-def test_what_a_sampler_holds_out_stays_held_out_and_another_order_is_warned_of():
+def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
     loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
     assert module_source(module(loader)).indices.tolist() == [1, 4, 9]
     for sampler in (WeightedRandomSampler(torch.ones(20), 20), RandomSampler(DATA, replacement=True)):
@@ -221,7 +221,7 @@ class Scaled(DataLoader):
         (Scaled(DATA, 4), "Scaled"),
     ],
 )
-def test_loaders_whose_samples_cannot_be_dealt(loader, name):
+def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, name):
     with pytest.raises(ConfigurationError, match=f"training loader is a {name} whose samples cannot be divided"):
         module_source(module(loader))
     # As they are they validate.
@@ -265,7 +265,7 @@ def scan(path):
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_reads_clients_and_what_is_held_out(tmp_path):
+def test_custom_source_is_read_for_clients_validation_and_test_data(tmp_path):
     whole = ready(str(scan(tmp_path / "head.scan")))
     assert (whole.class_names, int(whole.num_samples.sum())) == (("ill", "well"), 18)
     for place in ("Boston.scan", "Lyon.scan", "test.scan"):
@@ -286,7 +286,7 @@ def test_it_reads_clients_and_what_is_held_out(tmp_path):
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_has_splits_of_its_own_is_dealt_as_a_whole():
+def test_custom_source_with_its_own_splits_cannot_be_one_clients_data():
     data = ready("registry://scans", GroupPartitioner(), labels="diagnosis")
     assert data.client_names == ("a", "b", "c")
     assert len(next(iter(data.test_dataloader()))[0]) == 4
@@ -294,7 +294,7 @@ def test_what_has_splits_of_its_own_is_dealt_as_a_whole():
         ready(clients={"a": "registry://scans", "b": "registry://scans"})
 
 
-def test_what_is_printed_of_data():
+def test_data_module_text_shows_source_partitioner_and_sizes():
     data = FederatedDataModule("digits")
     assert repr(data) == "FederatedDataModule(digits, IIDPartitioner(num_clients=5)): not read yet, call setup()"
     data.setup("fit")

@@ -41,7 +41,7 @@ def test_read_csv_of_a_broken_table_raises(tmp_path, text, message):
         read_csv_table(tmp_path / "table.csv")
 
 
-def test_gaps_are_recognized_by_column_and_by_table():
+def test_marks_of_missing_values_apply_to_one_column_or_to_all():
     table = Table("wards.csv", pd.DataFrame({"age": [" NA ", "", "0", "NAN"], "ward": ["x", "NA", ".", "A"]}))
     only, besides = Columns(gaps=["NA"]), Columns(gaps={"ward": ["x"]})
     assert without_gaps(table, "age", "", only).isna().tolist() == [True, True, False, False]
@@ -71,7 +71,7 @@ def test_the_kind_of_a_column_is_decided_once_over_all_files(values, kind, typed
         assert joined.tolist() == [*values[0], *values[1]]
 
 
-def test_what_columns_say_of_themselves_stays():
+def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
     """Categories whose names are numbers, words that look like numbers, the word NA, truth values."""
     rows = np.arange(60)
     frame = pd.DataFrame(
@@ -172,7 +172,7 @@ def encoded(columns, came=CAME, typed=False):
 
 
 @pytest.mark.parametrize("typed", [False, True])
-def test_days_since_another_date_and_since_1970(typed):
+def test_dates_become_days_since_another_column_or_since_1970(typed):
     encoder, x = encoded({"dates": {"left": "came"}, "exclude": ["came"]}, typed=typed)
     stays = np.array([2.0, 2.0, np.nan, 0.0])
     assert encoder.feature_names == ("left", "left missing")
@@ -184,7 +184,7 @@ def test_days_since_another_date_and_since_1970(typed):
     assert encoder.read[0].became == "days since 1970"
 
 
-def test_dates_as_they_are_written_elsewhere():
+def test_dates_in_a_declared_format_are_read_and_others_refused():
     columns = {"dates": {"came": "days"}, "exclude": ["left"], "date_format": "%d.%m.%Y"}
     encoder, _ = encoded(columns, came=["28.02.2024", "31.12.2023", "", "1.3.2024"])
     expected = [(dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days for day in CAME if day]
@@ -200,7 +200,7 @@ def test_dates_as_they_are_written_elsewhere():
 # Numbers, against NumPy
 
 
-def test_gaps_are_means_and_no_part_of_the_deviation():
+def test_missing_numbers_become_the_mean_and_do_not_enter_the_deviation():
     rng = np.random.default_rng(0)
     x = rng.normal(100, [1, 50, 3, 0], (60, 4))
     x[:, 3] = 0.1
@@ -233,7 +233,7 @@ def test_statistics_of_training_rows_are_what_the_clients_would_send():
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "datasets", "hugging face", "csv", "parquet"])
-def test_tables_of_every_library_give_the_same_data(library, tmp_path):
+def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
     if library == "csv":
         pd.DataFrame(PATIENTS).to_csv(made := tmp_path / "wards.csv", index=False)
     elif library == "parquet":
@@ -283,7 +283,7 @@ def clinic(rng, rows=40, **more):
     )
 
 
-def test_all_columns_that_cannot_be_used_are_in_one_message_whose_line_helps(tmp_path):
+def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
     rng = np.random.default_rng(0)
     for name, more in (("Boston", {}), ("Lyon", {"insurer": "A"}), ("val", {})):
         clinic(rng, **more).to_csv(tmp_path / f"{name}.csv", index=False)
@@ -315,7 +315,7 @@ def test_all_columns_that_cannot_be_used_are_in_one_message_whose_line_helps(tmp
     assert cards["insurer"].values.isna().sum() == 40
 
 
-def test_an_identifier_alone_is_warned_of():
+def test_identifier_column_without_other_problems_only_warns():
     frame = clinic(np.random.default_rng(0)).drop(columns=["came", "name", "score", "lab"])
     with pytest.warns(UserWarning, match=r"(?s)'patient' has a different whole.*columns: .\"exclude\": .\"patient\""):
         ready(frame, labels="ill")

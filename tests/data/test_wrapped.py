@@ -116,12 +116,12 @@ def test_the_centralized_baseline_trains_on_all_clients_data(trainer):
         ({"max_samples": 12, "client_test": 0.9}, "Client 0 has 3 samples"),
     ],
 )
-def test_wrong_data_are_found_in_setup(arguments, message, tmp_path):
+def test_wrong_arguments_of_the_data_module_are_refused_in_setup(arguments, message, tmp_path):
     with pytest.raises(ConfigurationError, match=message):
         ready(**{"source": "digits", "root": str(tmp_path), **arguments})
 
 
-def test_a_wrapped_module_is_read_as_it_reads_itself(trainer):
+def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(trainer):
     wrapped, model = Somebodys(), Linear()
     data = FederatedDataModule(wrapped, IIDPartitioner(4))
     assert data.batch_size == 7
@@ -164,7 +164,7 @@ class Hooked(Somebodys):
         self.loaded = state_dict
 
 
-def test_hooks_teardown_and_state_of_a_wrapped_module(trainer, tmp_path):
+def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(trainer, tmp_path):
     wrapped, model = Hooked(), Linear()
     data = FederatedDataModule(wrapped)
     fit = trainer()
@@ -182,7 +182,7 @@ def test_hooks_teardown_and_state_of_a_wrapped_module(trainer, tmp_path):
     assert again.loaded == {"cursor": 42}
 
 
-def test_lightning_finders_work_without_the_loop(tmp_path):
+def test_lr_and_batch_size_finders_work_without_the_loop(tmp_path):
     tuner, data = Tuner(trainer_for(None, tmp_path, 2, enable_checkpointing=True)), FederatedDataModule(DATA)
     found = tuner.lr_find(Linear(), datamodule=data, num_training=10, max_lr=1.0)
     assert len(found.results["lr"]) == 10
@@ -199,7 +199,7 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("finder", [BatchSizeFinder(), LearningRateFinder()])
-def test_finders_are_refused_with_the_loop(finder, tmp_path):
+def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
     module, callbacks = Linear(), [finder, FederatedLoop()]
     with pytest.raises(ConfigurationError, match=f"{type(finder).__name__} .*Tuner"):
         trainer_for(None, tmp_path, 1, callbacks=callbacks).fit(module, FederatedDataModule(DATA))
@@ -215,7 +215,7 @@ def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     assert torch.equal(torch.cat(module.seen["train"]), torch.cat([torch.cat(first)] * 3))
 
 
-def test_data_modules_data_sets_and_clients_in_yaml(tmp_path, monkeypatch):
+def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["flsv"])
 
     def parse(**data):

@@ -91,7 +91,7 @@ def test_quickstart_on_the_device_equals_the_cpus(tmp_path: Path) -> None:
         assert mine == theirs
 
 
-def test_games_under_vmap_are_those_one_by_one() -> None:
+def test_game_scores_under_vmap_equal_those_one_by_one() -> None:
     """And those on the CPU."""
     module = network().to(DEVICE).eval()
     space = ParameterSpace(module)
@@ -178,7 +178,7 @@ def test_federation_on_the_device_equals_the_cpus(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("first", ["cpu", DEVICE])
 @pytest.mark.parametrize("personalizer", [None, FedAMP, FedFomo, partial(PFedSV, "relevance", k=2)])
-def test_a_run_goes_on_on_the_other_device(tmp_path: Path, personalizer: Any, first: str) -> None:
+def test_checkpoint_of_one_device_resumes_on_the_other(tmp_path: Path, personalizer: Any, first: str) -> None:
     def run(folder: str, rounds: int, path: Path | None = None, **options: Any) -> Tensor:
         # FedAMP asks nobody what others are worth to it.
         metrics = {"relevance": DomainRelevance()} if personalizer not in (None, FedAMP) else {}
@@ -303,7 +303,7 @@ def cost(
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what waits for it")
 @pytest.mark.parametrize("name", COSTS)
-def test_copies_and_waits_of_a_batch_a_client_and_a_round(tmp_path: Path, name: str) -> None:
+def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_path: Path, name: str) -> None:
     *_, of_batch, of_client, of_round = COSTS[name]
     cost(tmp_path, name)  # some things are looked at once in a process
     few = cost(tmp_path, name)
@@ -337,7 +337,7 @@ def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path: Path, na
 
 
 @pytest.mark.skipif(not EMULATED, reason="the emulated device's own")
-def test_a_tensor_of_the_cpu_that_meets_the_devices_fails(tmp_path: Path) -> None:
+def test_emulated_device_refuses_to_mix_with_cpu_tensors(tmp_path: Path) -> None:
     class Mixed(Plain):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return super().training_step(batch, batch_idx) * torch.ones(2).mean(0, keepdim=True)

@@ -43,7 +43,7 @@ def test_every_example_script_is_run_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ONE_ROUND))
-def test_a_script_runs_and_measures(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_runs_and_measures_contributions(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, *ONE_ROUND[name]])
     if name == "language_model.py":
         pytest.importorskip("transformers", reason="transformers is not installed: pip install peft")

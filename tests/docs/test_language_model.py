@@ -72,7 +72,7 @@ def federated(**options: Any) -> FederatedLoop:
     return FederatedLoop(share="trainable", seed=5, reporting=Reporting(table=False), **options)
 
 
-def test_adapters_travel_and_are_valued_by_the_loss(network: str, tmp_path: Path) -> None:
+def test_lora_adapters_are_sent_and_valued_by_the_logged_loss(network: str, tmp_path: Path) -> None:
     metrics = {
         "agreement": CosineGradientShapley(),
         "slope": GradientShapley(loss="val_loss"),

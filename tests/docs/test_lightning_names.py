@@ -31,7 +31,7 @@ def used(tree: ast.AST) -> set[str]:
     return {name for name in found if re.fullmatch(r"_[A-Za-z]\w*", name)}
 
 
-def test_the_page_names_what_is_used():
+def test_page_of_private_lightning_names_lists_those_the_code_uses():
     sources = Path(flsv.__file__).parent.rglob("*.py")
     names = set().union(*(used(ast.parse(path.read_text())) for path in sources)) & private_names_of_lightning()
     cells = re.findall(r"^\| (`.*?)\|", PAGE.read_text(), re.MULTILINE)

@@ -25,7 +25,7 @@ def without_numbers(cell: dict[str, Any]) -> list[Any]:
 
 
 @lessons
-def test_the_notebook_is_the_lesson_and_small(path: Path) -> None:
+def test_notebook_has_the_lessons_cells_and_is_below_200_kb(path: Path) -> None:
     cells = docs_render.cells(path.read_text(encoding="utf-8"))
     assert ["".join(cell["source"]) for cell in notebook_of(path)] == [cell.text for cell in cells], (
         "run python tools/docs_render.py"
@@ -38,7 +38,7 @@ def test_the_notebook_is_the_lesson_and_small(path: Path) -> None:
 
 @pytest.mark.slow
 @lessons
-def test_the_notebook_is_what_the_lesson_prints_and_draws(path: Path) -> None:
+def test_notebook_has_the_outputs_that_the_lesson_gives_now(path: Path) -> None:
     start = time.process_time()
     ran = docs_render.run(path)
     assert time.process_time() - start < 30  # of the processor: a lesson is no benchmark

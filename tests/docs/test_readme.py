@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text()
 OWN_METRIC = (ROOT / "docs" / "howto" / "own_metric.md").read_text()
 
 
-def test_a_metric_from_the_guide_alone_is_told_everywhere(
+def test_metric_written_from_the_guide_passes_checks_and_reaches_all_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a stranger writes passes the checks of flsv's own, and its values reach all that tells of a run."""
@@ -52,7 +52,7 @@ def test_a_metric_from_the_guide_alone_is_told_everywhere(
     assert later.compute().nan_to_num(-1).tolist() == [1, 2, 2, -1]
 
 
-def test_every_path_named_is_there() -> None:
+def test_paths_and_configurations_named_in_the_readme_exist() -> None:
     paths = re.findall(r"(?:tools|docs)/[\w/.*-]+\w", README)
     assert len(paths) > 20
     for path in paths:

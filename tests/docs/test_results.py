@@ -30,7 +30,7 @@ def is_rounded(number: str, of: set[str]) -> bool:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_the_openings_numbers_are_those_of_the_tables(path: Path) -> None:
+def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path: Path) -> None:
     page, more = path.read_text(), path.with_suffix(".csv")
     top = opening(page)
     rest = set(numbers(page.replace(top, "") + (more.read_text().replace(",", " ") if more.is_file() else "")))
@@ -61,7 +61,7 @@ def recommended() -> list[tuple[str, float, float]]:
     return found + [(name, float(rank), float(part)) for name, rank, part in pairs]
 
 
-def test_what_is_recommended_has_the_figures_of_fresh_federations() -> None:
+def test_readme_table_has_the_figures_of_the_fresh_federations() -> None:
     table = read_csv(DOCS / "results" / "benchmark.csv").query("set == 'fresh'").set_index("metric")
     found = recommended()
     assert {name for name, *_ in found} == set(MEASURED)

@@ -26,7 +26,7 @@ WANTED = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
-def test_the_search_finds_first_what_people_look_for(tmp_path: Path) -> None:
+def test_search_ranks_the_page_that_answers_a_query_first(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings", reason="flsv[docs] is not installed")
     import mkdocs
 

@@ -24,7 +24,7 @@ def test_every_configuration_is_of_one_algorithm() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_every_part_is_found_and_is_there(config: str) -> None:
+def test_classes_named_in_a_configuration_are_importable(config: str) -> None:
     parts = docs_site.parts(config)
     named = {value for part, values in parts.items() if part != "share" for value in values}
     whole = (ROOT / "configs" / f"{config}.yaml").read_text()
@@ -36,7 +36,7 @@ def test_every_part_is_found_and_is_there(config: str) -> None:
 
 
 @pytest.mark.parametrize("each", docs_site.algorithms(), ids=lambda each: each.configs[0])
-def test_an_algorithm_says_what_it_is_not_for_and_what_its_parts_do(each: docs_site.Algorithm) -> None:
+def test_algorithm_page_says_when_not_to_use_it_and_describes_its_parts(each: docs_site.Algorithm) -> None:
     page = docs_site.algorithm_page(each)
     assert f"**When not to use it:** {each.not_for}." in page
     assert len(each.not_for.split()) >= 3
@@ -50,7 +50,7 @@ def test_an_algorithm_says_what_it_is_not_for_and_what_its_parts_do(each: docs_s
     }
 
 
-def test_paths_that_pages_name_are_there() -> None:
+def test_paths_named_in_pages_exist() -> None:
     """Those of the tree, or of the package's rooms; but for scripts of an earlier version, which are named with it."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tools").rglob("*.md")]
     rooms = "|".join(path.name for path in (ROOT / "flsv").iterdir() if path.is_dir())
@@ -67,14 +67,14 @@ def test_paths_that_pages_name_are_there() -> None:
     assert broken == []
 
 
-def test_the_house_has_the_floors_that_are_checked() -> None:
+def test_house_page_lists_the_layers_of_the_import_contract() -> None:
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
     table = (ROOT / "docs/explanation/house.md").read_text().split("## Rooms and floors")[1].split("\n## ")[0]
     rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
     assert rows == [re.findall(r"flsv\.(\w+)", layer) for layer in contract["layers"]]
 
 
-def test_files_that_pages_link_to_are_there() -> None:
+def test_files_linked_from_pages_exist() -> None:
     made = {*docs_site.generated_pages(), *(f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS)}
     made = {(ROOT / "docs" / page).as_posix() for page in made}
     broken = []
@@ -119,7 +119,7 @@ def test_the_index_by_question_has_every_metric_once() -> None:
     assert all(page.count(f"](metrics/{name}.md)") == 1 for name in exported)
 
 
-def test_every_page_has_its_place() -> None:
+def test_every_page_is_in_the_navigation() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     listed = [
         page for section in nav for pages in section.values() for page in ([pages] if pages == "index.md" else pages)

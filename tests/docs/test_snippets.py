@@ -64,7 +64,7 @@ def fit_only(command: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in PAGES])
-def test_all_that_a_page_shows_runs(page: Path) -> None:
+def test_every_code_block_of_a_page_runs(page: Path) -> None:
     text = page.read_text()
     assert pages.run_page(text, (lambda command: None) if page == SERVERS else None) == text.count("```") // 2
 

@@ -50,19 +50,19 @@ def short_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_two_ranks_with_what_clients_keep_equal_one_process(short_runs: Path, name: str) -> None:
+def test_two_ranks_with_state_kept_by_clients_equal_one_process(short_runs: Path, name: str) -> None:
     assert differences(short_runs / "1" / name, short_runs / "2" / name) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", RANK_CASES)
-def test_equals_one_process_to_the_bit(runs: Path, name: str, size: int) -> None:
+def test_ranks_equal_one_process_to_the_bit(runs: Path, name: str, size: int) -> None:
     assert differences(runs / "1" / name, runs / str(size) / name) == []
 
 
 @pytest.mark.slow
-def test_ranks_exchange_values_rows_and_end_out_of_step(tmp_path: Path) -> None:
+def test_ranks_exchange_values_and_rows_and_fail_if_out_of_step(tmp_path: Path) -> None:
     Group("exchanges", [str(tmp_path)], 3, tmp_path).done()
 
 
@@ -86,7 +86,7 @@ def said(ended: list[Ended], others: Iterable[int]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dies", "kill", "again"), [(1, True, 1), (0, True, 2), (2, False, 3)])
-def test_all_end_with_one_and_the_run_goes_on_from_there(
+def test_dead_rank_ends_all_ranks_and_the_run_resumes(
     runs: Path, tmp_path: Path, dies: int, kill: bool, again: int
 ) -> None:
     folder = tmp_path / "run"
@@ -111,20 +111,20 @@ def test_all_end_with_one_and_the_run_goes_on_from_there(
         ("disagree", [], "round 1: ranks 0 and 1 do not agree on the global model"),
     ],
 )
-def test_other_ranks_are_refused(tmp_path: Path, function: str, arguments: list[Any], message: str) -> None:
+def test_ranks_of_other_settings_are_refused(tmp_path: Path, function: str, arguments: list[Any], message: str) -> None:
     text = said(Group(function, [str(tmp_path / "run"), *arguments], 2, tmp_path).wait(), (0, 1))
     assert message in text
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
 @pytest.mark.slow
-def test_without_a_seed_all_have_rank_zeros(tmp_path: Path) -> None:
+def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path: Path) -> None:
     Group("unseeded", [str(tmp_path / "run")], 2, tmp_path).done()
     assert (tmp_path / "run/last.ckpt").is_file()
 
 
 @pytest.mark.slow
-def test_checkpoints_of_a_round_are_ones_of_its_start(runs: Path, tmp_path: Path) -> None:
+def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(runs: Path, tmp_path: Path) -> None:
     """In the middle of it, and on an exception."""
     within, failed = tmp_path / "within", tmp_path / "failed"
     Group("save_within", [str(within), "scaffold"], 2, tmp_path / "first").done()
@@ -144,7 +144,7 @@ def test_two_hosts_equal_one_process_to_the_bit(runs: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_by_itself(runs: Path, tmp_path: Path) -> None:
+def test_torchrun_restarts_a_killed_run_from_its_checkpoint(runs: Path, tmp_path: Path) -> None:
     # The agent of torchrun, on processes that need not import everything again.
     config = LaunchConfig(
         min_nodes=1,
@@ -162,7 +162,7 @@ def test_torchrun_restarts_by_itself(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_retrained_coalitions_are_shared_out(tmp_path: Path) -> None:
+def test_retrained_coalitions_are_divided_among_the_ranks(tmp_path: Path) -> None:
     def told(size: int) -> list[dict[str, str]]:
         group = Group("retrain", [str(tmp_path)], size, tmp_path / str(size))
         group.done()
@@ -245,14 +245,14 @@ def test_script_that_sweeps_seeds_gives_the_same_on_ranks(tmp_path: Path) -> Non
     assert sums[0] == sums[1] == sums[2]
 
 
-def test_one_process_is_the_ordinary_path(tmp_path: Path) -> None:
+def test_strategy_federated_with_one_device_equals_the_default(tmp_path: Path) -> None:
     ordinary = fit(FederatedLoop(seed=1), tmp_path / "one")
     alone = fit(FederatedLoop(seed=1), tmp_path / "two", strategy="federated", devices=1)
     assert torch.equal(vector(ordinary), vector(alone))
 
 
 @pytest.mark.slow
-def test_who_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     for rank in (0, 1):  # as the server of the others, and as one of them
@@ -277,7 +277,7 @@ def test_a_rank_whose_script_ended_while_it_was_starting_ends_too() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_models_cross_directly_where_a_group_takes_their_device(device: str) -> None:
+def test_models_are_broadcast_by_the_group_of_their_device(device: str) -> None:
     """With Gloo in NCCL's place, in two threads; what is elsewhere, and messages, go by the group of hosts."""
     store, crossed = HashStore(), []
 

@@ -76,7 +76,7 @@ def statuses(folder: Path) -> list[str]:
     return [run["status"] for run in json.loads((folder / "book.json").read_text())]
 
 
-def test_a_run_that_is_ended_goes_on_to_its_end(tmp_path: Path) -> None:
+def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path: Path) -> None:
     log = "last = len(runs) == 4; say('finished' if last else 'running'); end('completed' if last else 'failed')"
     done = run_py(tmp_path, log)
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ def test_an_app_that_never_begins_is_given_up(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "starting"
 
 
-def test_a_run_that_lives_is_watched(tmp_path: Path) -> None:
+def test_running_flower_app_is_watched_and_not_started_again(tmp_path: Path) -> None:
     done = run_py(tmp_path, "say('finished'); end('completed')", begun="running")
     assert done.returncode == 0, done.stderr
     assert "run 0 is at work: it is watched" in done.stdout
@@ -119,7 +119,7 @@ def test_run_py_stop_ends_a_run_at_work_and_no_other(begun: str, ends: str, tmp_
 
 
 @pytest.mark.flower
-def test_a_bundle_holds_the_app_alone(tmp_path: Path) -> None:
+def test_flower_bundle_contains_only_the_app(tmp_path: Path) -> None:
     """What ``flwr run`` sends to all sites, of a folder in which a run has been."""
     build = pytest.importorskip("flwr.cli.build", reason="needs flwr: make flower")
     folder = tmp_path / "app"
@@ -133,7 +133,7 @@ def test_a_bundle_holds_the_app_alone(tmp_path: Path) -> None:
     assert names == [".info/CONTENT", *app, "pyproject.toml"]
 
 
-def test_a_site_of_an_unknown_name_is_told_so(tmp_path: Path) -> None:
+def test_supernode_script_refuses_an_unknown_site_name(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     done = subprocess.run(
         ["sh", "deploy/supernode.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "SITE": "Bostn"},
@@ -145,7 +145,7 @@ def test_a_site_of_an_unknown_name_is_told_so(tmp_path: Path) -> None:
 
 @pytest.mark.flower
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_flower_knows_every_option(name: str) -> None:
+def test_deployment_scripts_use_only_options_that_flower_has(name: str) -> None:
     pytest.importorskip("flwr", reason="needs flwr: make flower")
     known = subprocess.run([Path(sys.executable).parent / SCRIPTS[name], "--help"], capture_output=True, text=True)
     options = set(re.findall(r"(?<!\S)--[a-z-]+|(?<=:\+)--[a-z-]+", (DEPLOY / name).read_text()))

@@ -39,7 +39,7 @@ def in_order(first: bool, callback: Callback, loop: FederatedLoop) -> list[Callb
     return [callback, loop] if first else [loop, callback]
 
 
-def test_the_round_is_the_x_axis_and_no_value_is_named_step(tmp_path: Path) -> None:
+def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
     module = Logs()
     fit(FederatedLoop(seed=1), tmp_path, module, logger=CSVLogger(tmp_path))
     rows = logged(tmp_path)
@@ -70,7 +70,7 @@ def test_checkpoints_are_named_by_the_global_step(tmp_path: Path, validation: bo
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_where_training_stops_within_a_round_nobody_validates_a_client(tmp_path: Path, first: bool) -> None:
+def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path: Path, first: bool) -> None:
     def time_is_up(trainer: L.Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step == 18
 
@@ -105,7 +105,7 @@ class Backbone(Plain):
         return sgd([p for p in self.parameters() if p.requires_grad])
 
 
-def test_finetuning_thaws_by_rounds(tmp_path: Path) -> None:
+def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Path) -> None:
     """Against a loop by hand; a run that is resumed before or after the thaw ends alike."""
 
     def run(first: bool = True, **options: Any) -> Backbone:
@@ -139,7 +139,7 @@ def test_finetuning_thaws_by_rounds(tmp_path: Path) -> None:
         assert torch.equal(vector(run(first=False, ckpt_path=path)), vector(module)), path
 
 
-def test_those_that_change_optimizers_come_right_after_the_loop_in_their_own_order() -> None:
+def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop() -> None:
     loop, first, last = FederatedLoop(), Callback(), Callback()
     thaws, freezes = BackboneFinetuning(), BaseFinetuning()
     trainer: Any = SimpleNamespace(callbacks=[thaws, first, freezes, loop, last])
@@ -212,7 +212,7 @@ def test_callbacks_of_batches_act_on_the_client_that_trains_as_by_hand(tmp_path:
     assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()  # given back
 
 
-def test_what_a_callback_counts_for_itself_is_the_runs(tmp_path: Path) -> None:
+def test_batch_index_in_callbacks_starts_at_0_for_each_client(tmp_path: Path) -> None:
     places: list[int] = []
     count = Batchwise(end=lambda trainer, module, batch, batch_idx: places.append(batch_idx))
     data = unequal_data()
@@ -225,7 +225,7 @@ def test_what_a_callback_counts_for_itself_is_the_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
-def test_callbacks_that_only_look_change_nothing(
+def test_monitoring_callbacks_change_no_weight(
     tmp_path: Path, bar: Callable[[], Callback], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(callbacks: list[Callback], **options: Any) -> Tensor:
@@ -257,7 +257,7 @@ class Adds(Callback):
 
 
 @pytest.mark.parametrize("performance", ["accuracy", "val_acc"])
-def test_a_callback_that_adds_a_module_goes_before_the_loop(tmp_path: Path, performance: str) -> None:
+def test_callback_that_adds_a_module_must_come_before_the_loop(tmp_path: Path, performance: str) -> None:
     mode = "max" if performance == "val_acc" else None
 
     def train(first: bool, hook: str = "on_fit_start") -> None:

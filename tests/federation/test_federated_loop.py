@@ -93,7 +93,7 @@ def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -
 # ---- metric to weight and back
 
 
-def test_source_weights_compares_weights(tmp_path: Path) -> None:
+def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path: Path) -> None:
     keep = KeepUpdates()
     loop = FederatedLoop(keep, {"cssv": ClassSpecificShapley(momentum=0, source="weights")}, seed=1)
     module = fit(loop, tmp_path)

@@ -34,7 +34,7 @@ def scores_of(logits: Tensor, y: Tensor) -> Scores:
 
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("share", [0.06, 0.5])
-def test_predictions_that_have_nothing_to_do_with_the_labels_are_hardly_ever_told_apart(by: str, share: float) -> None:
+def test_predictions_independent_of_the_labels_seldom_beat_a_constant(by: str, share: float) -> None:
     generator, found = torch.Generator().manual_seed(0), 0
     for _ in range(400):
         y = (torch.rand(200, generator=generator) < share).long()
@@ -46,7 +46,7 @@ def test_predictions_that_have_nothing_to_do_with_the_labels_are_hardly_ever_tol
 @pytest.mark.parametrize("share", [0.06, 0.5])
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("by", ["auroc", "average_precision", "f1"])
-def test_of_class_scores_what_is_above_chance_follows_from_the_labels(by: str, classes: int, share: float) -> None:
+def test_class_scores_of_random_probabilities_seldom_beat_chance(by: str, classes: int, share: float) -> None:
     generator, found, learned = torch.Generator().manual_seed(0), 0, 0
     for _ in range(200):
         y = (torch.rand(200, generator=generator) < share).long()
@@ -63,7 +63,7 @@ def test_of_class_scores_what_is_above_chance_follows_from_the_labels(by: str, c
 
 
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (4, 0), (5, 0), (9, 1), (9, 4)])
-def test_accuracy_is_compared_with_the_majoritys_as_by_scipy(won: int, lost: int) -> None:
+def test_accuracy_beats_the_majority_class_by_scipys_binomial_test(won: int, lost: int) -> None:
     scores = Scores({"correct": torch.tensor([[94 - lost, won]])}, torch.tensor([94, 9]))
     expected = won + lost > 0 and bool(binomtest(won, won + lost, alternative="greater").pvalue < LEVEL)
     assert beats_constant(scores, "accuracy") == expected
@@ -103,7 +103,7 @@ LOSS, COSINE = PartialFederatedShapley(performance="negative_loss"), CosineGradi
     [(LOSS, "sv", "negative_loss"), (AUROC, "sv", "auroc"), (COSINE, "", "balanced_accuracy")],
     ids=repr,
 )
-def test_the_warning_the_record_the_table_and_the_report_say_it(
+def test_model_no_better_than_a_constant_is_reported_everywhere(
     tmp_path: Path, capsys: Any, metric: ContributionMetric, named: str, by: str, lr: float, learned: bool
 ) -> None:
     loop = FederatedLoop(metrics={"sv": copy.deepcopy(metric)}, seed=0)
@@ -141,7 +141,7 @@ def test_the_warning_the_record_the_table_and_the_report_say_it(
         (Plain, {}, {"limit_val_batches": 0}, "limit_val_batches=0"),
     ],
 )
-def test_where_it_cannot_be_known_that_is_said(
+def test_record_says_why_learning_cannot_be_tested(
     tmp_path: Path, capsys: Any, module: type[Plain], data: dict[str, Any], options: dict[str, Any], why: str
 ) -> None:
     loop = FederatedLoop(metrics={"cgsv": CosineGradientShapley()}, seed=0)
@@ -156,7 +156,7 @@ def test_where_it_cannot_be_known_that_is_said(
     assert f"{said}." in text_of(write_report(tmp_path, 0))
 
 
-def test_the_start_is_the_first_fits_after_a_resume(tmp_path: Path) -> None:
+def test_initial_performance_of_a_resumed_run_is_the_first_fits(tmp_path: Path) -> None:
     def run(folder: str, rounds: int, ckpt_path: Path | None = None) -> dict[str, Any]:
         loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(), "cgsv": CosineGradientShapley()}, seed=0)
         trainer = trainer_for(loop, tmp_path / folder, rounds)

@@ -69,12 +69,12 @@ def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> No
     trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
     trainer.fit(Plain(), toy_data())
     assert loop.round_index == 1
-    assert trainer.num_training_batches == 3
+    assert trainer.global_step == 3
     assert loop.contributions["cssv"].isfinite().all()
     assert not list(tmp_path.rglob("*.csv"))
 
 
-def test_the_trainer_is_given_back_as_it_was(tmp_path: Path) -> None:
+def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
     loop = FederatedLoop(seed=1)
     trainer = trainer_for(loop, tmp_path, rounds=1, limit_train_batches=0.5, accumulate_grad_batches=2)
     data, module = toy_data(), Plain()
@@ -83,13 +83,13 @@ def test_the_trainer_is_given_back_as_it_was(tmp_path: Path) -> None:
     assert trainer.reload_dataloaders_every_n_epochs == 0
     assert data.round_loader is None
     assert "optimizer_zero_grad" not in module.__dict__
-    assert "_accumulated_batches_reached" not in trainer.fit_loop.epoch_loop.__dict__
+    assert "update_lr_schedulers" not in trainer.fit_loop.epoch_loop.__dict__
     (result,) = trainer.validate(module, data, verbose=False)
     assert 0 <= result["val_acc"] <= 1
     assert "test_acc" in trainer.test(module, data, verbose=False)[0]
 
 
-def test_sanity_check_and_a_second_fit(tmp_path: Path) -> None:
+def test_fit_after_a_sanity_check_equals_a_fit_without(tmp_path: Path) -> None:
     loop = FederatedLoop(seed=1)
     first = vector(fit(loop, tmp_path, num_sanity_val_steps=2))
     again = vector(fit(loop, tmp_path))
@@ -108,7 +108,7 @@ class Record(Callback):
         self.seen.append({n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)})
 
 
-def test_what_the_loggers_have_can_be_monitored(tmp_path: Path) -> None:
+def test_values_in_the_loggers_can_be_monitored_by_callbacks(tmp_path: Path) -> None:
     loss = LeaveOneOut(performance="negative_loss")
     metrics: Any = {"cssv": ClassSpecificShapley(), "loo": loss, "cost": CommunicationCost()}
     options: Any = {"evaluation": ClientEvaluation(every=1), "reporting": Reporting(per_class=False)}
@@ -135,7 +135,7 @@ class Cohorts(ClientSampler):
         return torch.ones(num_clients)
 
 
-def test_a_value_stays_and_a_weight_is_its_rounds(tmp_path: Path) -> None:
+def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: Path) -> None:
     """And what is known of absent clients is known after a resume, too."""
     cohorts = [[0, 1], [1, 2], [1, 2], [0, 2]]
 
@@ -177,7 +177,7 @@ def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: st
 # ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables
 
 
-def test_a_fit_from_python_ends_as_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_from_python_prints_the_command_lines_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     with pytest.raises(ConfigurationError, match="has written no contributions"):
         loop.history()
@@ -222,7 +222,7 @@ def test_the_end_of_a_fit_says_who_contributed_what_and_what_next(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
-def test_who_stops_a_fit_sees_the_table_so_far(
+def test_stopped_fit_shows_the_table_so_far(
     number: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Lightning's status after Ctrl-C is 1; after SIGTERM it would be 0."""
@@ -241,7 +241,7 @@ def test_who_stops_a_fit_sees_the_table_so_far(
     assert "cssv" in capsys.readouterr().out
 
 
-def test_without_a_metric_no_contributions_are_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_without_metrics_announces_no_contributions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(FederatedLoop(seed=1), tmp_path, rounds=1)
     said = capsys.readouterr().out
     assert "Contributions" not in said
@@ -250,7 +250,7 @@ def test_without_a_metric_no_contributions_are_announced(tmp_path: Path, capsys:
     assert "--config quickstart" in capsys.readouterr().err
 
 
-def test_that_nobody_is_told_apart_is_in_the_closing_lines_the_record_and_the_report(
+def test_values_that_distinguish_no_clients_are_reported_as_inconclusive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metric = CumulativeShapley(performance="accuracy", estimator="permutation", estimator_args={"budget": 30})
@@ -269,7 +269,7 @@ class Notes(ClientAlgorithm):
 
 
 @pytest.mark.parametrize("files", [True, False])
-def test_a_client_that_keeps_something_to_look_at_has_a_folder(tmp_path: Path, files: bool) -> None:
+def test_client_that_keeps_a_table_has_a_folder(tmp_path: Path, files: bool) -> None:
     fit(FederatedLoop(client_algorithm=Notes(), reporting=Reporting(files=files)), tmp_path, rounds=1)
     assert list(tmp_path.glob("clients/*/*")) == [tmp_path / "clients/1/note.csv"] * files
 

@@ -1,10 +1,12 @@
 """A run that is killed and resumed is, to the bit, the run that was not."""
 
 import copy
+import errno
+import itertools
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback, OnExceptionChe
 
 from flsv import ClientEvaluation, ConfigurationError, FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
+from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import FedAMP
+from flsv.results.run_table import CSV
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx, FedRep, MoreauSGD
 from helpers.data import toy_data
-from helpers.fits import Stop, assert_resumes, full_run, trainer_for, vector
+from helpers.fits import InRound, Stop, assert_resumes, full_run, trainer_for, vector
 from helpers.models import Plain, network
 
 
@@ -45,7 +49,7 @@ def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule
 
 
 @pytest.mark.slow
-def test_kill_9_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
+def test_run_killed_within_a_round_resumes_to_the_bit(tmp_path: Path, whole: Any) -> None:
     die, tests = (3, 4), Path(__file__).parents[1]
     command = [sys.executable, "-m", "helpers.fits", str(tmp_path), "--die", *map(str, die)]
     path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
@@ -57,7 +61,7 @@ def test_kill_9_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
     assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
 
 
-class SaveAt(Callback):
+class SaveAt(InRound):
     """Saves a checkpoint in the third round wherever Lightning lets anybody save one; at batch -1, at all of them."""
 
     def __init__(self, hook: str, path: Path, batch: int = 0) -> None:
@@ -66,7 +70,7 @@ class SaveAt(Callback):
 
     def save(self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
         if trainer.current_epoch == 2 and trainer.training | trainer.validating:
-            place = trainer.fit_loop.epoch_loop.batch_idx if trainer.training else 0
+            place = self.place(trainer) if trainer.training else 0
             if self.batch == -1 or (not self.path.exists() and (len(args) < 2 or place == self.batch)):
                 trainer.save_checkpoint(self.path)
 
@@ -83,7 +87,7 @@ class SaveAt(Callback):
         ("on_train_epoch_end", 0),
     ],
 )
-def test_from_wherever_a_checkpoint_was_saved(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
+def test_checkpoint_saved_in_any_hook_resumes_to_the_bit(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
     path = tmp_path / "middle.ckpt"
     full_run(tmp_path / "first", callbacks=[SaveAt(hook, path, batch)])
     resumed = tmp_path / "second"
@@ -135,7 +139,7 @@ class CountsHooks(Callback):
 @pytest.mark.parametrize(
     ("hook", "batch"), [("on_train_epoch_start", 0), ("on_train_batch_start", 0), ("on_train_batch_end", 5)]
 )
-def test_what_hooks_change_when_a_round_begins_is_not_changed_twice(
+def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
     tmp_path: Path, hook: str, batch: int, first: bool
 ) -> None:
     def run(save: list[Callback], **how: Any) -> tuple[L.LightningModule, int]:
@@ -164,6 +168,37 @@ def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: P
     with pytest.warns(UserWarning, match="round 4 is discarded"), pytest.raises(ArithmeticError):
         full_run(tmp_path, callbacks=[Stop(3, 4, ArithmeticError), SaveOnException()])
     assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "exception.ckpt"), whole)
+
+
+@pytest.mark.parametrize("where", ["a metric", "the values' file"])
+def test_a_round_that_fails_at_the_server_is_counted_once(
+    tmp_path: Path, whole: Any, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
+
+    class SaveOnException(Callback):
+        def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
+            trainer.save_checkpoint(tmp_path / "exception.ckpt")
+
+    owner, name = (CSV, "write") if where != "a metric" else (ClassSpecificShapley, "update")
+    do, rounds = getattr(owner, name), itertools.count()
+
+    @wraps(do)
+    def fails(self: Any, *given: Any, **named: Any) -> None:
+        last = next(rounds) == 3
+        if not last or where == "a metric":
+            do(self, *given, **named)
+        if last:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(owner, name, fails)
+    with (
+        pytest.warns(UserWarning, match="exception.ckpt is not saved: round 4 has failed at the server"),
+        pytest.raises(OSError, match="No space left"),
+    ):
+        full_run(tmp_path, callbacks=[SaveOnException()])
+    assert not (tmp_path / "exception.ckpt").exists()
+    assert_same_run(tmp_path, *full_run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
 
 
 class DrawsTwice(UniformSampler):
@@ -228,7 +263,7 @@ RUNS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_several_parts_resume_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_algorithms_with_state_resume_to_the_bit(tmp_path: Path, name: str) -> None:
     options, module = RUNS[name]
     loop = assert_resumes(lambda: FederatedLoop(seed=2, **copy.deepcopy(options)), tmp_path, module)
     assert loop.client_accuracy is not None

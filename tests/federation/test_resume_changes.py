@@ -50,12 +50,12 @@ def resume(path: Path, folder: Path, module: Any = None, data: Any = None, round
         (partial(toy_data, corruptions=[ClosedSetLabelNoise(fraction=0.4)]), r"data.corruptions is .*Noise.* was None"),
     ],
 )
-def test_other_data_are_refused(saved: Path, tmp_path: Path, data: Any, said: str) -> None:
+def test_resume_with_other_data_is_refused(saved: Path, tmp_path: Path, data: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"the checkpoint is of another federation: .*{said}"):
         resume(saved, tmp_path, data=data())
 
 
-def test_labels_that_changed_in_the_same_data_are_found(tmp_path: Path) -> None:
+def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> None:
     """All options are the same: only the hashes tell, and whose they are."""
     before, after = toy_data(), toy_data()
     before.setup("fit")
@@ -80,7 +80,9 @@ def test_labels_that_changed_in_the_same_data_are_found(tmp_path: Path) -> None:
         ({"optimizer_state": "persist"}, "federation.optimizer_state is 'persist' and was 'reset'"),
     ],
 )
-def test_another_federation_is_refused(saved: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_resuming_another_federation_is_refused(
+    saved: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigurationError, match=said):
         resume(saved, tmp_path, **changes)
     assert not (tmp_path / "contributions.csv").exists()
@@ -102,7 +104,7 @@ def test_a_larger_privacy_budget_lets_a_run_go_on(tmp_path: Path) -> None:
         resume(path, tmp_path / "third", plain(), uploads=[budget(max_epsilon=5.0, clip=2.0)])
 
 
-def test_validating_on_samples_that_may_have_been_trained_on_is_said(saved: Path, tmp_path: Path) -> None:
+def test_validating_on_possible_training_samples_warns(saved: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
         trainer_for(loop(), tmp_path).validate(Plain(), datamodule=toy_data(seed=5), ckpt_path=saved)
     with warnings.catch_warnings():
@@ -128,7 +130,7 @@ def test_a_learning_rate_given_on_resume_is_used(saved: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("interval", ["epoch", "step"])
-def test_options_that_a_schedule_has_overtaken_are_refused(tmp_path: Path, interval: str) -> None:
+def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_path: Path, interval: str) -> None:
     steps = partial(Plain, interval=interval, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
     path = save(tmp_path, steps(optimizer=sgd_with(0.1)))
     resume(path, tmp_path / "same", steps(optimizer=sgd_with(0.1)))
@@ -136,7 +138,7 @@ def test_options_that_a_schedule_has_overtaken_are_refused(tmp_path: Path, inter
         resume(path, tmp_path / "other", steps(optimizer=sgd_with(0.2)))
 
 
-def test_another_optimizer_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_resume_with_another_optimizer_is_refused(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"started with SGD .* and is resumed with Adam"):
         resume(saved, tmp_path, Plain(optimizer=adam))
 
@@ -155,7 +157,7 @@ def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved: P
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
-def test_weights_of_another_network_are_one_line(saved: Path, tmp_path: Path, stage: str) -> None:
+def test_checkpoint_of_another_network_is_a_one_line_error(saved: Path, tmp_path: Path, stage: str) -> None:
     module = Plain(torch.nn.Linear(6, 3))
     said = re.escape(f"{saved} holds the weights of another network: net.weight is [3, 6] and was not there")
     with pytest.raises(ConfigurationError, match=said):
@@ -168,14 +170,14 @@ class Named(Plain):
         self.save_hyperparameters("network")
 
 
-def test_a_network_of_the_same_shapes_is_told_by_its_name(tmp_path: Path) -> None:
+def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, Named("ReLU"), rounds=1)
     for stage in ("fit", "test"):
         with pytest.raises(ConfigurationError, match="network is 'Tanh' and was 'ReLU'"):
             getattr(trainer_for(loop(), tmp_path / stage), stage)(Named("Tanh"), datamodule=toy_data(), ckpt_path=path)
 
 
-def test_a_checkpoint_of_no_federation_or_of_weights_only_is_said(tmp_path: Path) -> None:
+def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path: Path) -> None:
     trainer = trainer_for(None, tmp_path, rounds=1)
     trainer.fit(Plain(), toy_data())
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
@@ -210,7 +212,7 @@ def test_a_checkpoint_that_is_not_as_it_was_saved_is_refused(saved: Path, tmp_pa
         resume(path, tmp_path)
 
 
-def test_a_checkpoint_of_another_version_is_refused_in_words() -> None:
+def test_checkpoint_of_another_version_is_refused() -> None:
     for version in ({}, {"version": "0.9"}):
         with pytest.raises(ConfigurationError, match=rf"of flsv .*, and this is flsv {__version__}"):
             loop().check_state({"round_index": 2, "seed": 1, **version})

@@ -86,14 +86,14 @@ def test_a_task_without_classes_is_trained_and_measured(
         ({"aggregator": DivergenceWeighted()}, r"aggregator DivergenceWeighted\(.*\) works with classes"),
     ],
 )
-def test_what_needs_classes_says_so_before_training(arguments: Any, who: str, tmp_path: Path) -> None:
+def test_component_that_needs_classes_is_refused_before_training(arguments: Any, who: str, tmp_path: Path) -> None:
     trainer = trainer_for(FederatedLoop(**arguments), tmp_path, 1)
     with pytest.raises(ConfigurationError, match=f"{who}.*have no classes: the labels are float32 numbers\\."):
         trainer.fit(Regression(), numbers())
     assert trainer.global_step == 0
 
 
-def test_what_needs_classes_takes_those_that_are_given(tmp_path: Path) -> None:
+def test_component_that_needs_classes_uses_given_labels(tmp_path: Path) -> None:
     loop = FederatedLoop(DivergenceWeighted(), {"cssv": ClassSpecificShapley()}, seed=0)
     trainer_for(loop, tmp_path, 1).fit(Texts(), texts(labels=[i % 7 for i in range(N)]))
     assert loop.contributions["cssv"].by_class.shape == (3, 7)

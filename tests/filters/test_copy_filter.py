@@ -54,7 +54,7 @@ def watching() -> dict[str, Any]:
     return {"filters": [OutlierFilter(), CopyFilter(0.7, gap=None)]}
 
 
-def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None:
+def test_copies_are_reported_together_and_still_aggregated(tmp_path: Path) -> None:
     loop = of_sybils(metrics={"cgsv": CosineGradientShapley()}, **watching())
     said = told(loop, tmp_path / "run", "almost the same updates", 5)
     assert said[0].startswith("clients 1, 3 sent almost the same updates as each other, in several rounds, ")
@@ -70,7 +70,7 @@ def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None
     assert torch.equal(loop.state.model(), silent.state.model())
 
 
-def test_copies_that_were_named_stay_named_in_a_resumed_run(tmp_path: Path) -> None:
+def test_reported_copies_stay_reported_in_a_resumed_run(tmp_path: Path) -> None:
     """Though the copying ends before the run is stopped."""
     loops = []
     assert_resumes(lambda: loops.append(of_sybils(2, **watching())) or loops[-1], tmp_path, data=seven, rounds=(3, 5))
@@ -102,7 +102,7 @@ def compared(rounds: list[Tensor], threshold: float | None = None, gap: float | 
     return watch.notices.state_dict()["copy"]
 
 
-def test_who_stands_apart_in_the_first_three_rounds_is_a_copy_below_the_threshold() -> None:
+def test_isolated_group_in_the_first_three_rounds_counts_as_copies() -> None:
     apart, near = grams(0.65), grams(0.2)
     assert not compared([apart] * 2, gap=0.45)
     assert compared([apart] * 3, gap=0.45) == {0: 1, 1: 1}
@@ -113,7 +113,7 @@ def test_who_stands_apart_in_the_first_three_rounds_is_a_copy_below_the_threshol
     assert not compared([apart] * 6, threshold=0.7)
 
 
-def test_who_sends_the_sum_of_two_others_updates_is_no_copy() -> None:
+def test_sum_of_two_other_clients_updates_is_not_a_copy() -> None:
     updates = torch.randn(3, 6, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     updates[:, 2] = updates[:, 0] + updates[:, 1]
     rounds = [each @ each.T for each in updates]
@@ -129,7 +129,7 @@ def of_an_echo(folder: Path, mix: float = 1.0, rounds: int = 6) -> tuple[Federat
     return loop, told(loop, folder, "last step back", rounds)
 
 
-def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> None:
+def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path: Path) -> None:
     loop, said = of_an_echo(tmp_path)
     # Of six rounds the first has no step before it, and the attacker none to send; three have to speak.
     assert said[0].startswith("client 2 sent the server's own last step back, in several rounds, up to round 4 (")
@@ -142,6 +142,6 @@ def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("mix", "rounds"), [(0.5, 6), (1.0, 3)])
-def test_half_an_echo_or_two_rounds_of_one_prove_nothing(tmp_path: Path, mix: float, rounds: int) -> None:
+def test_partial_or_two_round_copies_of_the_server_are_not_reported(tmp_path: Path, mix: float, rounds: int) -> None:
     loop, said = of_an_echo(tmp_path, mix, rounds)
     assert (said, loop.copies, loop.events) == ([], [], [])

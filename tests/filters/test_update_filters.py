@@ -51,9 +51,7 @@ class Huge(Attack):
 
 
 @pytest.mark.parametrize("size", [1e10, 3e38])
-def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_would_be_left(
-    tmp_path: Path, size: float
-) -> None:
+def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_path: Path, size: float) -> None:
     loop = FederatedLoop(uploads=[Huge(size)], metrics={"cgsv": CosineGradientShapley()}, seed=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -87,7 +85,7 @@ METRICS = {
 
 @pytest.mark.parametrize("factor", [100.0, 1e30])
 @pytest.mark.parametrize("kind", METRICS)
-def test_who_is_named_in_every_round_has_no_value(tmp_path: Path, kind: str, factor: float) -> None:
+def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path: Path, kind: str, factor: float) -> None:
     aggregator, metric = METRICS[kind]
     loop = paid(tmp_path, range(4), aggregator(), metric(), factor)
     assert loop.named == {1: (4, 4)}
@@ -97,7 +95,7 @@ def test_who_is_named_in_every_round_has_no_value(tmp_path: Path, kind: str, fac
     assert [value == value for value in run.final("m")] == [True, False, True, True, True]
 
 
-def test_a_round_in_which_a_client_is_named_counts_nothing_for_it(tmp_path: Path) -> None:
+def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path: Path) -> None:
     """Values are sums over rounds: one update of a hundred times its length would be worth a hundred rounds."""
     once = paid(tmp_path / "once", range(3, 4), GeometricMedian(), GradientShapley(), 100.0)
     before = paid(tmp_path / "never", range(0), GeometricMedian(), GradientShapley(), 100.0)
@@ -164,7 +162,7 @@ def cohort(norms: Tensor, index: int = 0, broken: Sequence[int] = ()) -> Cohort:
     return Cohort(index, updates, norms[:, None], starts, samples, num_parameters=1, broken=broken)
 
 
-def test_clients_that_return_nan_after_a_large_update_are_not_named_but_its_sender_is() -> None:
+def test_sender_of_a_large_update_is_reported_not_those_it_made_nan() -> None:
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
     watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9], dtype=torch.float64)))
@@ -178,7 +176,7 @@ def failing(*pairs: tuple[int, int]) -> Diverges:
     return Diverges(network(), sgd, set(pairs))
 
 
-def test_a_client_with_nan_is_left_out_named_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path: Path) -> None:
     loop = shapfed(personalizer=Standalone(), optimizer_state="persist")
     with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"):
         module = fit(loop, tmp_path, failing((1, 1), (2, 1)))
@@ -215,7 +213,7 @@ def lengths(round: Round) -> torch.Tensor:
     return (round.client_vectors[:, :cut].double() - round.global_vector[:cut].double()).norm(dim=1)
 
 
-def test_nobody_is_longer_than_the_bound_and_its_direction_stays(tmp_path: Path) -> None:
+def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path: Path) -> None:
     plain = only_round(tmp_path / "plain")
     filters = [OutlierFilter(), NormCap(1.25)]
     round = only_round(tmp_path / "capped", uploads=[Scaling(3.0, clients=[1])], filters=filters)
@@ -230,13 +228,13 @@ def test_nobody_is_longer_than_the_bound_and_its_direction_stays(tmp_path: Path)
     assert torch.equal(mine[cut:], other[cut:])
 
 
-def test_a_bound_that_nobody_reaches_changes_nothing_to_the_bit(tmp_path: Path) -> None:
+def test_bound_that_no_update_reaches_changes_nothing_to_the_bit(tmp_path: Path) -> None:
     filters = [OutlierFilter(), NormCap(100.0), SampleCap(100.0)]
     plain, round = only_round(tmp_path / "plain"), only_round(tmp_path / "capped", filters=filters)
     assert torch.equal(plain.server_vector, round.server_vector)  # type: ignore[arg-type]
 
 
-def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) -> None:
+def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> None:
     plain = only_round(tmp_path / "plain")
     round = only_round(tmp_path / "capped", filters=[OutlierFilter(), SampleCap(1.0)])
     median = int(plain.num_samples.double().quantile(0.5))

@@ -9,7 +9,7 @@ from flsv.functional.distances import distances, squared_distances, weighted_mea
 
 
 @pytest.mark.parametrize("block", [1 << 20, 12])
-def test_distances_against_numpy(monkeypatch, block):
+def test_distances_equal_numpys(monkeypatch, block):
     monkeypatch.setattr(module, "CPU_BLOCK", block)
     torch.manual_seed(0)
     points = torch.randn(5, 17)
@@ -22,7 +22,7 @@ def test_distances_against_numpy(monkeypatch, block):
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1e300), (torch.float32, 1e-40)])
-def test_neither_overflow_nor_underflow(dtype, size):
+def test_distances_of_extreme_sizes_neither_overflow_nor_underflow(dtype, size):
     points = torch.full((2, 17), size, dtype=dtype)
     points[1] = 0
     found = distances(points, -points)

@@ -30,7 +30,7 @@ def test_label_divergence_equals_scipys(reference: Any, q: Any) -> None:
     np.testing.assert_allclose(label_divergence(COUNTS, "l2", reference), np.linalg.norm(p - q, axis=1), rtol=1e-6)
 
 
-def test_label_divergence_with_a_class_missing_from_the_reference() -> None:
+def test_kl_divergence_with_a_class_missing_from_the_reference_is_refused() -> None:
     lacks = torch.tensor([1, 1, 0])
     with pytest.raises(ValueError, match="infinite"):
         label_divergence(torch.tensor([1, 1, 1]), "kl", lacks)
@@ -68,7 +68,7 @@ def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) ->
     np.testing.assert_allclose(weights.numpy(), by_hand(samples, divergence, a, b, normalize), rtol=1e-6)
 
 
-def test_everybody_clipped_falls_back_to_samples() -> None:
+def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
     samples = torch.tensor([100, 300])
     with pytest.warns(UserWarning, match="falling back to shares of samples"):
         weights = divergence_weights(samples, torch.ones(2), a=5.0, b=0.0)

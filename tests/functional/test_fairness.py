@@ -26,7 +26,7 @@ def test_collaborative_fairness_of_shapfeds_table_2_accuracies_is_as_printed(met
     )
 
 
-def test_numpy() -> None:
+def test_collaborative_fairness_equals_numpys_correlation() -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 7))
     expected = np.corrcoef(x, y)[0, 1]
     assert collaborative_fairness(torch.tensor(x), torch.tensor(y)).item() == pytest.approx(expected)

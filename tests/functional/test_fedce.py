@@ -10,7 +10,7 @@ from flsv.functional import (
 )
 
 
-def test_cosines_of_nothing_are_0() -> None:
+def test_cosine_is_0_if_there_are_no_other_updates() -> None:
     updates = torch.tensor([[1.0, 2.0], [0.0, 0.0], [-1.0, -2.0]])
     gram = updates @ updates.T
     assert leave_one_out_cosines(gram, torch.tensor([0.5, 0.0, 0.5]))[1] == 0
@@ -30,7 +30,7 @@ def test_fedces_estimates_have_a_floor_and_are_equal_where_their_sum_is_0() -> N
         contribution_estimates(torch.zeros(2), torch.tensor([-0.7, 0.2]))
 
 
-def test_no_error_counts_beyond_the_cap() -> None:
+def test_errors_above_the_cap_are_capped() -> None:
     cosines, scores = torch.tensor([0.1, 0.3, -0.2, 0.0]), torch.tensor([0.9, 0.8, 0.6, 0.7])
     plain = contribution_estimates(cosines, scores)
     assert torch.equal(contribution_estimates(cosines, scores, cap=10.0), plain)

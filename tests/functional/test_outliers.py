@@ -18,7 +18,7 @@ def test_the_score_is_that_of_iglewicz_and_hoaglin():
 
 @pytest.mark.parametrize("clients", [1, 2, 4, 101])
 @pytest.mark.parametrize("size", [1e20, 3e38, float("inf")])
-def test_what_overflows_is_found_in_any_cohort(clients, size):
+def test_infinite_norm_is_found_in_a_cohort_of_any_size(clients, size):
     norms = torch.rand(clients, dtype=torch.float64) + 1
     norms[clients // 2] = size
     assert large_updates(norms).nonzero().flatten().tolist() == [clients // 2]
@@ -35,7 +35,7 @@ def test_what_overflows_is_found_in_any_cohort(clients, size):
         [2.0**i for i in range(12)],  # a cohort whose sizes differ
     ],
 )
-def test_no_false_alarm(norms):
+def test_ordinary_norms_are_not_outliers(norms):
     assert not large_updates(torch.tensor(norms)).any()
 
 

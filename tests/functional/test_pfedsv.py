@@ -31,7 +31,7 @@ def weights_reference(values, distances, own, self_weight):
 
 @pytest.mark.parametrize("self_weight", POLICIES)
 @pytest.mark.parametrize("own", [0, 5])
-def test_weights_against_numpy(self_weight, own):
+def test_personalized_weights_equal_numpys(self_weight, own):
     generator = torch.Generator().manual_seed(own)
     for _ in range(20):
         values = torch.randn(6, generator=generator, dtype=torch.float64)
@@ -45,7 +45,7 @@ def test_weights_against_numpy(self_weight, own):
 
 @pytest.mark.parametrize("self_weight", POLICIES)
 @pytest.mark.parametrize("values", [[-0.1, -0.2, -0.3], [0.0, 0.0, 0.0], [0.0, 0.5, -0.1]])
-def test_nobody_else_is_worth_anything_the_own_model_stays(values, self_weight):
+def test_weights_keep_the_own_model_if_no_other_has_a_positive_value(values, self_weight):
     weights = personalized_weights(torch.tensor(values), torch.tensor([1.0, 0.0, 2.0]), own=1, self_weight=self_weight)
     assert weights.tolist() == [0, 1, 0]
 
@@ -86,7 +86,7 @@ def choose(relevance, own=0, k=2, available=None, explore="score", seed=0):
     return top_k_download(relevance, there, own, k, explore, draw(seed)).tolist()
 
 
-def test_the_first_round_is_random_and_uniform():
+def test_downloads_of_the_first_round_are_uniformly_random():
     counts = torch.zeros(6)
     for seed in range(600):
         chosen = choose([nan] * 6, own=2, k=2, seed=seed)
@@ -97,7 +97,7 @@ def test_the_first_round_is_random_and_uniform():
     assert (counts[[0, 1, 3, 4, 5]] - 240).abs().max() < 60
 
 
-def test_by_score_while_somebody_is_unvisited_then_as_many_as_are_positive():
+def test_downloads_are_by_score_and_limited_to_positive_scores_at_the_end():
     assert choose([9.0, 0.1, 0.3, nan, -0.2], k=2) == [2, 1]
     assert choose([9.0, 0.1, 0.3, nan, -0.2], k=3) == [2, 1, 3]
     assert choose([9.0, 0.1, 0.3, nan, -0.2], k=2, explore="unvisited") == [3, 2]

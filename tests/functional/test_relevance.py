@@ -13,7 +13,7 @@ from flsv.functional import (
 )
 
 
-def test_overlap_against_numpy():
+def test_label_overlap_equals_numpys():
     counts = torch.randint(0, 3, (12, 6), generator=torch.Generator().manual_seed(0)) * 7
     shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
     expected = np.minimum(shares[:, None], shares).sum(-1)
@@ -21,7 +21,7 @@ def test_overlap_against_numpy():
 
 
 @pytest.mark.parametrize("digits", [0, 6])
-def test_auroc_against_scikit_learn(digits):
+def test_relevance_auroc_equals_scikit_learns(digits):
     generator = torch.Generator().manual_seed(digits)
     n = 15
     truth = torch.rand(n, n, generator=generator) > 0.7

@@ -39,7 +39,7 @@ def test_axes_are_the_principal_ones_at_a_total_variance_of_one() -> None:
     np.testing.assert_allclose(np.abs(mine), np.abs(theirs), rtol=1e-6, atol=1e-9)
 
 
-def test_dead_features_have_no_axis_and_broken_samples_do_not_count() -> None:
+def test_constant_features_have_no_axis_and_nan_samples_are_ignored() -> None:
     x = torch.tensor([[1.0, 2.0], [3.0, 2.0]])
     assert principal_axes(x, 5)[1].shape == (1, 2)
     assert principal_axes(torch.ones(4, 3), 5)[1].shape == (0, 3)

@@ -28,7 +28,7 @@ def test_class_specific_shapley_equals_numpys_cosines() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_scale_does_not_matter_even_at_the_edge_of_float32(scale: float) -> None:
+def test_cssv_does_not_depend_on_scale_even_at_the_edge_of_float32(scale: float) -> None:
     torch.manual_seed(0)
     clients, server = torch.randn(3, 2, 5), torch.randn(2, 5)
     torch.testing.assert_close(

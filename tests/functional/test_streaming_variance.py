@@ -31,7 +31,7 @@ def made(rounds: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rounds", [2, 4, 30])
-def test_it_is_the_mean_square_of_the_blocks_deviations(rounds: int) -> None:
+def test_spread_variance_is_the_mean_square_of_block_deviations(rounds: int) -> None:
     values = made(rounds)
     variance, count = spread_variance(folded(values))
     blocks = blocks_of(rounds)
@@ -42,7 +42,7 @@ def test_it_is_the_mean_square_of_the_blocks_deviations(rounds: int) -> None:
     assert count.tolist() == [len(blocks)] * 3
 
 
-def test_one_block_says_nothing_and_equal_values_are_exact() -> None:
+def test_spread_variance_of_one_round_is_nan_and_of_equal_values_0() -> None:
     assert spread_variance(folded(made(1)))[0].isnan().all()
     rows = folded(torch.full((9, 1), 0.1, dtype=torch.float32))
     assert spread_variance(rows)[0].item() == 0
@@ -73,7 +73,7 @@ def test_steps_of_an_absent_client_are_between_its_own_rounds_and_stretches_join
         assert torch.equal(both[:, 10], folded(values)[:, 10])
 
 
-def test_a_round_joins_and_a_stretch_is_appended() -> None:
+def test_spread_add_and_merge_equal_one_pass_over_all_rounds() -> None:
     values = made(12)
     values[3:6, 1] = torch.nan  # absent
     values[:, 2] = torch.nan

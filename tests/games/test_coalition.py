@@ -26,7 +26,7 @@ METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy
     [("uniform", 1.0, False), ("samples", 0.6, False), (FIXED, 1.7, True), (Renormalized(FIXED), 0.6, True)],
 )
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_every_metric_against_naive_averaging_and_scikit_learn(
+def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     backend: Any, weighting: Any, server_lr: float, own_starts: bool
 ) -> None:
     net, data = module(), batches()
@@ -73,7 +73,7 @@ def linear_round(index: int, space: ParameterSpace, models: torch.Tensor) -> Rou
     return Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space)
 
 
-def test_the_gradient_is_that_of_the_model_that_is_asked_about() -> None:
+def test_game_gradient_is_computed_at_the_given_model() -> None:
     games, _, space = linear_games()
     first, second = torch.zeros(4), torch.tensor([1.0, 0, 0, 1])
     games.begin(linear_round(0, space, torch.stack([first, second])))
@@ -83,7 +83,7 @@ def test_the_gradient_is_that_of_the_model_that_is_asked_about() -> None:
         torch.testing.assert_close(games.gradient(vector).float(), weight.grad.flatten())
 
 
-def test_products_are_worked_out_once_a_round() -> None:
+def test_gradient_products_are_computed_once_per_round() -> None:
     """Hessian products take a pass of the validation set for every client, and a metric asks for them twice."""
     (games, evaluator, space), asked, draw = linear_games(), [], torch.Generator().manual_seed(0)
     whole = evaluator.gradient_products
@@ -102,7 +102,7 @@ def test_products_are_worked_out_once_a_round() -> None:
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_the_context_is_around_the_forward_and_no_other_is(backend: Any) -> None:
+def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
     net, data = module(), batches()
     round = a_round(net)
     mask = torch.tensor([[True, False, True, True]])
@@ -126,7 +126,7 @@ def test_the_context_is_around_the_forward_and_no_other_is(backend: Any) -> None
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_a_broken_model_has_no_hits_and_no_finite_loss(backend: Any) -> None:
+def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend: Any) -> None:
     net = module()
     space = ParameterSpace(net)
     vectors = space.read(net).repeat(3, 1)
@@ -143,7 +143,7 @@ def test_a_broken_model_has_no_hits_and_no_finite_loss(backend: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [600, 7])
-def test_batches_are_cut_or_put_together_and_count_as_before(size: int) -> None:
+def test_validation_batches_are_recut_without_changing_scores(size: int) -> None:
     net = module()
     space = ParameterSpace(net)
     data = batches(600, size)
@@ -180,7 +180,7 @@ class Drawing(nn.Linear):
         return super().forward(x.flatten(1)) + 0.1 * torch.randn(len(x), 2)
 
 
-def test_any_output_is_measured_at_once_with_the_same_random_numbers() -> None:
+def test_batched_models_draw_the_same_random_numbers() -> None:
     """A regression of two numbers, against the metric of each model's outputs."""
     torch.manual_seed(0)
     net = Drawing(36, 2)
@@ -239,7 +239,7 @@ def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_the_module_and_the_process_are_left_alone(backend: Any) -> None:
+def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None:
     net = module()
     net.train()
     net.norm.eval()

@@ -143,7 +143,7 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
     ("asks", "kind"),
     [*(("game", kind) for kind in WRONG), ("logged", "lambda of a list"), ("personalizer", "lambda of a list")],
 )
-def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path, kind: str, asks: str) -> None:
+def test_module_whose_copy_uses_the_original_is_refused_before_training(tmp_path: Path, kind: str, asks: str) -> None:
     make, message = WRONG[kind]
     arguments: dict[str, Any] = {
         "game": {"metrics": {"sv": PartialFederatedShapley()}},
@@ -158,7 +158,7 @@ def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_what_a_vector_does_not_hold_is_as_it_is_in_the_module(backend: Any) -> None:
+def test_copies_follow_the_modules_state_outside_of_vectors(backend: Any) -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
     module.register_forward_hook(lambda layer, args, output: output + layer.scale * layer.center)
     module.register_buffer("scale", torch.ones(()), persistent=False)
@@ -174,7 +174,7 @@ def test_what_a_vector_does_not_hold_is_as_it_is_in_the_module(backend: Any) -> 
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(-20 - torch.tensor(2.0).log().item())
 
 
-def test_what_cannot_be_copied_is_named_before_training(tmp_path: Path) -> None:
+def test_attribute_that_cannot_be_copied_is_named_before_training(tmp_path: Path) -> None:
     module = Kept()
     module.may_train = False
     module.net.stream = (number for number in range(3))  # type: ignore[assignment]

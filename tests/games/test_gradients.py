@@ -29,7 +29,7 @@ class Smooth(nn.Module):
         return self.head(torch.tanh(mixed + hidden))
 
 
-def test_products_against_the_full_hessian() -> None:
+def test_gradient_products_equal_those_with_the_full_hessian() -> None:
     torch.manual_seed(0)
     net = Smooth().train()
     net.norm.running_mean.uniform_(-1, 1)

@@ -66,7 +66,7 @@ def by_hand(model: Plain, given: FederatedDataModule) -> float:
     return sum(r / h for r, h in zip(right, held)) / CLASSES
 
 
-def test_values_are_of_all_clients_samples_and_sum_to_the_gain(tmp_path: Path) -> None:
+def test_values_by_client_judges_are_of_all_held_out_samples(tmp_path: Path) -> None:
     metrics = {
         "sv": PartialFederatedShapley(judges="clients"),
         "shadow": ShadowShapley(judges="clients"),
@@ -112,7 +112,7 @@ def test_other_scores_are_means_over_samples(tmp_path: Path) -> None:
     assert found.contributions["roc"].isfinite().all()
 
 
-def test_rare_classes_are_left_to_others_and_counts_are_capped() -> None:
+def test_judges_omit_their_rare_classes_and_cap_their_counts() -> None:
     count = torch.tensor([1, 1])
     x, y = torch.arange(12.0)[:, None], torch.tensor([0] * 7 + [1] * 3 + [2] * 2)
 
@@ -145,7 +145,7 @@ def lies(kind: str, local: LocalData, models: Tensor, *rest: Any, **options: Any
 
 
 @pytest.mark.parametrize("kind", ["more than there are", "more than it holds out", "short"])
-def test_answers_that_cannot_be_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_impossible_answers_of_judges_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
     with pytest.raises(
         ConfigurationError, match=r"clients \[0, 1, 2, 3\] do not judge models.*its answer cannot be one"
@@ -154,7 +154,7 @@ def test_answers_that_cannot_be_are_not_taken(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("kind", ["honest", "opposite"])
-def test_who_judges_as_nobody_else_does_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_judge_unlike_all_others_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     assert len(CLIENTS) >= JUDGES
     assert unlike_others(torch.full((6, 8), float("nan"))) == []
     monkeypatch.setattr(judges, "judge", partial(lies, kind))
@@ -199,7 +199,7 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -
         flsv.retrain(trainer_for(loop({}), tmp_path), module(), rare, judges="clients")
 
 
-def test_rounds_that_others_run_have_no_judges() -> None:
+def test_value_round_refuses_metrics_with_client_judges() -> None:
     net = nn.Linear(2, 2)
     metric = PartialFederatedShapley(judges="clients")
     with pytest.raises(ConfigurationError, match='asks for judges="clients", which only a FederatedLoop has'):

@@ -72,7 +72,7 @@ METRICS = [
 
 
 @pytest.mark.parametrize(("kind", "metric", "sign"), METRICS, ids=[kind.__name__ for kind, _, _ in METRICS])
-def test_a_torchmetrics_metric_of_forward(tmp_path: Path, kind: Any, metric: Any, sign: int) -> None:
+def test_torchmetrics_performance_equals_the_metric_alone(tmp_path: Path, kind: Any, metric: Any, sign: int) -> None:
     torch.manual_seed(1)
     module = kind()
     values, vectors = played(tmp_path, module, federated(kind.data()), performance=metric)
@@ -96,7 +96,7 @@ class Probability(OneLogit):
 
 
 @pytest.mark.parametrize("kind", [OneLogit, Probability])
-def test_logits_and_probabilities_are_told_apart_once(tmp_path: Path, kind: Any) -> None:
+def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path: Path, kind: Any) -> None:
     """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities. All of these models' do."""
 
     class Small(kind):
@@ -226,7 +226,7 @@ def test_scores_of_classes_are_scikit_learns(kind: str, name: str) -> None:
         ("three logits", SCORES["auroc"], torch.arange(8) % 2, "BinaryAUROC does"),
     ],
 )
-def test_what_has_no_such_score_is_refused(kind: str, measure: Any, labels: Tensor, message: str) -> None:
+def test_output_without_the_asked_score_is_refused(kind: str, measure: Any, labels: Tensor, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         evaluator(KINDS[kind](), measure, [(torch.rand(8, 3), labels)])
 

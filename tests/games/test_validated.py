@@ -78,7 +78,7 @@ def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
         assert value == pytest.approx(-mean, rel=1e-5)
 
 
-def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) -> None:
+def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -> None:
     module, data = VAE(), federated(VAE.data())
     found: dict[str, Any] = {}
 
@@ -117,7 +117,7 @@ def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_fit_is_the_same_with_and_without_a_game(tmp_path: Path) -> None:
+def test_games_by_logged_values_do_not_change_the_fit(tmp_path: Path) -> None:
     """Python state, metrics, loggers and what is logged: a game of validations leaves no trace."""
     from lightning.pytorch.loggers import CSVLogger
 
@@ -179,7 +179,7 @@ class Twice(LanguageModel):
 @pytest.mark.parametrize(
     ("kind", "words"), [(Detached, "is logged without its graph"), (Twice, "hooks around the step have a part in it")]
 )
-def test_a_gradient_that_cannot_be_had_is_refused_before_training(tmp_path: Path, kind: Any, words: str) -> None:
+def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path: Path, kind: Any, words: str) -> None:
     loop = FederatedLoop(metrics={"g": GradientShapley(loss="val_loss")}, seed=3, reporting=Reporting(table=False))
     with pytest.raises(ConfigurationError, match=words) as caught:
         fit(loop, tmp_path, kind(), federated(kind.data()), rounds=1)

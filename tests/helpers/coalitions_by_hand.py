@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -218,6 +219,12 @@ class FrozenByHand(Hand):
 
 def data(proportions: Sequence[int] = (4, 1, 2)) -> FederatedDataModule:
     return toy_data(tuple(proportions), server_val=0.3)
+
+
+def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train coalitions by copies of the Trainer, as where the process cannot be forked."""
+    for module in ("kept_beginning", "coalition_plan", "forked_fits"):
+        monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
 
 
 class KeepsModels(ShadowShapley):

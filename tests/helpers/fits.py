@@ -292,14 +292,26 @@ class Noisy(Plain):
         self.log("epoch_noise", torch.rand(()))
 
 
-class Stop(Callback):
+class InRound(Callback):
+    """Knows the number, from 0, of the present batch among all of the round."""
+
+    first = 0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.first = trainer.fit_loop.total_batch_idx + 1
+
+    def place(self, trainer: L.Trainer) -> int:
+        return trainer.fit_loop.total_batch_idx - self.first
+
+
+class Stop(InRound):
     """Ends the run in the middle of a round: by SIGKILL, or by an exception."""
 
     def __init__(self, round_index: int, batch: int, error: type[BaseException] | None = None) -> None:
         self.round_index, self.batch, self.error = round_index, batch, error
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-        if trainer.current_epoch == self.round_index and trainer.fit_loop.epoch_loop.batch_idx == self.batch:
+        if trainer.current_epoch == self.round_index and self.place(trainer) == self.batch:
             if self.error is not None:
                 raise self.error("stopped by the test")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -52,14 +52,14 @@ def declared() -> set[str]:
     return {name.lower() for each in lists for name in re.findall(r'"([A-Za-z][\w.-]*)', each)}
 
 
-def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
+def test_imported_packages_are_exactly_the_declared_dependencies() -> None:
     mine = {DISTRIBUTIONS.get(name, name).lower(): files[0] for name, files in imported().items()}
     assert mine.keys() <= declared(), mine
     assert declared() - mine.keys() == {"pyarrow"}  # pandas imports it
 
 
 @pytest.mark.slow
-def test_formulas_are_there_without_scikit_learn_and_pandas() -> None:
+def test_functional_imports_neither_scikit_learn_nor_pandas() -> None:
     """POT imports both: a third of the seconds that it takes."""
     heavy = "{'ot', 'sklearn', 'pandas'} & set(sys.modules)"
     given = [sys.executable, "-c", f"import sys, flsv.functional; print({heavy})"]
@@ -67,7 +67,7 @@ def test_formulas_are_there_without_scikit_learn_and_pandas() -> None:
 
 
 @pytest.mark.parametrize("name", ["timm:resnet10t", "resnet18", "nonsense"])
-def test_without_timm_the_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_network_that_needs_missing_timm_names_the_package(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ConfigurationError, match="not installed: pip install timm"):
         build_network(name, 3, (3, 32, 32))
@@ -96,11 +96,11 @@ BY_NAME = (
         ('dependencies = ["flsv @ file:///srv/wheels/flsv-1.1.0-py3-none-any.whl"]', False),
     ],
 )
-def test_requirements_by_name_are_seen(text: str, by_name: bool) -> None:
+def test_pattern_finds_installations_of_flsv_by_name(text: str, by_name: bool) -> None:
     assert any(re.search(pattern, text, flags=re.MULTILINE) for pattern in BY_NAME) == by_name
 
 
-def test_nobody_is_told_to_install_flsv_by_its_name() -> None:
+def test_no_file_says_to_install_flsv_by_its_name() -> None:
     """It is on no index: who registers the name there would run code wherever it is installed so."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, text=True, check=True)
     names = [name for name in listed.stdout.split("\0") if name and name != "CHANGELOG.md"]

@@ -125,7 +125,7 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("attempt", "given", "ways"), CASES)
-def test_what_a_message_names_works(attempt: Any, given: dict[str, Any], ways: dict[str, Any]) -> None:
+def test_remedy_that_an_error_message_names_works(attempt: Any, given: dict[str, Any], ways: dict[str, Any]) -> None:
     with pytest.raises((ValueError, UserWarning)) as caught:
         attempt(**given)
     message = str(caught.value)

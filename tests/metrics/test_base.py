@@ -30,7 +30,7 @@ class Judged(Curious):
     uses_ground_truth = True
 
 
-def test_only_a_metric_that_declares_it_is_told_the_class_counts(tmp_path: Path) -> None:
+def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path: Path) -> None:
     data, plain, judged = toy_data(), Curious(), Judged()
     fit(FederatedLoop(metrics={"plain": plain, "judged": judged}), tmp_path, data=data, rounds=1)
     assert plain.class_counts is None
@@ -47,7 +47,7 @@ def test_metric_named_by_a_path_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METRIC_CASES)
-def test_what_a_metric_was_made_with_cannot_be_set(name: str) -> None:
+def test_constructor_arguments_of_a_metric_are_read_only(name: str) -> None:
     metric = METRIC_CASES[name].new()
     kept = vars(metric).keys() - metric._defaults
     arguments = [each for each in inspect.signature(type(metric)).parameters if each in kept]
@@ -57,7 +57,7 @@ def test_what_a_metric_was_made_with_cannot_be_set(name: str) -> None:
             setattr(metric, argument, getattr(metric, argument))
 
 
-def test_the_updates_of_a_stranger_are_checked_and_counted() -> None:
+def test_updates_of_a_custom_metric_are_checked_and_counted() -> None:
     metric = Curious(num_clients=3, num_classes=2)
     for wrong, message in (([3], "must lie in"), ([-1], "must lie in"), ([1, 1], "twice"), ([], "empty")):
         with pytest.raises(ValueError, match=message):
@@ -82,7 +82,7 @@ def test_the_updates_of_a_stranger_are_checked_and_counted() -> None:
         (PartialFederatedShapley(), PartialFederatedShapley(3), "nothing to merge into: pass num_clients"),
     ],
 )
-def test_metrics_that_do_not_mean_the_same_are_not_merged(
+def test_merging_metrics_with_different_settings_is_refused(
     one: ContributionMetric, other: ContributionMetric, match: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=match):

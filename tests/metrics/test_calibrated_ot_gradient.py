@@ -21,7 +21,7 @@ def made(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
     return metric, clients
 
 
-def test_it_is_one_minus_the_share_of_flagged_samples() -> None:
+def test_calibrated_ot_gradient_is_one_minus_the_flagged_share() -> None:
     metric, clients = made()
     shares = [client.ask(sample_values).flagged.float().mean() for client in clients[:2]]
     torch.testing.assert_close(metric.compute()[:2], 1 - torch.stack(shares))
@@ -30,7 +30,7 @@ def test_it_is_one_minus_the_share_of_flagged_samples() -> None:
     assert metric.diagnostics()["distance"][0] > metric.diagnostics()["distance"][1]
 
 
-def test_only_counts_are_in_its_state() -> None:
+def test_calibrated_ot_gradient_state_holds_counts_and_no_samples() -> None:
     metric, clients = made()
     assert {name: list(state.shape) for name, state in metric.state_dict().items()} == {
         "distances": [3], "flagged": [3], "rounds": [],

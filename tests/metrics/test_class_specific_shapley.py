@@ -35,7 +35,7 @@ def fed(**kwargs: Any) -> ClassSpecificShapley:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_running_value_is_algorithm_1(momentum: float) -> None:
+def test_cssv_over_rounds_equals_algorithm_1(momentum: float) -> None:
     metric, wanted = fed(momentum=momentum), expected(momentum)
     torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
     overall = metric.per_client(metric.compute())
@@ -50,7 +50,7 @@ def test_class_specific_shapley_warns_that_two_classes_have_one_value() -> None:
         ClassSpecificShapley().bind(3, 3)
 
 
-def test_weighed_by_samples_over_rounds_and_in_the_interval() -> None:
+def test_cssv_weighted_by_samples_weights_values_and_intervals() -> None:
     found = fed(weighting="samples", momentum=0.5)
     torch.testing.assert_close(found.compute(), expected(momentum=0.5), equal_nan=True)
     # Client 1 had 11, 21 and 31 samples.

@@ -75,7 +75,7 @@ FOLDS: dict[str, tuple[Any, Callable[[list[float], list[int]], float]]] = {
 @pytest.mark.parametrize("estimator", ["auto", "exact"])
 @pytest.mark.parametrize("fold", FOLDS)
 @pytest.mark.parametrize("value", VALUES)
-def test_it_is_a_plain_loop_over_coalitions_and_rounds(value: str, fold: str, estimator: str) -> None:
+def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(value: str, fold: str, estimator: str) -> None:
     given, folded = FOLDS[fold]
     made: Any = CoalitionValue(N, value=value, estimator=estimator, fold=given)
     found, rounds = played(made).compute(), by_loop(value)
@@ -213,7 +213,7 @@ def test_a_surrogates_error_is_that_of_the_value_in_units_of_the_range(normalize
 
 
 @pytest.mark.parametrize("value", ["shapley", "banzhaf", "beta"])
-def test_auto_keeps_to_a_budget_for_few_players_too(value: Any) -> None:
+def test_estimator_auto_keeps_to_the_budget_for_few_players(value: Any) -> None:
     metric = CoalitionValue(8, value=value, estimator_args={"budget": 60})
     metric.update(torch.arange(8), lambda masks: masks.sum(1).double(), torch.Generator().manual_seed(0))
     assert 30 < metric.diagnostics()["evaluations"] <= 60
@@ -222,7 +222,7 @@ def test_auto_keeps_to_a_budget_for_few_players_too(value: Any) -> None:
     assert exact.diagnostics()["stderr"].tolist() == [0.0] * 8
 
 
-def test_the_game_is_that_of_the_rounds_own_models(tmp_path: Path) -> None:
+def test_coalition_value_in_a_loop_uses_the_rounds_models(tmp_path: Path) -> None:
     kept, data = KeepsRounds(), toy_data((3, 2, 2, 1), batch_size=7, server_val=0.3)
     loop = FederatedLoop(
         kept,
@@ -245,7 +245,7 @@ def test_the_game_is_that_of_the_rounds_own_models(tmp_path: Path) -> None:
     assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
 
 
-def test_without_validation_data_or_forward_it_is_said_before_training(tmp_path: Path) -> None:
+def test_games_without_validation_data_or_forward_are_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"):
         fit(loop, tmp_path, data=toy_data(server_val=0))
@@ -279,7 +279,7 @@ class Sees(ShapleyWeighted):
         return super().weights(round, contributions)
 
 
-def test_a_run_has_no_value_for_whoever_was_never_drawn(tmp_path: Path) -> None:
+def test_never_drawn_client_has_no_value_and_strategies_see_the_prior(tmp_path: Path) -> None:
     aggregator = Sees("ssv")
     loop = FederatedLoop(aggregator, {"ssv": SurrogateFederatedShapley()}, sampler=FixedCohort([0, 2]), seed=1)
     fit(loop, tmp_path, data=toy_data(), rounds=2)

@@ -97,7 +97,7 @@ class Constant(Upload):
         return torch.full_like(update, 0.3)
 
 
-def test_a_client_takes_out_what_it_has_sent(tmp_path: Path) -> None:
+def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> None:
     """Not what it has trained: under an attack, noise or compression that is not in the sum."""
     aggregator, dealt = Kept(), data()
     metric = ContributionEstimation()
@@ -108,7 +108,7 @@ def test_a_client_takes_out_what_it_has_sent(tmp_path: Path) -> None:
     np.testing.assert_allclose(metric.scores.numpy(), expected, atol=1e-6)
 
 
-def test_an_absent_client_keeps_what_it_has() -> None:
+def test_absent_client_keeps_its_contribution_estimate() -> None:
     metric = ContributionEstimation(4)
     models = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     for ids in ([0, 1, 2], [0, 1]):
@@ -126,7 +126,7 @@ def test_an_absent_client_keeps_what_it_has() -> None:
     torch.testing.assert_close(weights.float(), torch.stack([value[2], mean]) / (value[2] + mean))
 
 
-def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
+def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
     metric, model = ContributionEstimation(2), torch.tensor([[1.0, 2.0]])
     metric.update(torch.tensor([1]), model, torch.tensor([1.0]), model[0], judges(torch.tensor([1]), model))
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
@@ -144,7 +144,7 @@ def test_contribution_estimation_takes_any_score(tmp_path: Path) -> None:
     torch.testing.assert_close(scores[2], scores[0])
 
 
-def test_what_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
+def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(FedAvg(), {"fedce": ContributionEstimation()})
     with pytest.raises(ConfigurationError, match=r"metrics \['fedce'\] need validation samples at every client.*0.2"):
         fit(loop, tmp_path, data=toy_data())

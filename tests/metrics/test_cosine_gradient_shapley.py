@@ -26,7 +26,7 @@ def reputation_by_hand(
     return after / after.sum()
 
 
-def test_the_floor_holds_and_reputations_sum_to_one() -> None:
+def test_reputations_have_a_floor_and_sum_to_one() -> None:
     reputation = None
     for _ in range(50):
         reputation = updated_reputation(reputation, torch.tensor([1.0, 1, 1, 1, -1]), alpha=0.5, floor=0.01)
@@ -37,7 +37,7 @@ def test_the_floor_holds_and_reputations_sum_to_one() -> None:
             updated_reputation(wrong, torch.ones(2))
 
 
-def test_the_cohort_shares_out_what_it_has_and_others_keep_theirs() -> None:
+def test_cohort_redistributes_its_reputation_and_absent_clients_keep_theirs() -> None:
     metric = CosineGradientShapley(num_clients=4, alpha=0.5)
     samples = torch.tensor([1, 1, 2])
     metric.update(torch.tensor([0, 1, 3]), torch.eye(3), samples)
@@ -52,7 +52,7 @@ def test_the_cohort_shares_out_what_it_has_and_others_keep_theirs() -> None:
     assert after[0] > after[1]
 
 
-def test_updates_of_nothing_have_cosine_0_and_a_newcomer_starts_from_the_mean() -> None:
+def test_zero_updates_have_cosine_0_and_a_newcomer_gets_the_mean() -> None:
     metric = CosineGradientShapley(num_clients=3, alpha=0.99)
     metric.update(torch.arange(2), torch.zeros(2, 2), torch.full((2,), 10))
     assert metric.diagnostics()["phi"][:2].tolist() == [0, 0]
@@ -63,7 +63,7 @@ def test_updates_of_nothing_have_cosine_0_and_a_newcomer_starts_from_the_mean() 
 
 
 @pytest.mark.parametrize("init", ["zero", "shares"])
-def test_in_a_loop_it_is_updated_after_aggregation_with_the_weights_used(tmp_path: Path, init: Any) -> None:
+def test_cgsv_metric_is_updated_after_aggregation_with_its_weights(tmp_path: Path, init: Any) -> None:
     seen: list[tuple[Any, torch.Tensor | None]] = []
 
     class Watch(CGSV):

@@ -150,7 +150,7 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None
 
 
 @pytest.mark.parametrize(("kind", "server_lr", "drawn"), [("renormalized", 0.7, 3), ("fixed", 0.7, 2)])
-def test_models_are_the_initial_one_plus_the_members_updates(
+def test_one_round_shapley_models_are_the_start_plus_members_updates(
     tmp_path: Path, kind: Any, server_lr: float, drawn: int
 ) -> None:
     """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept; fixed weights whoever is drawn."""
@@ -171,7 +171,7 @@ def test_models_are_the_initial_one_plus_the_members_updates(
         assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
 
 
-def test_nothing_is_evaluated_before_the_last_round(tmp_path: Path) -> None:
+def test_one_round_shapley_evaluates_nothing_before_its_last_round(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"or": OneRoundShapley(3)}, seed=0)
     with pytest.warns(UserWarning, match=r"rounds=3\) plays its game after 3 rounds, and the run has max_epochs=2"):
         fit(loop, tmp_path, data=toy_data(server_val=0.3), rounds=2)
@@ -181,7 +181,7 @@ def test_nothing_is_evaluated_before_the_last_round(tmp_path: Path) -> None:
     assert loop.metrics["or"].diagnostics()["evaluations"] == 0
 
 
-def test_a_run_that_begins_later_is_refused() -> None:
+def test_one_round_shapley_refuses_a_run_without_round_0() -> None:
     metric = OneRoundShapley(3, num_clients=2)
     with pytest.raises(ValueError, match="has not seen round 0"):
         metric.update(torch.arange(2), 1, torch.zeros(4), torch.zeros(2, 4), torch.ones(2), lambda *_: None)

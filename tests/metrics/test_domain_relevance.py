@@ -41,7 +41,7 @@ def test_domain_relevance_equals_equation_5s_moving_average(alpha):
         torch.testing.assert_close(metric.compute(), phi.masked_fill(~looked, nan), equal_nan=True)
 
 
-def test_auroc_and_found_against_a_given_truth():
+def test_relevance_diagnostics_equal_scikit_learns_for_a_given_truth():
     truth = torch.rand(N, N, generator=torch.Generator().manual_seed(1)) > 0.5
     metric = DomainRelevance(N, truth=truth)
     for each in rounds(3):
@@ -60,6 +60,6 @@ def test_the_truth_is_the_label_overlap_of_the_federation():
     assert metric.diagnostics()["auroc"].item() == 1
 
 
-def test_without_anybody_who_judges_it_is_an_error_before_training(tmp_path: Path) -> None:
+def test_domain_relevance_without_a_judging_strategy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"metrics \['relevance'\] ask what the clients find each other"):
         fit(FederatedLoop(metrics={"relevance": DomainRelevance()}), tmp_path)

@@ -41,7 +41,7 @@ def drawn(seed: int, n: int, size: int = 7) -> tuple[Tensor, Tensor, Tensor, Ten
     return torch.arange(n), -torch.rand(n, generator=draw), updates, torch.arange(1, n + 1) * 10
 
 
-def test_the_formulas_and_the_intervals() -> None:
+def test_gradient_agreement_values_and_intervals_equal_the_formulas() -> None:
     """Three rounds, two steps: the standard errors of the sum and of the mean, as shares, added up."""
     rounds = [drawn(seed, 4) for seed in range(3)]
     metric = GradientAgreement(num_clients=4)
@@ -72,7 +72,7 @@ def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path, balanced: bool) -> None:
+def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_path: Path, balanced: bool) -> None:
     data, recorded = toy_data((4, 1, 2), server_val=0.3), Recorded()
     metric = GradientAgreement(balanced=balanced)
     loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
@@ -91,7 +91,7 @@ def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path, b
     np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
 
 
-def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
+def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path: Path) -> None:
     splits = Splits(max_samples=200, server_val=0.3)
     data, recorded = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits), Recorded()
     metrics = {"mine": GradientAgreement(loss="val_loss"), "seen": recorded}

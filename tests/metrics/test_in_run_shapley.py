@@ -41,7 +41,7 @@ from helpers.models import Plain, adam, network
     [(0.0, 1, 1, None), (0.9, 1, 2, None), (0.5, 2, 1, None), (0.9, 1, 2, 1)],
     ids=["plain", "momentum", "windows", "limit"],
 )
-def test_every_samples_value_by_hand(
+def test_in_run_value_of_every_sample_equals_that_by_hand(
     tmp_path: Path, momentum: float, window: int, epochs: int, limit: int | None
 ) -> None:
     dealt, loop = in_run_data(), in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
@@ -71,7 +71,7 @@ def test_every_samples_value_by_hand(
     assert loop.channel.numbers([0], "up").tolist() == [len(rounds[0].global_vector) + CLASSES]
 
 
-def test_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_in_run_values_leave_training_unchanged_to_the_bit(tmp_path: Path) -> None:
     plain = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
     one = fit(plain, tmp_path, Plain(without_batch_norm()), in_run_data(), rounds=2)
     two = Plain(without_batch_norm())
@@ -193,7 +193,7 @@ class Sorted(L.LightningDataModule):
         return DataLoader(toy_sets()[0], batch_size=8, collate_fn=by_size)
 
 
-def test_batches_in_another_order_are_noticed(tmp_path: Path) -> None:
+def test_data_whose_sample_order_changes_is_refused(tmp_path: Path) -> None:
     dealt = FederatedDataModule(
         Sorted(), SizePartitioner([4, 1, 2]), splits=Splits(server_val=0.2), loader=Loader(preload=False)
     )
@@ -201,7 +201,7 @@ def test_batches_in_another_order_are_noticed(tmp_path: Path) -> None:
         fit(in_run_loop(local_epochs=1), tmp_path, Plain(without_batch_norm()), dealt, rounds=2)
 
 
-def test_intervals_are_of_a_client_s_whole_value() -> None:
+def test_in_run_intervals_are_of_a_clients_summed_value() -> None:
     """Three rounds, two steps, all columns of a client together: Student's t of their sum."""
     metric, draw = InRunShapley(2, 2, order=2), torch.Generator().manual_seed(0)
     rounds = []

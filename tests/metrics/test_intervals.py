@@ -69,7 +69,7 @@ def by_all(given: torch.Tensor, level: float) -> torch.Tensor:
     ],
     ids=["sum", "decay", "momentum", "start value", "last round", "mean"],
 )
-def test_a_weighted_sum_has_the_error_of_its_factors(
+def test_interval_of_a_weighted_sum_scales_with_its_factors(
     metric: ContributionMetric, of_one: Any, factors: list[float]
 ) -> None:
     level, given = 0.8, worths(3)
@@ -96,7 +96,7 @@ def test_a_cosine_reputation_is_the_sum_of_its_rounds_shares() -> None:
     assert float(metric.round_spread[0, 9]) == pytest.approx(sum(f * f for f in factors), rel=1e-5)
 
 
-def test_the_estimators_error_is_there_from_the_first_round() -> None:
+def test_interval_by_the_estimators_error_exists_after_one_round() -> None:
     def noisy(masks: torch.Tensor) -> torch.Tensor:
         return (masks.float() @ torch.arange(1.0, 9.0)) ** 3 / 1000
 
@@ -117,7 +117,7 @@ def test_the_estimators_error_is_there_from_the_first_round() -> None:
 
 
 @pytest.mark.parametrize("name", WITH)
-def test_every_metric_has_noted_every_round(name: str) -> None:
+def test_every_metric_records_each_rounds_values_for_intervals(name: str) -> None:
     metric = METRIC_CASES[name].fed()
     assert metric.round_spread[:, 0].max() > 1
     low, high = metric.intervals()
@@ -129,7 +129,7 @@ def test_every_metric_has_noted_every_round(name: str) -> None:
     assert low[value.isnan()].isnan().all()
 
 
-def test_in_a_run_its_files_and_its_report(tmp_path: Path) -> None:
+def test_intervals_are_in_a_runs_files_and_report(tmp_path: Path) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "loo": LeaveOneOut()}
     federation = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, reporting=Reporting(figures=0))
     fit(federation, tmp_path, data=toy_data(), rounds=4)

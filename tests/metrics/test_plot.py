@@ -23,7 +23,7 @@ def labels(texts: Any) -> list[str]:
     return [text.get_text() for text in texts if text.get_visible()]
 
 
-def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
+def test_unknown_values_are_drawn_hatched_and_not_as_zero(tmp_path: Path) -> None:
     figure, axis = plot_contributions(torch.tensor([[0.5, NAN], [NAN, NAN], [-0.2, 0.0]]))
     (image,) = axis.images
     assert np.ma.getmaskarray(image.get_array()).tolist() == [[False, True], [True, True], [False, False]]

@@ -21,7 +21,7 @@ def test_epsilon_counts_the_rounds_of_each_client() -> None:
     assert metric.spent() is None
 
 
-def test_the_budget_is_spent_by_whoever_took_part_most() -> None:
+def test_privacy_budget_is_exceeded_first_by_the_most_frequent_client() -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.5)
     assert privacy.affordable_rounds() == 4
     metric = PrivacyLoss(privacy, num_clients=4)

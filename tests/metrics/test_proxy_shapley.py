@@ -76,7 +76,7 @@ def by_scikit_learn(module: Plain, data: FederatedDataModule) -> Tensor:
     return torch.tensor(utilities)
 
 
-def test_the_values_are_those_of_scikit_learn_on_pooled_samples(tmp_path: Path) -> None:
+def test_proxy_values_equal_scikit_learns_on_pooled_samples(tmp_path: Path) -> None:
     """Of the final model, in a loop in which two of three clients take part in a round."""
     module, data = Plain(), toy_data()
     metric = ProxyShapley(performance="balanced_accuracy", penalty=PENALTY, components=COMPONENTS)
@@ -105,7 +105,7 @@ def test_every_coalitions_weights_are_scikit_learns() -> None:
     torch.testing.assert_close(game(~masks[-1:])[0], -yv.double().square().mean())  # nobody's outputs are 0
 
 
-def test_it_is_valued_at_the_end_and_every_so_often(tmp_path: Path) -> None:
+def test_proxy_shapley_is_computed_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:
     seen: dict[Any, list[bool]] = {}
     for every in (None, 2, 1):
         metric = ProxyShapley(every=every)
@@ -127,7 +127,7 @@ def history(metric: ProxyShapley, folder: Path, rounds: int) -> list[Tensor]:
     return found
 
 
-def test_it_changes_no_weight(tmp_path: Path) -> None:
+def test_proxy_shapley_does_not_change_the_trained_model(tmp_path: Path) -> None:
     ends = []
     for metrics in ({}, {"proxy": ProxyShapley(every=1)}):
         loop = FederatedLoop(metrics=metrics, seed=0)
@@ -136,7 +136,7 @@ def test_it_changes_no_weight(tmp_path: Path) -> None:
     assert torch.equal(*ends)
 
 
-def test_the_accuracy_is_the_mean_over_classes_by_their_shares() -> None:
+def test_proxy_accuracy_is_the_share_weighted_mean_over_classes() -> None:
     draw = torch.Generator().manual_seed(1)
     y = torch.arange(60) % 3
     x = torch.randn(60, 4, generator=draw) + y[:, None]
@@ -177,7 +177,7 @@ def test_other_performances_are_of_the_linear_models_outputs() -> None:
     torch.testing.assert_close(*found)  # of two classes, both are the area of class 1
 
 
-def test_lies_about_how_many_samples_there_are_change_nothing() -> None:
+def test_false_sample_counts_do_not_change_proxy_values() -> None:
     class Boasting(Client):
         def ask(self, *question: Any, **more: Any) -> Any:
             return [tuple(5 * part for part in pair) for pair in super().ask(*question, **more)]
@@ -224,7 +224,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_work_is_refused_before_training(tmp_path: Path, case: str) -> None:
+def test_proxy_shapley_with_unusable_settings_is_refused(tmp_path: Path, case: str) -> None:
     metric, make, options, words = REFUSED[case]
     loop = FederatedLoop(metrics={"proxy": metric}, seed=0, **options)
     with pytest.raises(ConfigurationError, match=words):
@@ -254,7 +254,7 @@ class Numbers(L.LightningDataModule):
         return DataLoader(self.sets[1], batch_size=30)
 
 
-def test_a_regression(tmp_path: Path) -> None:
+def test_proxy_shapley_of_a_regression_grows_with_the_clients_samples(tmp_path: Path) -> None:
     metric = ProxyShapley(performance="val_loss", mode="min")
     data = FederatedDataModule(Numbers(), SizePartitioner([1, 2, 3]))
     module = RegressorClient(optimizer=partial(torch.optim.SGD, lr=0.05))

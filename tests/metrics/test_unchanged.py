@@ -70,7 +70,7 @@ def weights(folder: Path, make: Any, names: list[str], needs: Any = dict) -> tor
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", MODULES)
-def test_the_weights_are_the_same_with_every_metric(tmp_path: Path, module: str) -> None:
+def test_trained_weights_are_the_same_with_and_without_every_metric(tmp_path: Path, module: str) -> None:
     fitted = partial(weights, tmp_path, MODULES[module])
     without = fitted([])
     together = [name for name in ALL if name not in (*NEEDS, "ShadowShapley")]

@@ -55,7 +55,7 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -
     assert once.rounds == 2
 
 
-def test_the_support_suits_the_smallest_client_of_the_federation_also_while_it_is_away() -> None:
+def test_support_suits_the_smallest_client_even_if_absent() -> None:
     clients, server = clients_of([draw(60, 1), draw(60, 2), draw(25, 3)]), server_of(*draw(20, 0))
     default, named = WassersteinContribution(3, features="pixels"), WassersteinContribution(3, "pixels", support=12)
     default.check(torch.tensor([60, 60, 25]))
@@ -64,7 +64,7 @@ def test_the_support_suits_the_smallest_client_of_the_federation_also_while_it_i
     assert torch.equal(default.diagnostics()["distance"][:2], named.diagnostics()["distance"][:2])
 
 
-def test_a_support_that_gives_samples_away_is_refused_before_training(tmp_path: Path) -> None:
+def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path: Path) -> None:
     data = toy_data()
     for metric in (WassersteinContribution(support=30), CalibratedOTGradient(support=30)):
         with pytest.raises(
@@ -77,7 +77,7 @@ def test_a_support_that_gives_samples_away_is_refused_before_training(tmp_path: 
     assert allowed.compute().isfinite().all()
 
 
-def test_in_a_loop_it_sees_the_features_of_the_global_model(tmp_path: Path) -> None:
+def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path: Path) -> None:
     """A round's distances are those of the penultimate features at the start of the round, computed by hand."""
     module, kept, data = Plain(), KeepsRounds(), toy_data()
     loop = FederatedLoop(kept, {"ot": WassersteinContribution(**CHEAP)}, seed=0)

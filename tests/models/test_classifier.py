@@ -65,7 +65,7 @@ def _equal_states(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_unknown_shape_builds_from_the_data_with_the_same_weights(trainer):
+def test_network_built_from_the_data_has_the_same_weights(trainer):
     L.seed_everything(3, verbose=False)
     now = ClassifierClient("lenet5", SMALL, num_classes=10, input_shape=(1, 8, 8))
     client = ClassifierClient("lenet5", SMALL)
@@ -129,7 +129,7 @@ def test_classifier_plateau_scheduler_monitors_the_right_score(trainer, schedule
     assert fit.lr_scheduler_configs[0].monitor == monitor
 
 
-def test_checkpoint_without_data_module(trainer, tmp_path):
+def test_classifier_loads_from_a_checkpoint_without_a_data_module(trainer, tmp_path):
     client = ClassifierClient("lenet5", SMALL, label_smoothing=0.1)
     fit = trainer()
     fit.fit(client, Digits())
@@ -155,7 +155,7 @@ def test_checkpoint_without_data_module(trainer, tmp_path):
         ({"network_args": {"hiden": [3]}}, "unexpected keyword argument 'hiden'"),
     ],
 )
-def test_what_contradicts_the_data_is_found_before_training(trainer, options, message):
+def test_classifier_that_contradicts_the_data_is_refused_before_training(trainer, options, message):
     client = ClassifierClient(**{"network": "mlp", **options})
     with pytest.raises(ConfigurationError, match=message):
         trainer().fit(client, Digits())

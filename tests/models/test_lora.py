@@ -83,7 +83,7 @@ def train(client: nn.Module, epochs: list[list[Any]]) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LoRA's A and B are averaged")
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_transformers_adapters_travel_and_nothing_else(tmp_path: Path, exact: bool) -> None:
+def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path: Path, exact: bool) -> None:
     module, data = Transformer(exact), sentences()
     expected, _ = sharing_by_hand(module.net, [], train, sentences(), rounds=2)
     games = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
@@ -110,7 +110,7 @@ def test_lora_without_matching_layers_is_refused() -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_adapters_and_the_head_are_trained_and_begin_as_nothing(exact: bool) -> None:
+def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact: bool) -> None:
     options: dict[str, Any] = {"network": "mlp", "network_args": {"hidden": [8, 8]}, "input_shape": (4,)}
     client = LoRAClient(rank=2, alpha=3.0, exact=exact, num_classes=3, **options)
     trained = {name.removeprefix("network.classifier.") for name, p in client.named_parameters() if p.requires_grad}

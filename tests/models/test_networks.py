@@ -118,7 +118,7 @@ def test_build_network_builds_torchvisions_networks(name):
     assert network(torch.rand(2, 3, 32, 32)).shape == (2, 4)
 
 
-def test_torchvision_takes_three_channels():
+def test_torchvision_network_for_one_channel_is_refused():
     with pytest.raises(ConfigurationError, match=r"takes 3 channels, but the samples have 1.*timm"):
         build_network("torchvision:resnet18", 10, (1, 28, 28))
 

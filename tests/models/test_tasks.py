@@ -149,7 +149,7 @@ def test_mixture_loss_gradient_is_that_of_em() -> None:
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_components_start_different_by_name_and_by_object() -> None:
+def test_mixture_components_have_different_initial_weights() -> None:
     by_name = MixtureClient(network="mlp", num_classes=CLASSES, input_shape=(FEATURES,)).network
     by_object = MixtureClient(network=network(), num_classes=CLASSES).network
     for mixture in (by_name, by_object):
@@ -162,7 +162,7 @@ def test_components_start_different_by_name_and_by_object() -> None:
         MixtureClient(2, network=nn.Flatten(), num_classes=CLASSES)
 
 
-def test_it_trains_alone_and_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
+def test_mixture_client_trains_without_a_loop_and_loads_from_a_checkpoint(tmp_path: Path) -> None:
     L.seed_everything(0, verbose=False)
     module = MixtureClient(2, network="mlp", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
     trainer = trainer_for(None, tmp_path, rounds=8)

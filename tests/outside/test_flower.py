@@ -115,7 +115,7 @@ def test_names_are_those_of_the_registration_else_what_replies_say_else_the_node
         assert [key for key in record if key.startswith("value/")] == [f"value/{name}" for name in names]
 
 
-def test_who_fails_or_is_not_there_is_nan_in_that_round_and_goes_on_with_its_sum(tmp_path: Path) -> None:
+def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path: Path) -> None:
     grid = Grid({1: 10, 2: 20, 3: 30}, {1: 10, 2: GONE, 3: 30}, {1: 10, 3: 30}, {1: 10, 2: 20, 3: 30})
     records = valued(grid, rounds=4, folder=tmp_path / "run", num_clients=4)
     known = [[record[f"value/{name}"] == record[f"value/{name}"] for name in (1, 2, 3)] for record in records]
@@ -158,7 +158,7 @@ def test_a_value_that_fails_does_not_end_the_training() -> None:
         (CumulativeShapley(), nn.Linear(5, 3), "does not fit the module"),
     ],
 )
-def test_what_cannot_be_valued_is_refused_before_anybody_trains(metric: Any, module: Any, why: str) -> None:
+def test_contributions_that_cannot_be_measured_are_refused_before_training(metric: Any, module: Any, why: str) -> None:
     grid = Grid({1: 10, 2: 20}, {})
     with pytest.raises(ConfigurationError, match=why):
         valued(grid, metrics={"value": metric}, module=module)
@@ -171,7 +171,7 @@ def test_contributions_refuse_a_folder_that_holds_a_run(tmp_path: Path) -> None:
         valued(Grid({1: 10, 2: 20}), folder=tmp_path)
 
 
-def test_it_wraps_what_wraps_and_hands_out_what_the_strategy_has() -> None:
+def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on() -> None:
     clipped = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e6, 2)
     strategy = Contributions(clipped, net(), batches(), metrics={"value": CumulativeShapley()})
     assert strategy.clipping_norm == 1e6
@@ -186,7 +186,7 @@ def test_arrays_without_names_are_in_the_modules_order() -> None:
     assert {**result.train_metrics_clientapp[1]} == {**valued(Grid({1: 10, 2: 20}))[0]}
 
 
-def test_the_report_says_what_it_is_and_shares_nothing_out(tmp_path: Path) -> None:
+def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path: Path) -> None:
     metrics = {"value": CumulativeShapley(), "cssv": ClassSpecificShapley()}
     valued(Grid(*[{1: 10, 2: 20}] * 2, names=("Boston", "Lyon")), rounds=2, metrics=metrics, folder=tmp_path)
     page = write_report(tmp_path).read_text()
@@ -270,7 +270,7 @@ def test_flwr_run_gives_value_rounds_numbers_and_the_strategys_model(
     assert (kept["FedAvg", True][1]["layer.weight"] - kept["FedAdam", True][1]["layer.weight"]).abs().max() > 0.01
 
 
-def test_three_supernodes_by_the_names_of_their_keys(tmp_path: Path) -> None:
+def test_clients_of_three_supernodes_are_named_by_their_keys(tmp_path: Path) -> None:
     folder = tmp_path / "federation"
     subprocess.run([sys.executable, "-m", "flsv", "init", "--flower", folder, "-q"], check=True)
     shutil.rmtree(folder / "fedapp")

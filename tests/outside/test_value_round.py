@@ -99,7 +99,7 @@ def as_state(vector: Tensor) -> dict[str, Tensor]:
     return net.state_dict()
 
 
-def test_every_metric_is_what_a_loop_says_of_the_same_rounds(trained: Any) -> None:
+def test_value_round_gives_every_metrics_value_of_a_federated_loop(trained: Any) -> None:
     module, data, loop, rounds = trained
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     found = played(module, data, rounds, all_metrics(), lambda vector: vector)
@@ -142,7 +142,7 @@ def test_value_round_takes_models_in_any_form(trained: Any, what: str) -> None:
         assert torch.equal(found[name].nan_to_num(9), expected[name].nan_to_num(9)), name
 
 
-def test_a_plain_module_by_its_own_loss_is_a_plain_loop_over_coalitions(trained: Any) -> None:
+def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained: Any) -> None:
     module, data, _, rounds = trained
     net, start, models = module.net, rounds[0].global_vector, rounds[0].client_vectors
     batches = [(torch.randn(4, 6), torch.randn(4, CLASSES)), (torch.randn(2, 6), torch.randn(2, CLASSES))]
@@ -168,7 +168,7 @@ def test_a_plain_module_by_its_own_loss_is_a_plain_loop_over_coalitions(trained:
     assert own["GradientAgreement"].sum() == pytest.approx(1)
 
 
-def test_a_collection_is_the_metrics_that_are_in_it(trained: Any, tmp_path: Path) -> None:
+def test_metric_collection_equals_a_dictionary_of_metrics(trained: Any, tmp_path: Path) -> None:
     module, data, loop, rounds = trained
     found = played(module, data, rounds, MetricCollection({"sv": LeaveOneOut()}), lambda vector: vector)
     expected = played(module, data, rounds, {"sv": LeaveOneOut()}, lambda vector: vector)
@@ -179,7 +179,7 @@ def test_a_collection_is_the_metrics_that_are_in_it(trained: Any, tmp_path: Path
         assert torch.equal(collected.contributions[name].nan_to_num(9), value.nan_to_num(9)), name
 
 
-def test_the_callers_generator_goes_on_as_without_it(trained: Any) -> None:
+def test_value_round_leaves_the_global_generator_unchanged(trained: Any) -> None:
     module, _, _, rounds = trained
     batches = DataLoader(TensorDataset(torch.randn(20, 6), torch.randint(CLASSES, (20,))), 10, shuffle=True)
     before = torch.get_rng_state()
@@ -187,7 +187,7 @@ def test_the_callers_generator_goes_on_as_without_it(trained: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_clients_by_name_and_weights_of_the_aggregation(trained: Any) -> None:
+def test_value_round_takes_clients_by_name_and_aggregation_weights(trained: Any) -> None:
     module, data, _, rounds = trained
     models, names = rounds[0].client_vectors, ["Lyon", "Boston", "Kyoto"]
     updates = {"Kyoto": models[0], "Lyon": models[1]}
@@ -251,7 +251,7 @@ def test_value_round_with_mismatched_arguments_raises(arguments: dict[str, Any],
         value_round(**{**given, **arguments})
 
 
-def test_clients_are_the_same_after_every_round() -> None:
+def test_value_round_refuses_other_client_names_in_a_later_round() -> None:
     metric, updates = CosineGradientShapley(), [VECTOR + 1, VECTOR - 1]
     value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
     with pytest.raises(ConfigurationError, match=r"rounds of the clients \['Lyon', 'Kyoto'\]"):
@@ -260,7 +260,7 @@ def test_clients_are_the_same_after_every_round() -> None:
     assert metric.rounds == 2
 
 
-def test_a_module_without_a_head_is_told_its_classes() -> None:
+def test_module_without_a_head_needs_num_classes() -> None:
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     own = ParameterSpace(convolution).read(convolution)
     batches = [(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]))]
@@ -274,7 +274,7 @@ class OfOtherPackage(nn.Linear):
     __module__ = "pytorch_lightning.core.module"
 
 
-def test_a_module_of_the_package_of_the_other_name_is_refused() -> None:
+def test_module_of_the_package_pytorch_lightning_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="import lightning as L"):
         value_round(OfOtherPackage(2, 2), torch.zeros(6), [torch.zeros(6)] * 2, metrics=CosineGradientShapley())
 

@@ -80,7 +80,7 @@ def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None
     torch.testing.assert_close(personalizer._affinity, affinity)
 
 
-def test_a_model_that_is_the_start_and_a_broken_one_weigh_nothing() -> None:
+def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss() -> None:
     start, other = torch.zeros(3), torch.tensor([1.0, 0.0, 0.0])
     losses = torch.tensor([1.0, 1.0, 0.5, float("nan"), float("inf")], dtype=torch.float64)
     local = SimpleNamespace(start=start, model=start, state={}, utility=lambda vectors, performance: -losses)

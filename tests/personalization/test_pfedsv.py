@@ -20,7 +20,7 @@ from helpers.data import toy_data
 from helpers.fits import fit
 
 
-def test_four_clients_against_all_orders() -> None:
+def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders() -> None:
     vectors = random_models(4, seed=1)
     accuracy = closeness(vectors[[0, 2]].mean(0))
     everybody = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
@@ -51,7 +51,7 @@ def test_all_values_negative_keeps_the_own_model_as_it_was_before_noise() -> Non
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_the_safeguard_refuses_a_mixture_that_is_worse(better: bool) -> None:
+def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: bool) -> None:
     vectors = random_models(2)
     # The other model is worth something to client 0 by itself, and the mixture less, or more, than its own model.
     target = vectors.mean(0) if better else vectors[0]
@@ -64,7 +64,7 @@ def test_the_safeguard_refuses_a_mixture_that_is_worse(better: bool) -> None:
     assert torch.equal(careful[0], free[0] if better else vectors[0])
 
 
-def test_who_is_absent_is_downloaded_as_it_was_and_who_never_came_is_not() -> None:
+def test_absent_client_is_downloaded_as_last_uploaded_and_a_new_one_is_not() -> None:
     method = begun(4, PFedSV())
     vectors = random_models(3)
     play(method, [Judged(1, lambda v: 0.5), Judged(2, lambda v: 0.5)], vectors[1:])
@@ -139,7 +139,7 @@ def test_pfedsv_sends_start_points_by_mode() -> None:
     assert own.tolist() == [-1] * 7
 
 
-def test_the_classifier_may_be_several_layers() -> None:
+def test_pfedsv_classifier_may_consist_of_several_layers() -> None:
     method = begun(2, PFedSV(mode="extractor", classifier=["0", "1"]))
     start = method.start(1, FederationState(2, global_vector=torch.ones(7)))
     assert start is not None
@@ -190,7 +190,7 @@ def test_pfedsv_without_its_metric_or_validation_samples_is_refused(tmp_path: Pa
         fit(federation(), tmp_path)
 
 
-def test_no_sample_leaves_a_client(tmp_path: Path) -> None:
+def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
     """What a question returns is one number for each model that was played with; of the last round."""
     loop = federation()
     fit(loop, tmp_path, data=toy_data(drop_last=True, client_val=0.2), rounds=2)

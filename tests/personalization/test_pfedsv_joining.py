@@ -32,7 +32,7 @@ def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
     return values
 
 
-def test_joining_against_all_orders() -> None:
+def test_joining_game_values_equal_those_over_all_orders() -> None:
     vectors = random_models(4, seed=5)
     target = 0.5 * vectors[0] + 0.4 * vectors[1] + 0.1 * vectors[2]
     accuracy = closeness(target)
@@ -50,7 +50,7 @@ def test_joining_against_all_orders() -> None:
     assert accuracy(best) > accuracy(vectors[0].numpy())
 
 
-def test_who_gains_nothing_by_others_keeps_its_own_model() -> None:
+def test_client_without_gain_from_others_keeps_its_own_model() -> None:
     vectors = random_models(3)
     for accuracy in (closeness(vectors[0]), lambda vector: 0.5):  # others harm, or change nothing
         clients = [Judged(0, accuracy), Judged(1, lambda v: 0), Judged(2, lambda v: 0)]
@@ -64,7 +64,7 @@ def test_who_gains_nothing_by_others_keeps_its_own_model() -> None:
 
 
 @pytest.mark.parametrize("shared", [0.25, 1.0])
-def test_a_shared_start_is_not_what_a_client_uses(shared: float) -> None:
+def test_pfedsv_with_a_shared_start_uses_the_clients_own_model(shared: float) -> None:
     method, local = begun(2, PFedSV(shared=shared)), Judged(1, lambda v: 0).data
     state = FederationState(2, global_vector=torch.arange(7.0))
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
@@ -83,7 +83,7 @@ def test_a_shared_start_is_not_what_a_client_uses(shared: float) -> None:
         assert torch.equal(method.own(local, instruction), method.receive(local, instruction))
 
 
-def test_all_shared_is_federated_averaging_with_models_of_ones_own(tmp_path: Path) -> None:
+def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path: Path) -> None:
     """The same global model and trained models as FedAvg's, to the bit; what clients receive is not the global one, and
     no worse on their validation splits than what they have trained."""
     loops, vectors = [], []

@@ -236,7 +236,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
     assert not torch.equal(*seen[-1][0].start_vectors[:2])
 
 
-def test_shapfeds_equation_8_and_the_order_of_algorithm_1(tmp_path: Path) -> None:
+def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_path: Path) -> None:
     personalizer, metrics = ShapFedPersonalizer(), {"cssv": ClassSpecificShapley(momentum=0.5)}
     seen, loop = watched(personalizer), FederatedLoop(ShapFedWA("cssv"), metrics, personalizer=personalizer, seed=1)
     fit(loop, tmp_path, Plain(network(batch_norm=True)), rounds=4)

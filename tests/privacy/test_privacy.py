@@ -40,7 +40,7 @@ def analytic_delta(epsilon: float, noise_multiplier: float) -> float:
 @pytest.mark.parametrize(
     ("noise_multiplier", "rounds"), [(0.5, 1), (1.0, 1), (1.0, 20), (2.0, 7), (2.0, 100), (8.0, 3)]
 )
-def test_many_releases_are_one_with_less_noise(noise_multiplier: float, rounds: int, delta: float) -> None:
+def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(noise_multiplier: float, rounds: int, delta: float) -> None:
     epsilon = gaussian_epsilon(noise_multiplier, rounds, delta)
     assert analytic_delta(epsilon, noise_multiplier / math.sqrt(rounds)) == pytest.approx(delta, rel=1e-6)
 
@@ -158,7 +158,7 @@ class Watching(Personalizer):
         return {i: vector + 1 for i, vector in zip(round.client_ids.tolist(), round.client_vectors)}
 
 
-def test_what_leaves_a_client_is_clipped_and_what_it_keeps_is_not(tmp_path: Path) -> None:
+def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path: Path) -> None:
     watching = Watching()
     privacy = GaussianPrivacy(clip=0.05, noise_multiplier=0.0)
     fit(FederatedLoop(personalizer=watching, uploads=[privacy], seed=1), tmp_path, plain(), rounds=2)
@@ -171,7 +171,7 @@ def test_what_leaves_a_client_is_clipped_and_what_it_keeps_is_not(tmp_path: Path
         torch.testing.assert_close(torch.cosine_similarity(kept, steps), torch.ones(3))
 
 
-def test_it_stops_before_the_budget_is_exceeded(tmp_path: Path) -> None:
+def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path: Path) -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.0)
     assert privacy.affordable_rounds() == 3
     loop = FederatedLoop(uploads=[privacy], seed=0)
@@ -212,7 +212,7 @@ def test_a_model_of_its_own_that_a_client_goes_on_from_stays_there_when_updates_
 
 
 @pytest.mark.parametrize("how", ["resumed", "min_epochs"])
-def test_a_spent_budget_stays_spent(tmp_path: Path, how: str) -> None:
+def test_spent_privacy_budget_stays_spent_on_resume(tmp_path: Path, how: str) -> None:
     def loop() -> FederatedLoop:
         return FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0, max_epsilon=3.0)], seed=0)
 
@@ -237,7 +237,7 @@ NOISE, BOTH = GaussianPrivacy(1.0, 0.5), {"cssv": ClassSpecificShapley(), "cost"
         (NOISE, {}, False),
     ],
 )
-def test_values_of_noised_updates_are_named_with_the_page(
+def test_metrics_of_noised_updates_are_warned_about(
     privacy: GaussianPrivacy, metrics: Any, warned: bool, tmp_path: Path
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:

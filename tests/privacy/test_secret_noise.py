@@ -33,11 +33,11 @@ def by_hand(size: int, key: bytes) -> list[float]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_it_is_box_and_muller_of_shake_256(size: int) -> None:
+def test_secret_noise_is_box_and_muller_of_shake_256(size: int) -> None:
     assert noise(size).tolist() == pytest.approx(by_hand(size, KEY), rel=1e-12)
 
 
-def test_it_is_normal_and_independent_within_and_across_blocks_and_keys() -> None:
+def test_secret_noise_is_normal_and_independent_across_blocks_and_keys() -> None:
     size = 2 * BLOCK + 5
     drawn = noise(size)
     assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-3
@@ -50,7 +50,7 @@ def test_it_is_normal_and_independent_within_and_across_blocks_and_keys() -> Non
         assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1]) < 5 / math.sqrt(len(one))
 
 
-def test_a_seed_of_torch_has_32_bits_and_a_key_has_256() -> None:
+def test_secret_noise_depends_on_all_256_bits_of_its_key() -> None:
     """All streams of torch's generator on the CPU can be tried: why a site does not draw from it."""
     draw = torch.Generator()
     one, other = (torch.randn(9, generator=draw.manual_seed(5 + high)) for high in (0, 7 << 32))
@@ -82,5 +82,5 @@ def test_a_site_clips_and_noises_in_the_updates_own_type(dtype: torch.dtype) -> 
         assert abs(torch.corrcoef(torch.stack([drawn, other]))[0, 1]) < 5 / math.sqrt(len(update))
 
 
-def test_a_secret_is_in_no_words_about_an_upload() -> None:
+def test_repr_of_an_upload_context_hides_the_secret() -> None:
     assert "secret" not in repr(UploadContext(0, 3, 2, 0, secret=KEY))

@@ -42,7 +42,7 @@ def test_links_are_absolute_at_the_tag_of_the_version(hook: ModuleType) -> None:
         assert f"(https://example.org/flsv/{kind}/v{flsv.__version__}/{path})" in shown
 
 
-def test_without_a_repository_links_become_words(hook: ModuleType) -> None:
+def test_readme_without_a_repository_url_has_no_relative_links(hook: ModuleType) -> None:
     shown = hook.description(README, None, flsv.__version__)
     assert [target for target in targets(shown) if not target.startswith("http")] == []
     assert "![" not in shown
@@ -52,7 +52,7 @@ def test_without_a_repository_links_become_words(hook: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_built_metadata_name_versions_and_links() -> None:
+def test_built_metadata_have_versions_and_links() -> None:
     found = json.loads(
         subprocess.run(
             [sys.executable, "-m", "hatchling", "metadata"], cwd=ROOT, check=True, capture_output=True, text=True
@@ -83,7 +83,7 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_the_lowest_of_a_requirement_with_several_bounds() -> None:
+def test_lowest_version_is_read_from_requirements_with_several_bounds() -> None:
     text = 'dependencies = [\n    "a[x]>=2.4,!=2.6",\n    "b>=13",  # c>=1\n]\nlora = ["d-e>=0.11,<2"]'
     assert lowest(text) == {"a": "2.4", "b": "13", "d-e": "0.11"}
     assert not set(TOOLS) & set(lowest((ROOT / "pyproject.toml").read_text()))

@@ -38,7 +38,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_ready_has_no_problem(repository: Path) -> None:
+def test_repository_ready_for_release_has_no_problem(repository: Path) -> None:
     assert problems(repository) == []
     assert "tag v1.1" in problems(repository, "v1.2")[0]
     git(repository, "tag", "v1.1")
@@ -69,12 +69,12 @@ def test_release_with_an_unready_file_names_the_problem(
     assert not any("committed" in problem for problem in problems(repository))
 
 
-def test_released_sections_of_this_changelog_are_those_of_their_tags() -> None:
+def test_released_changelog_sections_are_unchanged_since_their_tags() -> None:
     """Vacuous in a copy without tags; the hosted workflows fetch them."""
     assert changed_sections(ROOT) == []
 
 
-def test_this_changelog_is_in_order() -> None:
+def test_changelog_sections_are_in_order_of_their_dates() -> None:
     told = sections((ROOT / "CHANGELOG.md").read_text())
     (first, (date, _)), *others = told.items()
     assert (first, date) == ("Unreleased", None)
@@ -86,6 +86,6 @@ def test_this_changelog_is_in_order() -> None:
     assert [problem for problem in found if "[Unreleased]" not in problem] == []
 
 
-def test_the_loop_of_ones_own_that_the_wheel_is_tried_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_loop_script_for_trying_the_wheel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(ROOT))
     exec(OWN_LOOP % ((),), {})

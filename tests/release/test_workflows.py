@@ -26,7 +26,7 @@ def matrix(job: str, key: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_targets_and_tools_are_there(path: Path) -> None:
+def test_make_targets_and_tools_of_workflows_exist(path: Path) -> None:
     made = re.findall(r"^make (.*)$", "\n".join(commands(path)), flags=re.MULTILINE)
     asked = {word for line in made for word in line.split() if re.fullmatch(r"[a-z-]+", word)}
     tools = re.findall(r"tools/\w+\.py", "\n".join(commands(path)))
@@ -35,7 +35,7 @@ def test_targets_and_tools_are_there(path: Path) -> None:
     assert all((ROOT / tool).is_file() for tool in tools)
 
 
-def test_every_python_that_the_package_names_is_tried() -> None:
+def test_workflows_test_every_python_version_of_the_package() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     assert matrix("tests", "python") == named
     assert {*matrix("parts", "python"), *matrix("wheels", "python")} <= set(named)

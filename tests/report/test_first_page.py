@@ -167,7 +167,7 @@ def test_each_number_of_page_one_is_in_a_csv_file(paid: bool, tmp_path: Path) ->
             )
 
 
-def test_after_retraining_page_one_is_about_these_values_alone(tmp_path: Path) -> None:
+def test_first_page_after_retraining_shows_retrained_values_only(tmp_path: Path) -> None:
     folder = kinds(tmp_path)["retrained"]
     for budget in (None, Budget(1000.0)):
         page = write_report(folder, budget=budget)
@@ -192,7 +192,7 @@ def test_a_validation_set_of_mostly_one_class_is_not_called_suitable(tmp_path: P
     assert "Not suitable as a basis for payment: 82.0 % of the validation set is one class." in front
 
 
-def test_other_seeds_would_pay_as_much_to_others_as_they_do() -> None:
+def test_other_seeds_move_as_much_of_a_payment_as_estimated() -> None:
     """On the benchmark's trained coalitions: two seeds tell how far payments by two others differ from theirs."""
     told, real = [], []
     for name in names():

@@ -10,22 +10,22 @@ from flsv.report.fitness import EVERYBODY, misallocated
 @pytest.mark.parametrize(
     ("clients", "drawn", "seeds", "fractions", "words"),
     [
-        (5, False, 3, (0.05,), "with up to 9 clients, all of them in every round"),
-        (9, False, 1, (0.06,), "with up to 9 clients, all of them in every round"),
-        (12, False, 3, (0.05,), "with up to 12 clients, all of them in every round"),
+        (5, False, 3, (0.05,), "with up to 7 clients, all of them in every round"),
+        (8, False, 1, (0.08,), "with up to 12 clients, all of them in every round"),
+        (12, False, 3, (0.06,), "with up to 12 clients, all of them in every round"),
         (13, False, 1, (0.14,), "with up to 20 clients, all of them in every round"),
         (30, False, 1, (0.14,), "with up to 20 clients (here there are 30), all of them in every round"),
         (5, True, 1, (0.04, 0.09), "with up to 8 clients, some of them drawn for each round"),
         (10, True, 3, (0.02, 0.08), "with up to 8 clients (here there are 10), some of them drawn for each round"),
     ],
 )
-def test_trials_are_of_the_same_kind(
+def test_misallocation_is_that_of_trials_of_the_runs_kind(
     clients: int, drawn: bool, seeds: int, fractions: tuple[float, ...], words: str
 ) -> None:
     assert misallocated(clients, drawn, seeds) == (fractions, words)
 
 
-def test_the_first_page_says_the_same() -> None:
+def test_readme_has_the_misallocation_of_the_trials() -> None:
     readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
-    few, many = (f"{100 * EVERYBODY[place].one[0]:.0f}" for place in (1, 2))
-    assert f"misallocated {few} % with up to twelve clients, {many} % with 13 to 20" in readme
+    few, more, many = (f"{100 * trials.one[0]:.0f}" for trials in EVERYBODY)
+    assert f"misallocated {few} % with up to seven clients, {more} % with 8–12, {many} % with 13–20" in readme

@@ -34,7 +34,7 @@ def sentences(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["game", "loss", "cssv", "found"])
-def test_no_foreign_words_and_no_sentence_twice(kind: str, tmp_path: Path) -> None:
+def test_first_page_has_no_jargon_and_no_sentence_twice(kind: str, tmp_path: Path) -> None:
     values = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
     if kind == "cssv":
         make_run(tmp_path)
@@ -50,7 +50,7 @@ def test_no_foreign_words_and_no_sentence_twice(kind: str, tmp_path: Path) -> No
     assert not twice
 
 
-def test_steps_add_up_from_start_to_end_or_there_are_none(tmp_path: Path) -> None:
+def test_waterfall_is_drawn_only_if_its_steps_add_up(tmp_path: Path) -> None:
     front, _, html = pages(make_game(tmp_path / "a", {"sv": [0.4, 0.1, -0.05]}))
     assert "<desc>start 0.250, Boston 0.400, Lyon 0.100, Graz -0.0500, end 0.700</desc>" in html
     assert "they add up" in front
@@ -64,21 +64,21 @@ def test_steps_add_up_from_start_to_end_or_there_are_none(tmp_path: Path) -> Non
     assert "all others" in html
 
 
-def test_an_error_falls_and_never_below_0(tmp_path: Path) -> None:
+def test_waterfall_of_an_error_falls_and_shows_no_negative_error(tmp_path: Path) -> None:
     front, _, html = pages(make_game(tmp_path, {"sv": [0.8, 0.1, -0.5]}, start=-0.7, by="negative_loss"))
     assert "The model's error, from 0.700 when training began to 0.300 when it ended" in front
     steps = re.findall(r"<desc>(start[^<]*)</desc>", html)[0]
     assert steps == "start 0.700, Graz 0.500, Lyon -0.100, Boston -0.800, end 0.300"
 
 
-def test_a_logged_value_of_which_less_is_better_falls(tmp_path: Path) -> None:
+def test_waterfall_of_a_logged_loss_falls(tmp_path: Path) -> None:
     game = {"by": "val_loss", "start": 0.9, "end": 0.5, "sum": 0.4, "told_apart": None}
     front, _, html = pages(make_game(tmp_path, {"sv": [0.3, 0.1]}, paid_in={"sv": game}))
     assert "The model's val_loss, from 0.900 when training began to 0.500 when it ended" in front
     assert "<desc>start 0.900, Lyon -0.100, Boston -0.300, end 0.500</desc>" in html
 
 
-def test_there_is_one_column_of_shares(tmp_path: Path) -> None:
+def test_first_page_has_one_column_of_shares(tmp_path: Path) -> None:
     run = make_game(tmp_path, {"sv": [0.4, 0.1, 0.05]})
     assert [pages(run, budget)[1].count("| share |") for budget in (None, Budget(100.0))] == [1, 1]
 
@@ -103,7 +103,7 @@ def test_front_page_warns_once_in_red(tmp_path: Path, told: dict[str, object], s
     assert not told or whole.count(said) == 1
 
 
-def test_a_run_of_one_seed_says_so_and_a_mean_over_seeds_what_it_is(tmp_path: Path) -> None:
+def test_first_page_says_whether_values_are_of_one_seed_or_means(tmp_path: Path) -> None:
     values = [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05]
     run = repeated(tmp_path, *values)
     front, means, html = pages(run, Budget(100.0))
@@ -121,7 +121,7 @@ def test_a_run_of_one_seed_says_so_and_a_mean_over_seeds_what_it_is(tmp_path: Pa
     assert "this run" not in front
 
 
-def test_intervals_that_are_known_to_be_too_narrow_say_so(tmp_path: Path) -> None:
+def test_first_page_warns_of_intervals_known_to_be_too_narrow(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     path = folder / "contributions.csv"
     rows = (line.split(",") for line in path.read_text().splitlines())

@@ -21,7 +21,7 @@ def text(folder: Path) -> str:
     return text_of(write_report(folder))
 
 
-def test_everybody_is_in_the_report_of_all(tmp_path: Path) -> None:
+def test_report_of_all_has_every_clients_name_value_and_hash(tmp_path: Path) -> None:
     page = text(make_run(tmp_path))
     for client in range(4):
         assert NAMES[client] in page
@@ -31,7 +31,7 @@ def test_everybody_is_in_the_report_of_all(tmp_path: Path) -> None:
     assert not [part for part in (*parts, "more is better") if part not in page]
 
 
-def test_the_interval_is_that_of_the_standard_errors_or_the_metrics_own(tmp_path: Path) -> None:
+def test_report_intervals_are_the_metrics_own_or_from_standard_errors(tmp_path: Path) -> None:
     folder = make_run(tmp_path, stderr=False)
     assert all(end != end for ends in open_run(folder).ends("cssv") for end in ends)
     with (folder / "contributions.csv").open("a") as file:
@@ -52,14 +52,14 @@ def test_whiskers_reach_from_a_value_to_the_ends_of_its_interval(monkeypatch: py
     assert np.isnan(seen["errors"][:, 1]).all()
 
 
-def test_the_file_needs_nothing_else_and_names_do_no_harm(tmp_path: Path) -> None:
+def test_report_loads_no_other_file_and_escapes_names(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path, names=NASTY)).read_text(encoding="utf-8")
     fetched = r"<(script|link|img|iframe|object|b|a)\b|<[^>]* (src|href|on\w+)=|url\(|@import"
     assert not re.search(fetched, page)
     assert all(html.escape(name) in page for name in NASTY)
 
 
-def test_charts_say_what_they_show_and_are_the_same_to_the_byte(tmp_path: Path) -> None:
+def test_charts_have_titles_and_descriptions_and_are_reproducible(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path)).read_text(encoding="utf-8")
     charts = re.findall(r"<svg.*?</svg>", page)
     assert len(charts) == 4  # bars on page one and in the appendix, and two histories
@@ -77,7 +77,7 @@ def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path: Path) -> None
     assert "0 rounds" in text(make_run(tmp_path / "early", ended=False, rounds=0))
 
 
-def test_never_drawn_is_a_dash_and_not_0(tmp_path: Path) -> None:
+def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     kept = [x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"]
     (folder / "contributions.csv").write_text("\n".join(kept) + "\n")

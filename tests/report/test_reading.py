@@ -65,7 +65,7 @@ def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:
         ("run.json", '{"version": 2}', "is of version 2, and this flsv reads version 3"),
     ],
 )
-def test_files_of_another_kind_are_refused(tmp_path: Path, file: str, text: str, said: str) -> None:
+def test_run_folder_with_files_of_another_kind_is_refused(tmp_path: Path, file: str, text: str, said: str) -> None:
     make_run(tmp_path)
     (tmp_path / file).write_text(text)
     with pytest.raises(ConfigurationError, match=said):
@@ -79,7 +79,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path, file: str, text: str,
         ("2,cssv/stderr,1,,nan,,,,", "value is 'nan', expected a number"),
     ],
 )
-def test_what_no_run_writes_is_said_with_its_line(tmp_path: Path, line: str, words: str) -> None:
+def test_invalid_line_of_contributions_csv_is_reported_with_its_number(tmp_path: Path, line: str, words: str) -> None:
     path = make_run(tmp_path) / "contributions.csv"
     number = len(path.read_text().splitlines()) + 1
     path.write_text(path.read_text() + line + "\n")

@@ -93,21 +93,23 @@ def test_pages_and_file_have_the_same_amounts(fitted: Path, tmp_path: Path) -> N
         ([], None, "no contribution was measured"),
     ],
 )
-def test_a_basis_that_has_to_be_said(fitted: Path, tmp_path: Path, metrics: list[str], by: Any, said: str) -> None:
+def test_budget_without_a_clear_basis_is_refused(
+    fitted: Path, tmp_path: Path, metrics: list[str], by: Any, said: str
+) -> None:
     folder = part(fitted, tmp_path / "run", *metrics)
     with pytest.raises(ConfigurationError, match=said):
         write_report(folder, budget=Budget(100.0, by))
     assert not [*folder.glob("report.*"), *folder.glob("shares.csv")]
 
 
-def test_a_metric_not_to_pay_by_is_taken_by_name_and_the_pages_say_so(fitted: Path, tmp_path: Path) -> None:
+def test_shares_by_an_unsuitable_metric_need_its_name_and_warn(fitted: Path, tmp_path: Path) -> None:
     folder = part(fitted, tmp_path / "run", "cssv")
     for client in (None, 1):
         said = text_of(write_report(folder, client, budget=Budget(100.0, "cssv")))
         assert "Not suitable as a basis for payment: cssv does not measure how much each partner adds" in said
 
 
-def test_every_metric_says_on_its_page_what_it_declares() -> None:
+def test_docstring_says_not_for_payment_exactly_if_the_metric_does() -> None:
     """But for costs and values of pairs, which are never a basis for payment, and the base class."""
     known = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
     others = ("ContributionMetric", "DomainRelevance")
@@ -118,7 +120,7 @@ def test_every_metric_says_on_its_page_what_it_declares() -> None:
     assert said["CumulativeShapley"]
 
 
-def test_retrained_values_come_first_and_say_of_how_many_rounds(fitted: Path, tmp_path: Path) -> None:
+def test_shares_use_retrained_values_first_and_name_their_rounds(fitted: Path, tmp_path: Path) -> None:
     folder = part(fitted, tmp_path / "run", "cssv")
     lines = [f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},nan,5 6,1\n" for i, v in enumerate([0.3, 0.1, 0.2])]
     (folder / "retrained.csv").write_text(RETRAINED + "".join(lines[:2]))
@@ -134,7 +136,7 @@ def test_retrained_values_come_first_and_say_of_how_many_rounds(fitted: Path, tm
     assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
 
 
-def test_of_a_run_among_repeated_ones_the_means_count(tmp_path: Path) -> None:
+def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path: Path) -> None:
     run = open_run(repeated(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
     found = shares_of(run, Budget(100.0))
     assert found.basis.title == "sv, mean of 2 runs"
@@ -146,7 +148,7 @@ def test_of_a_run_among_repeated_ones_the_means_count(tmp_path: Path) -> None:
         shares_of(run, Budget(100.0))
 
 
-def test_copies_and_outliers_stand_beside_amounts_that_nothing_is_taken_from(fitted: Path, tmp_path: Path) -> None:
+def test_copies_and_outliers_are_reported_without_changing_amounts(fitted: Path, tmp_path: Path) -> None:
     plain = part(fitted, tmp_path / "plain", "sv")
     found = part(fitted, tmp_path / "found", "sv", events=[*copying(0, 1), at_fault(2, 1, 2)])
     for folder in (plain, found):
@@ -160,7 +162,7 @@ def test_copies_and_outliers_stand_beside_amounts_that_nothing_is_taken_from(fit
     assert all(each in text for each in [*said, "Partners with a finding are paid in full nevertheless."])
 
 
-def test_an_interval_is_what_the_own_value_alone_would_change(tmp_path: Path) -> None:
+def test_interval_of_a_share_varies_only_the_clients_own_value(tmp_path: Path) -> None:
     folder = make_game(tmp_path, {"sv": [3.0, 1.0]})
     path = folder / "contributions.csv"
     frame = pandas.read_csv(path)
@@ -198,7 +200,7 @@ def test_amounts_have_the_decimals_of_their_currency() -> None:
         ("5 6 7", {"paid_in": {"sv": {"by": "accuracy", "told_apart": False}}}, "payment: measured by its share of"),
     ],
 )
-def test_the_first_line_says_whether_values_are_fit_to_pay_by(
+def test_first_line_says_whether_values_are_suitable_for_payment(
     fitted: Path, tmp_path: Path, seeds: str | None, told: Any, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = part(fitted, tmp_path / "run", "sv")

@@ -46,7 +46,7 @@ def test_a_run_writes_where_it_was_told_to_and_nowhere_else(tmp_path: Path, monk
     assert {path.name for path in (tmp_path / "logged").iterdir()} > FILES
 
 
-def test_runs_of_a_logger_with_one_folder_for_all_have_one_each() -> None:
+def test_run_folder_is_separate_for_loggers_with_one_shared_folder() -> None:
     """As MLflow's: ``trainer.log_dir`` is the folder of all its runs."""
     for version, name in (("a", "a"), (7, "version_7")):
         logger = SimpleNamespace(save_dir="runs", name="experiment", version=version)

@@ -42,7 +42,7 @@ def rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
     return round_rows(0, [Numbers("sv", values, ends=[low, high])], NAMES)
 
 
-def test_every_column_has_its_type_whatever_the_rows_are() -> None:
+def test_frame_columns_have_their_types_even_without_rows() -> None:
     numbers = [Numbers("sv", torch.tensor([0.5, NAN, 1.0])), Numbers("cost", [[1.0, 2.0]] * 3, {"up": "up", "7": "b"})]
     known = round_rows(3, numbers, NAMES)
     for table in (frame(known), frame(())):
@@ -52,7 +52,7 @@ def test_every_column_has_its_type_whatever_the_rows_are() -> None:
     assert [row[:5] for row in known[2:4]] == [(3, "cost", 0, "up", 1.0), (3, "cost", 1, "up", 1.0)]  # by column
 
 
-def test_what_is_new_is_another_value_or_another_interval() -> None:
+def test_changes_are_rows_with_another_value_or_interval() -> None:
     before = rows([1.0, 2.0, NAN], [0.0, 1.0, NAN], [2.0, 3.0, NAN])
     for now, changed in (
         (before, []),
@@ -66,7 +66,7 @@ def test_what_is_new_is_another_value_or_another_interval() -> None:
     assert changes(before, []) == before
 
 
-def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
+def test_contributions_csv_is_read_back_to_the_bit(tmp_path: Path) -> None:
     values = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 40
     table = round_rows(2, [Numbers("sv", values, {"0": "Shirt", "1": "Dress"})], NAMES)
     path = tmp_path / "contributions.csv"
@@ -101,7 +101,7 @@ def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path:
     assert elsewhere.read_text() == written(path, [2, 3], 2).read_text() == whole
 
 
-def test_rounds_that_are_not_written_again_as_they_were_are_kept_and_named(tmp_path: Path) -> None:
+def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(tmp_path: Path) -> None:
     """Those of another run, and those of this one where it goes back by more than one."""
     path = written(tmp_path / "c.csv", range(4))
     first = path.read_bytes()
@@ -111,7 +111,7 @@ def test_rounds_that_are_not_written_again_as_they_were_are_kept_and_named(tmp_p
         assert (tmp_path / copy).read_bytes() == path.read_bytes() == first
 
 
-def test_the_file_and_the_loops_frame_are_what_the_loop_has_measured(tmp_path: Path) -> None:
+def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
     loop = FederatedLoop(
         ShapFedWA("cssv"),
@@ -170,7 +170,7 @@ def test_late_values_are_in_their_rounds_in_place_of_earlier_ones(tmp_path: Path
     assert not path.exists()
 
 
-def test_of_a_value_that_stands_twice_the_later_is_read_and_one_line_says_so(tmp_path: Path) -> None:
+def test_duplicate_values_are_read_as_the_later_one_with_a_warning(tmp_path: Path) -> None:
     """As a resumed run of version 1.1 has written them."""
     path = written(tmp_path / "c.csv", range(2))
     for value in (3.0, 5.0):

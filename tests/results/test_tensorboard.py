@@ -27,7 +27,7 @@ from flsv.results.round_result import RoundResult
 from flsv.results.run_table import Numbers, round_rows
 from flsv.results.tensorboard import TensorBoard
 from helpers.data import toy_data
-from helpers.fits import fit
+from helpers.fits import InRound, fit
 from helpers.models import Plain, network
 
 NAMES = ("Boston", "St. Mary's/East", "2")
@@ -82,7 +82,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Pat
     return loop, folder / "run"
 
 
-def test_every_client_has_a_run(fitted: tuple[FederatedLoop, Path]) -> None:
+def test_every_client_has_a_tensorboard_run(fitted: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted
     found = scalars(folder)
     assert set(found) == {".", *RUNS}
@@ -105,7 +105,7 @@ def test_every_client_has_a_run(fitted: tuple[FederatedLoop, Path]) -> None:
     assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= set(found["."])
 
 
-def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) -> None:
+def test_custom_scalars_layout_matches_existing_curves(fitted: tuple[FederatedLoop, Path]) -> None:
     _, folder = fitted
     found = scalars(folder)
     charts = charts_of(folder)
@@ -132,7 +132,7 @@ def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) ->
             assert value == found[place][f"Contributions/{series.value.removesuffix('/value')}"][1:]
 
 
-def test_many_clients_are_tags_of_one_run(tmp_path: Path) -> None:
+def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path: Path) -> None:
     data = toy_data((1,) * 31, client_test=0)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(figures=0))
     fit(loop, tmp_path, data=data, rounds=1, logger=logger(tmp_path))
@@ -200,7 +200,7 @@ def test_tensorboard_texts_show_settings_and_the_table(fitted: tuple[FederatedLo
     assert text.step == 3
 
 
-def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None:
+def test_tensorboard_shows_a_repeated_round_once(tmp_path: Path) -> None:
     def write(first: int, rounds: range, value: float) -> None:
         own = logger(tmp_path)
         trainer: Any = SimpleNamespace(callback_metrics={}, max_epochs=9)
@@ -229,11 +229,11 @@ class Noting(Plain):
         return loss
 
 
-class Dies(L.Callback):
+class Dies(InRound):
     """In the middle of a round, when the curves of its first batches are written."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *hook: Any) -> None:
-        if trainer.current_epoch == 3 and trainer.fit_loop.epoch_loop.batch_progress.current.ready == 5:
+        if trainer.current_epoch == 3 and self.place(trainer) == 4:
             trainer.loggers[0].save()
             raise KeyError("killed")
 

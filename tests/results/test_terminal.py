@@ -60,7 +60,7 @@ def test_every_coalition_is_counted_once(tmp_path: Path, told: Told) -> None:
     assert told.hidden == 1
 
 
-def test_an_error_takes_the_line_away(tmp_path: Path, told: Told) -> None:
+def test_progress_line_is_removed_after_an_error(tmp_path: Path, told: Told) -> None:
     class Wrong(PartialFederatedShapley):
         def update(self, client_ids: Any, utility: Any, generator: Any = None) -> None:
             progress.add_total("coalitions", 5)
@@ -72,7 +72,7 @@ def test_an_error_takes_the_line_away(tmp_path: Path, told: Told) -> None:
 
 
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
-def test_trainers_bars_show_it_and_let_go(make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_shows_the_count_and_is_restored(make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "PATIENCE", 0.0)
     monkeypatch.setattr(terminal, "PAUSE", 0.0)
     drawn: list[str | None] = []
@@ -137,7 +137,7 @@ def printed(columns_wide: int, names: list[str], columns: dict[str, list[str]], 
 
 
 @pytest.mark.parametrize("wide", [40, 80, 10_000])
-def test_every_cell_is_whole_at_any_width(wide: int) -> None:
+def test_table_splits_without_cutting_cells_at_any_width(wide: int) -> None:
     draw, names = torch.Generator().manual_seed(0), [f"Hospital {i}" for i in range(7)]
     metrics = ("cssv", "fedsv", "leave_one_out", "relevance")
     known = {name: torch.rand(7, generator=draw) for name in (*metrics, "weight", "accuracy")}
@@ -165,7 +165,7 @@ def test_every_cell_is_whole_at_any_width(wide: int) -> None:
         ({}, "client samples rounds", False),
     ],
 )
-def test_the_last_table_has_what_a_stranger_reads(
+def test_final_table_has_the_documented_columns(
     metrics: Any, head: str, classes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(FederatedLoop(metrics=metrics, seed=1), tmp_path, Plain(), toy_data(server_val=0.3), rounds=1)
@@ -175,7 +175,7 @@ def test_the_last_table_has_what_a_stranger_reads(
     assert ("cssv by class" in table) == classes
 
 
-def test_of_many_clients_the_highest_and_the_lowest_ten() -> None:
+def test_table_of_many_clients_shows_the_highest_and_lowest_ten() -> None:
     values = torch.arange(100.0).roll(13)
     values[40] = float("nan")
     rows = shown_clients(values, 100)
@@ -194,7 +194,7 @@ class LogsByGroup(Plain):
         self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
 
 
-def test_who_contributed_most_is_said_by_the_metric_nearest_to_retraining_and_all_that_is_logged(
+def test_closing_lines_rank_by_the_metric_nearest_to_retraining(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = {"val": CumulativeShapley(), "value": ShadowShapley()}

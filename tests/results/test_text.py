@@ -21,7 +21,7 @@ CHANCE = {"told_apart": False}
         ([0.3, 0.1, 0.2, 0.0], {"paid_in": {"": CHANCE}}, []),
     ],
 )
-def test_who_contributed_most_of_ties_and_at_chance(values: list[float], learned: Any, said: list[str]) -> None:
+def test_ranking_names_ties_and_a_model_at_chance(values: list[float], learned: Any, said: list[str]) -> None:
     unknown = [NAN] * 4
     found = ranking("ABCD", (values, unknown, unknown), "sv", learned)
     assert found == said

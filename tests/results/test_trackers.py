@@ -52,7 +52,7 @@ class OfComet(Recorded, CometLogger):
         return SimpleNamespace(log_figure=lambda figure_name, figure, step: self.pictures.update({figure_name: figure}))
 
 
-def test_services_are_shown_who_contributed_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_mlflow_and_comet_get_pictures_of_contributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = {OfWandb: "charts/{}", OfMLflow: "charts/{}.png", OfComet: "{}"}
     loggers = [kind() for kind in (*names, OfWandb)]
@@ -67,7 +67,7 @@ def test_services_are_shown_who_contributed_what(tmp_path: Path, monkeypatch: py
         assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars
 
 
-def test_values_that_come_late_are_no_values_that_the_model_logs() -> None:
+def test_late_values_are_not_listed_among_the_models_logged_values() -> None:
     """The closing line ``Model:`` has all of ``callback_metrics`` but what the sink names as its own."""
     trainer: Any = SimpleNamespace(callback_metrics={})
     sink = Monitored(trainer, ["value"])

@@ -20,9 +20,11 @@ from flsv.sampling import BernoulliSampler, ClientSampler, FixedCohort, PowerOfC
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
-from helpers.coalitions_by_hand import SEED, KeepsModels, by_a_plain_loop, data, shadow_loop
+from helpers import slow_except
+from helpers.coalitions_by_hand import SEED, KeepsModels, Reads, by_a_plain_loop, by_copies, data, shadow_loop
 from helpers.fits import assert_resumes, fit, trainer_for, vector
 from helpers.models import Plain, adam, network
+from helpers.recorded import Recorded
 
 ROUNDS = 4
 
@@ -77,6 +79,22 @@ def test_every_coalition_draws_its_own_cohorts(tmp_path: Path, name: str) -> Non
     assert torch.equal(vector(fit(without, tmp_path, plain, data(), rounds=ROUNDS)), vector(trained))
 
 
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("name", slow_except(["one of three"], SAMPLERS))
+def test_fits_of_coalitions_draw_their_own_cohorts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
+) -> None:
+    """In forks, and by copies of the Trainer: a module that reads its loss trains as no rows."""
+    make, draw = SAMPLERS[name]
+    if copied:
+        by_copies(monkeypatch)
+    module = Reads(network(batch_norm=False, dropout=0.3), adam)
+    start, metric = copy.deepcopy(module), Recorded(coalitions="all", performance="negative_loss")
+    fit(shadow_loop(metric, sampler=make()), tmp_path, module, data(), rounds=ROUNDS)
+    assert metric.way == "fits"
+    torch.testing.assert_close(metric.game.flatten(), game(start, by_hand(start, draw)), rtol=0, atol=1e-5)
+
+
 def game(start: Any, models: dict[tuple[bool, ...], Tensor]) -> Tensor:
     """Minus the validation loss of each model."""
     dealt, found = data(), []
@@ -86,7 +104,7 @@ def game(start: Any, models: dict[tuple[bool, ...], Tensor]) -> Tensor:
         net = copy.deepcopy(start.net).double().eval()
         torch.nn.utils.vector_to_parameters(models[tuple(mask)], net.parameters())
         found.append(-float(torch.nn.functional.cross_entropy(net(x.double()), y)))
-    return torch.tensor(found)
+    return torch.tensor(found, dtype=torch.float64)
 
 
 #: What is trained by fits of the coalitions after the run, and by flsv.retrain one after the other.
@@ -95,7 +113,7 @@ BY_FITS: dict[str, Any] = {"rows": {}, "fits": {"accumulate_grad_batches": 3}}
 
 @pytest.mark.parametrize("way", BY_FITS)
 @pytest.mark.parametrize("name", ["two of three", "coins"])
-def test_the_run_and_retraining_play_one_game(tmp_path: Path, name: str, way: str) -> None:
+def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, name: str, way: str) -> None:
     """A client has three batches at most, so that by an accumulation over three a client takes one step."""
     make, draw = SAMPLERS[name]
     module, options = Plain(network(batch_norm=False)), BY_FITS[way]
@@ -116,7 +134,7 @@ def test_the_run_and_retraining_play_one_game(tmp_path: Path, name: str, way: st
             torch.testing.assert_close(torch.tensor(of), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_rates_that_change_between_rounds_are_the_rounds_own(tmp_path: Path) -> None:
+def test_coalitions_use_the_learning_rate_of_their_round(tmp_path: Path) -> None:
     """A scheduler has stepped to the next round's rate before a round ends."""
     module = Plain(network(batch_norm=False), scheduler=lambda own: torch.optim.lr_scheduler.StepLR(own, 1, gamma=0.3))
     loop = shadow_loop(ShadowShapley(performance="negative_loss"), sampler=UniformSampler(2))
@@ -182,7 +200,7 @@ def test_samplers_that_cannot_draw_among_members_are_refused(
         flsv.retrain(trainer_for(loop, tmp_path, 1), module, data())
 
 
-def test_a_sampler_that_draws_others_ends_the_run(tmp_path: Path) -> None:
+def test_sampler_that_draws_outside_of_a_coalition_ends_the_run(tmp_path: Path) -> None:
     loop = shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
     with pytest.raises(RuntimeError, match=r"drew \[0, 2\] for the coalition \[0\]"):
         fit(loop, tmp_path, Plain(network(batch_norm=False)), data(), 1)
@@ -196,7 +214,7 @@ class Later(Plain):
         return super().training_step(batch, batch_idx) * (2 if other else 1)
 
 
-def test_the_coalition_of_all_proves_the_rows(tmp_path: Path) -> None:
+def test_rows_are_replaced_by_fits_if_the_full_coalition_differs(tmp_path: Path) -> None:
     """It would not have the run's model: the coalitions are trained again, by fits."""
     found = []
     for module in (Later(network(batch_norm=False)), Plain(network(batch_norm=False))):
@@ -212,7 +230,7 @@ def test_the_coalition_of_all_proves_the_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])
 @pytest.mark.parametrize("members", [[3], [0, 3], [1, 2, 4], [0, 1, 2, 3, 4]])
-def test_a_coalitions_chances_are_how_often_it_draws_a_member(sampler: Any, members: list[int]) -> None:
+def test_coalition_samplers_inclusion_probabilities_are_its_frequencies(sampler: Any, members: list[int]) -> None:
     own, counts = sampler.among(members), torch.zeros(5)
     for index in range(2000):
         counts[own.sample(5, {}, generator_for(0, "cohort", index))] += 1

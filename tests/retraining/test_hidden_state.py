@@ -1,5 +1,6 @@
 """Modules, callbacks and data of which a copy is wrong: each coalition against a process of its own."""
 
+import functools
 import json
 import os
 import subprocess
@@ -31,6 +32,7 @@ def alone() -> Iterator[Alone]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
     ) as process:
 
+        @functools.cache  # two tests ask for each kind
         def ask(name: str) -> dict[str, Any]:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -66,7 +68,7 @@ def furthest(game: dict[Any, float], utilities: list[float]) -> float:
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, [name for name in KINDS if name not in (*REFUSED, WRONG)]))
-def test_every_coalition_is_that_of_a_process_of_its_own(tmp_path: Path, name: str, alone: Alone) -> None:
+def test_every_coalition_equals_a_fit_in_its_own_process(tmp_path: Path, name: str, alone: Alone) -> None:
     expected = alone(name)
     game, metric, module = of(name, tmp_path)
     assert metric.way == KINDS[name].way
@@ -76,7 +78,7 @@ def test_every_coalition_is_that_of_a_process_of_its_own(tmp_path: Path, name: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in KINDS if name != WRONG])
-def test_copies_are_right_or_there_are_no_values(
+def test_coalitions_by_copies_are_right_or_give_no_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, alone: Alone
 ) -> None:
     """Where the process cannot be forked; if rows are right they need no copy."""
@@ -93,6 +95,6 @@ def test_copies_are_right_or_there_are_no_values(
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_evaluated_in_a_copy_is_refused(tmp_path: Path, name: str) -> None:
+def test_module_that_cannot_be_evaluated_in_a_copy_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="evaluated in copies of the module"):
         of(name, tmp_path)

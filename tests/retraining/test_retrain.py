@@ -22,7 +22,7 @@ LOSS: dict[str, Any] = {"metric": "negative_loss"}
 
 
 @pytest.mark.parametrize("name", slow_except(["`ReduceLROnPlateau`"], ["a plain MLP", "`ReduceLROnPlateau`", "a GRU"]))
-def test_one_seed_is_what_plain_loops_come_to(tmp_path: Path, name: str) -> None:
+def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> None:
     kind = KINDS[name]
     module, loop = kind.module(), FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     before, drawn = vector(module), torch.get_rng_state()
@@ -60,7 +60,7 @@ def test_seeds_have_weights_of_their_own_where_the_module_is_made(
     assert found["share"].isna().all()  # each alone only ranks
 
 
-def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retrain_refuses_fitted_trainers_and_missing_loops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = trainer_for(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, 1)
     trainer.fit(Plateau(), data())
     with pytest.raises(ConfigurationError, match="has been fitted for 1 rounds"):

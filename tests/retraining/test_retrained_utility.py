@@ -43,7 +43,7 @@ def score(module: L.LightningModule, data: FederatedDataModule) -> float:
     return -float(torch.nn.functional.cross_entropy(module.eval()(x), y))
 
 
-def test_a_coalition_is_worth_what_its_own_federation_comes_to(tmp_path: Path) -> None:
+def test_retrained_utility_equals_the_score_of_the_coalitions_own_fit(tmp_path: Path) -> None:
     module, fits = Plain(network()), Fits()
     before = vector(module)
     utility = RetrainedUtility(trainers(tmp_path, fits), module, data(), metric="negative_loss")
@@ -57,7 +57,7 @@ def test_a_coalition_is_worth_what_its_own_federation_comes_to(tmp_path: Path) -
         assert value == pytest.approx(score(alone, mine), rel=1e-5)
 
 
-def test_a_module_that_is_built_when_training_starts(tmp_path: Path) -> None:
+def test_lazily_built_module_starts_all_coalitions_from_the_same_weights(tmp_path: Path) -> None:
     starts: list[torch.Tensor] = []
 
     class Start(L.Callback):
@@ -75,7 +75,7 @@ def test_a_module_that_is_built_when_training_starts(tmp_path: Path) -> None:
     assert torch.equal(starts[0], starts[2])
 
 
-def test_a_coalition_is_trained_once_whoever_asks(tmp_path: Path) -> None:
+def test_retrained_utility_trains_each_coalition_once(tmp_path: Path) -> None:
     fits = Fits()
     utility = RetrainedUtility(trainers(tmp_path, fits, rounds=1), Plain(), data())
     exact = exact_shapley(utility, utility.num_players)
@@ -86,7 +86,7 @@ def test_a_coalition_is_trained_once_whoever_asks(tmp_path: Path) -> None:
     assert all(utility.seconds[tuple(members)] > 0 for members in fits)
 
 
-def test_errors(tmp_path: Path) -> None:
+def test_retrained_utility_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
     many = FederatedDataModule(toy_sets(), SizePartitioner([1.0] * 9), batch_size=8)
     with pytest.raises(ConfigurationError, match="9 clients make 511 federations"):
         RetrainedUtility(trainers(tmp_path, []), Plain(), many)
@@ -98,7 +98,7 @@ def test_errors(tmp_path: Path) -> None:
         utility(masks((0,)))
 
 
-def test_a_model_that_is_nowhere_whole_has_no_value(tmp_path: Path) -> None:
+def test_retrained_utility_with_private_layers_is_refused(tmp_path: Path) -> None:
     def trainer(cohort: FixedCohort) -> L.Trainer:
         return trainer_for(FederatedLoop(sampler=cohort, share=["!head"], seed=5), tmp_path, 1, limit_val_batches=0)
 

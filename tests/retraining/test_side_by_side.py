@@ -108,7 +108,7 @@ def test_side_by_side_utilities_equal_single_fits(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("filters", [[], [OutlierFilter()]], ids=["none", "outliers"])
-def test_who_drowns_the_others_is_left_out(tmp_path: Path, filters: list[Any]) -> None:
+def test_side_by_side_leaves_out_a_client_whose_update_drowns_the_others(tmp_path: Path, filters: list[Any]) -> None:
     """Whatever the threshold, where an upload may be changed to that."""
     masks = MASKS[[0, 2, 3]]  # not the client alone
 
@@ -234,7 +234,7 @@ def test_side_by_side_utilities_by_a_logged_value_equal_single_fits(tmp_path: Pa
     torch.testing.assert_close(SideBySideUtility(other, 5)(MASKS), one(MASKS), rtol=0, atol=1e-6)
 
 
-def test_two_ways_may_be_as_far_apart_as_rounding_drives_them() -> None:
+def test_check_same_allows_the_difference_that_rounding_causes() -> None:
     start, real = torch.zeros(8), torch.ones(8) * 1e-3
     for off, nudged, fine in [(0.005, 0.0, True), (0.05, 0.0, False), (0.05, 0.02, True), (0.05, 0.01, False)]:
         mine = real * (1 + off)

@@ -42,7 +42,7 @@ def store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
     return UtilityStore(path, names or ["utility"], {"a": 1}, **options)
 
 
-def test_a_killed_game_goes_on_where_it_was_and_its_file_is_that_of_one_go(tmp_path: Path) -> None:
+def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path, whole = tmp_path / "game.csv", tmp_path / "whole.csv"
     assert train_rows(Game(), MASKS, 0, store(whole), compare=True, at_once=2) == 8
     first, said = Game(dies_at=4), list[str]()
@@ -68,7 +68,7 @@ def test_a_killed_game_goes_on_where_it_was_and_its_file_is_that_of_one_go(tmp_p
     assert (tmp_path / "other.csv").read_bytes() == whole.read_bytes()
 
 
-def test_ranks_train_a_part_each() -> None:
+def test_each_rank_trains_a_part_of_the_coalitions() -> None:
     game, held = Game(), store(None, ranks=Two())
     assert train_rows(game, MASKS, 0, held, compare=False, ranks=Two()) == 8
     assert len(game.asked) == 4
@@ -77,19 +77,19 @@ def test_ranks_train_a_part_each() -> None:
 
 def test_seeds_rounds_performances_and_classes_are_kept_together(tmp_path: Path) -> None:
     path, names = tmp_path / "game.csv", ["per_class", "val_loss (min)"]
-    kept = store(path, *names, rounds=True)
+    kept = store(path, *names, rounds=(0, 3))
     rows: dict[int, Any] = {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]}
     kept.add(7, (0, 2), rows)
-    kept.add(8, (1,), {3: [[float("nan"), 0.0], [0.0]]})  # is held, and not written
-    assert kept.missing(8, [(1,)], (3,)) == []
+    kept.add(8, (1,), {0: [[0.0, 0.0], [0.0]], 3: [[float("nan"), 0.0], [0.0]]})  # is held, and not written
+    assert kept.missing(8, [(1,)]) == []
     with path.open("ab") as file:
         file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")  # a coalition that was being written
-    again = store(path, *names, rounds=True)
+    again = store(path, *names, rounds=(0, 3))
     assert again.seeds == [7]
-    assert again.rows(7, (0, 2), (0, 3)) == [rows[0], rows[3]]
-    assert again.missing(7, [(1,), (0, 2), (1,)], (0, 3)) == [(1,)]
+    assert again.rows(7, (0, 2)) == [rows[0], rows[3]]
+    assert again.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
     with pytest.raises(ConfigurationError, match="has the columns"):
-        store(path, "per_class", "other", rounds=True)
+        store(path, "per_class", "other", rounds=(0, 3))
 
 
 HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
@@ -104,7 +104,7 @@ HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
         (HEAD + b"0,2,nan\n", "line 3: utility is 'nan', expected a number"),
     ],
 )
-def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: bytes, words: str) -> None:
+def test_utility_file_of_other_settings_is_refused_and_unchanged(tmp_path: Path, before: bytes, words: str) -> None:
     path = tmp_path / "game.csv"
     path.write_bytes(before)
     with pytest.raises(ConfigurationError, match=words):

@@ -21,7 +21,7 @@ from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Clamps, Kind, Manual
-from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, by_copies, data
 from helpers.fits import trainer_for, vector
 from helpers.recorded import Recorded
 
@@ -42,7 +42,7 @@ FAST = ("a plain MLP", "manual optimization", "`ReduceLROnPlateau`")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, KINDS))
-def test_every_coalition_is_what_a_plain_loop_makes_of_it(tmp_path: Path, name: str) -> None:
+def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> None:
     kind, metric = KINDS[name], Recorded(coalitions="all", performance="negative_loss")
     start = kind.module()
     loop, module = fitted(kind, tmp_path, {"shadow": metric})
@@ -61,7 +61,7 @@ def test_every_coalition_is_what_a_plain_loop_makes_of_it(tmp_path: Path, name: 
     assert torch.equal(vector(module), vector(without))
 
 
-def test_a_kill_among_the_coalitions_loses_those_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_during_coalitions_keeps_finished_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, keep, train = KINDS["manual optimization"], UtilityStore.add, ForkedFits.train
     kept, trained = list[Any](), list[Any]()
 
@@ -100,7 +100,7 @@ def test_a_kill_among_the_coalitions_loses_those_that_train(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("max_fits", "clients", "costs"), [(10, 4, 7.0), (10, 5, 9.0), (15, 5, 15.0), (10, 6, 6.0), (10, 12, 1.0)]
 )
-def test_the_design_is_the_truest_within_the_limit(max_fits: float, clients: int, costs: float) -> None:
+def test_design_within_max_fits_has_the_expected_cost(max_fits: float, clients: int, costs: float) -> None:
     assert fits_of(coalition_masks(design_within(max_fits, clients), clients)) == costs
 
 
@@ -126,6 +126,21 @@ def test_a_coalition_that_diverges_keeps_its_model(tmp_path: Path) -> None:
     assert differ == (coalition_masks("all", 3) == torch.tensor([False, True, False])).all(1).tolist()
 
 
+class Lucky(Manual):
+    """Its score is drawn."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("luck", torch.rand(()))
+
+
+def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) -> None:
+    loop, _ = fitted(
+        Kind("fits", Lucky), tmp_path, {"shadow": Recorded(coalitions="all", performance="luck", mode="max")}
+    )
+    metric: Any = loop.metrics["shadow"]
+    assert metric.game.flatten().tolist() == [metric.game[0].item()] * 8
+
+
 class Locked(L.Callback):
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -140,16 +155,9 @@ class Fails(Clamps):
             raise ZeroDivisionError("nobody there")
 
 
-def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("kept_beginning", "coalition_plan", "forked_fits"):
-        monkeypatch.setattr(f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.way == "fits"])
-def test_copies_train_the_same_where_nothing_is_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_coalitions_by_copies_equal_those_by_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     kind, found = KINDS[name], list[Any]()
     for way in (lambda _: None, by_copies):
         way(monkeypatch)
@@ -159,7 +167,7 @@ def test_copies_train_the_same_where_nothing_is_hidden(
     assert torch.equal(found[0][1], found[1][1])
 
 
-def test_what_cannot_be_copied_is_refused_and_what_fails_costs_the_values_only(
+def test_uncopyable_trainer_is_refused_and_failed_coalitions_cost_only_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shadow: dict[str, Any] = {"shadow": ShadowShapley()}
@@ -169,7 +177,9 @@ def test_what_cannot_be_copied_is_refused_and_what_fails_costs_the_values_only(
     with pytest.raises(ConfigurationError, match="copied before it, since it is a test; and one of them .*lock"):
         fitted(Kind("fits", KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
     fitted(Kind("rows", callback=Locked), tmp_path, shadow)
-    with pytest.warns(UserWarning, match=r"no values. The federation of clients \[1\] alone: ZeroDivisionError"):
+    with pytest.warns(
+        UserWarning, match=r"no values. 2 coalitions failed to train, client 1, clients 1 and 2: ZeroDivisionError"
+    ):
         loop, _ = fitted(Kind("fits", callback=Fails), tmp_path, shadow)
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
@@ -200,7 +210,7 @@ class Bound(Manual):
         (Bound, True, "copies of the Trainer and the module, since it is a test"),
     ],
 )
-def test_without_the_proof_there_are_no_values(
+def test_no_values_if_the_full_coalition_differs_from_the_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

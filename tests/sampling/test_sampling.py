@@ -49,7 +49,7 @@ OTHERS = [BernoulliSampler(1.2), BernoulliSampler(1.5, min_cohort=1), SoftmaxSam
 
 
 @pytest.mark.parametrize("sampler", [*OTHERS, SystematicShapleySampler(3, "ssv")], ids=repr)
-def test_inclusion_probabilities_are_the_frequencies(sampler: ClientSampler) -> None:
+def test_inclusion_probabilities_are_the_frequencies_of_draws(sampler: ClientSampler) -> None:
     generator, counts = torch.Generator().manual_seed(0), torch.zeros(5)
     for _ in range(2000):
         counts[sampler.sample(5, SSV, generator)] += 1
@@ -68,7 +68,7 @@ def test_importance_coins_are_theorem_5_1() -> None:
     assert sampler.coins(3, unknown)[1] > sampler.coins(3, unknown)[2]
 
 
-def test_softmax_prefers_the_relevant() -> None:
+def test_softmax_sampler_chances_are_the_softmax_of_relevance() -> None:
     chances = SoftmaxSampler(1, "sv", temperature=0.05).chances(5, SSV)
     torch.testing.assert_close(chances, (SSV["sv"].double() / 0.05).exp() / (SSV["sv"].double() / 0.05).exp().sum())
 
@@ -84,7 +84,7 @@ def test_a_cohort_that_is_never_drawn_is_refused() -> None:
 
 
 @pytest.mark.parametrize("min_cohort", [1, 2])
-def test_coins_that_hardly_ever_make_a_cohort(min_cohort: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_coins_still_draw_a_cohort_of_the_minimum_size(min_cohort: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The surrogate value of a client that is always the worse of two falls exponentially, and its coin with it."""
     tiny = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
@@ -103,7 +103,7 @@ def test_coins_that_hardly_ever_make_a_cohort(min_cohort: int, monkeypatch: pyte
     assert sampler.inclusion_probabilities(5, {}).tolist() == pytest.approx([expected] * 5)
 
 
-def test_inclusion_probabilities_of_many_clients() -> None:
+def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
     coins = torch.rand(300, generator=torch.Generator().manual_seed(0)) * 0.01
     coins[7] = 1
     sampler = BernoulliSampler(1)
@@ -171,13 +171,13 @@ class Own(ClientSampler):
 
 
 @pytest.mark.parametrize("drawn", [[2, 0, 2], [True, False, True], [0.0, 1.0], [-1, 0], [0, 3], [[0, 1]], []], ids=repr)
-def test_what_is_no_cohort_is_refused(tmp_path: Path, drawn: Any) -> None:
+def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path: Path, drawn: Any) -> None:
     with pytest.raises(RuntimeError, match=r"Own.* for round 1: expected at least one client, each once, .* 0 to 2"):
         fit(FederatedLoop(sampler=Own(drawn)), tmp_path, rounds=1)
 
 
 @pytest.mark.parametrize("chances", [[0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 1.5, 0.5], [float("nan"), 0.5, 0.5]], ids=repr)
-def test_chances_that_cannot_be_are_refused(tmp_path: Path, chances: Any) -> None:
+def test_sampler_that_returns_invalid_probabilities_is_refused(tmp_path: Path, chances: Any) -> None:
     loop = FederatedLoop(
         ShapleyWeighted("ssv"), metrics={"ssv": SurrogateFederatedShapley()}, sampler=Own([0, 1], chances)
     )

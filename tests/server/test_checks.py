@@ -78,7 +78,7 @@ def test_impossible_setting_is_refused_before_training(
         fit(FederatedLoop(**loop), tmp_path, NeverTrained(options.pop("net", None)), **options)
 
 
-def test_a_head_that_is_not_linear_can_be_named(tmp_path: Path) -> None:
+def test_classifier_head_that_is_not_linear_can_be_named(tmp_path: Path) -> None:
     class Convolutional(Plain):
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x[..., None]).flatten(1)
@@ -88,7 +88,7 @@ def test_a_head_that_is_not_linear_can_be_named(tmp_path: Path) -> None:
     assert loop.contributions["cssv"].by_class.shape == (3, 3)
 
 
-def test_more_than_one_process_and_data_that_are_not_federated(tmp_path: Path) -> None:
+def test_ddp_and_plain_dataloaders_are_refused(tmp_path: Path) -> None:
     trainer = trainer_for(FederatedLoop(), tmp_path)
     said = r"trains on a FederatedDataModule, and got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
     with pytest.raises(ConfigurationError, match=said):
@@ -177,7 +177,7 @@ def test_loop_with_wrong_arguments_is_refused(kwargs: dict[str, Any], match: str
         FederatedLoop(**kwargs)
 
 
-def test_any_torchmetric_that_speaks_the_vocabulary_will_do(tmp_path: Path) -> None:
+def test_torchmetric_with_known_update_arguments_is_used(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"norm": Wants()}, seed=1)
     fit(loop, tmp_path)
     assert (loop.contributions["norm"] > 0).all()
@@ -221,7 +221,7 @@ def test_metric_of_the_wrong_shape_is_refused(tmp_path: Path, loop: dict[str, An
         fit(FederatedLoop(**loop, metrics={"m": metric()}), tmp_path, NeverTrained(), data)
 
 
-def test_a_metric_that_cannot_say_its_shape_yet_is_believed(tmp_path: Path) -> None:
+def test_metric_without_a_value_yet_passes_the_shape_check(tmp_path: Path) -> None:
     class Late(Wants):
         def compute(self) -> Tensor:
             if not self.norms.any():
@@ -258,7 +258,7 @@ class Heights(ContributionMetric):
         return self.values
 
 
-def test_any_name_and_shape_can_be_reported(tmp_path: Path) -> None:
+def test_declared_reports_of_any_name_and_shape_reach_metrics(tmp_path: Path) -> None:
     loop = FederatedLoop(Height(), metrics={"heights": Heights()})
     fit(loop, tmp_path, rounds=1)
     assert loop.contributions["heights"].by_class.tolist() == [[54.0, 108.0], [14.0, 28.0], [26.0, 52.0]]
@@ -287,11 +287,11 @@ class Another(Height):
         ({"metrics": {"heights": Heights()}, "personalizer": Standalone()}, r"asks for \['height'\]"),
     ],
 )
-def test_names_are_declared_once(options: dict[str, Any], said: str) -> None:
+def test_names_of_reports_declared_twice_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FederatedLoop(**options)
 
 
-def test_what_was_not_declared_is_not_reported(tmp_path: Path) -> None:
+def test_undeclared_report_of_a_client_is_an_error(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="discarded"), pytest.raises(RuntimeError, match=r"report \['width'\]"):
         fit(FederatedLoop(Another()), tmp_path, rounds=1)

@@ -46,7 +46,7 @@ def test_checks_pass_for_the_metric_without_a_fault(check: PartCheck) -> None:
     check()
 
 
-def test_failures_that_are_expected() -> None:
+def test_expected_failures_are_allowed_only_if_they_fail() -> None:
     check_source(faulty_parts.Numbers(), range(12))
     check_metric(faulty_parts.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
     with pytest.raises(AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"):
@@ -57,7 +57,7 @@ def test_failures_that_are_expected() -> None:
         parametrize_with_checks([3])
 
 
-def test_only_nan_is_nan() -> None:
+def test_equal_takes_nan_as_equal_only_to_nan() -> None:
     nan = float("nan")
     assert equal({"a": [nan, 1.0]}, {"a": [nan, 1.0]})
     assert not equal(nan, 1.0)

@@ -21,7 +21,7 @@ def test_metric_passes_its_checks(check: PartCheck) -> None:
 
 
 @pytest.mark.skipif(not hasattr(Metric, "merge_state"), reason="torchmetrics before 1.5 cannot merge")
-def test_only_what_depends_on_all_rounds_in_their_order_cannot_be_put_together() -> None:
+def test_only_metrics_that_depend_on_round_order_refuse_merging() -> None:
     def merge(case: MetricCase) -> None:
         later = case.fed(EVERY[HALF:])
         later.merge_state(case.half())

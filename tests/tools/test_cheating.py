@@ -11,7 +11,7 @@ INNER = SizePartitioner(proportions=[1, 2, 3], seed=4)
 
 
 @pytest.mark.parametrize("cheat", [name for name, each in CHEATS.items() if each.attack is None])
-def test_a_cheating_clients_partition_leaves_the_others_samples(cheat: str) -> None:
+def test_cheating_partition_keeps_the_other_clients_samples(cheat: str) -> None:
     honest, dealt = INNER(LABELS, 3), Cheating(INNER, 1, cheat)
     parts = dealt(LABELS, 3)
     assert len(parts) == dealt.num_clients
@@ -30,7 +30,7 @@ def test_a_cheating_clients_partition_leaves_the_others_samples(cheat: str) -> N
         assert all(map(torch.equal, found, own[cheat]))
 
 
-def test_who_comes_as_two_is_paid_twice() -> None:
+def test_gain_of_a_client_split_in_two_is_its_summed_share() -> None:
     honest, cheated = Run({"size": [0.5, 0.5]}, [], 0.75), Run({"size": [0.4, 0.3, 0.3]}, [1, 2], 0.5)
     (row,) = gains("sybils", "all", [(0, honest, cheated), (0, honest, honest)])
     assert row == {

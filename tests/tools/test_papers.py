@@ -62,7 +62,7 @@ def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights: str, expected:
         torch.testing.assert_close(client.data.state[OWN_MODEL], mixed)
 
 
-def test_judged_counts_looks_pairs_and_thresholds() -> None:
+def test_judged_counts_visited_pairs_and_scores_above_thresholds() -> None:
     """Client 0 has looked at everybody, client 1 at its two, client 2 at one of its two."""
     ring = torch.eye(6) + torch.eye(6).roll(1, 1)
     truth = (ring @ ring.T > 0).fill_diagonal_(False)
@@ -99,7 +99,7 @@ def test_rank_likeness_is_a_rank_correlation_and_zero_for_constants() -> None:
     assert rank_likeness(values, torch.ones(3)) == rank_likeness(values, torch.tensor([1.0, float("nan"), 2.0])) == 0
 
 
-def test_utilities_are_those_of_the_averaged_models() -> None:
+def test_coalition_utilities_are_those_of_averaged_models() -> None:
     """Against torch's own forward pass of every coalition's average."""
     draw = torch.Generator().manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
@@ -113,7 +113,7 @@ def test_utilities_are_those_of_the_averaged_models() -> None:
         assert float(table[coalition]) == pytest.approx(float((network(images).argmax(1) == labels).double().mean()))
 
 
-def test_leave_one_out_is_what_refitting_without_each_sample_gives() -> None:
+def test_leave_one_out_scores_equal_refitting_without_each_sample() -> None:
     generator = torch.Generator().manual_seed(0)
     x, x2 = (torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (20, 15))
     y, y2 = (torch.randint(3, (n,), generator=generator) for n in (20, 15))
@@ -131,7 +131,7 @@ def test_leave_one_out_is_what_refitting_without_each_sample_gives() -> None:
     torch.testing.assert_close(leave_one_out(x, y, x2, y2, ridge=0.5), expected)
 
 
-def test_inversion_finds_what_the_first_layer_says() -> None:
+def test_gradient_inversion_recovers_the_first_layers_input() -> None:
     """A linear layer's weight gradient is its bias gradient times the input (Phong et al., IEEE TIFS 2018)."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.Sigmoid(), nn.Linear(20, 5))

@@ -66,7 +66,7 @@ def test_table_file_with_an_unknown_entry_raises(tmp_path: Path, right: str, wro
         read_table(path)
 
 
-def test_every_seed_is_the_cells_and_one_that_no_file_says_is_refused(
+def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attacks = [{"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}]
@@ -86,7 +86,7 @@ def test_every_seed_is_the_cells_and_one_that_no_file_says_is_refused(
 
 
 @pytest.mark.slow
-def test_cells_command_gives_the_measured_run(tmp_path: Path) -> None:
+def test_command_printed_for_a_cell_reproduces_its_run(tmp_path: Path) -> None:
     cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
     files = [part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]]
     quiet = [f"--{name}={cells.written(value)}" for name, value in cells.QUIET.items()]

@@ -85,7 +85,7 @@ def test_the_error_names_client_and_round_and_the_global_model_is_there(
         ("skip", f"last batch while client 0 trained in round {ROUND + 1}: .* on_train_batch_start returned -1"),
     ],
 )
-def test_stop_iteration_does_not_end_the_training(tmp_path: Path, where: str, match: str) -> None:
+def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(tmp_path: Path, where: str, match: str) -> None:
     loop, module = federation(), Failing(StopIteration("mine"), where)
     with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=match):
         fit(loop, tmp_path, module)
@@ -114,9 +114,7 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> 
     assert vector(module).isfinite().all()
 
 
-def test_a_fit_that_cannot_be_put_back_leaves_its_folder_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_whose_restoring_fails_still_releases_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("half a model")
 

@@ -98,7 +98,7 @@ def test_ghost_products_of_every_layer_equal_single_gradients(name: str) -> None
     assert len(ghost.take()) == 0
 
 
-def test_what_is_frozen_or_not_in_g_has_no_part() -> None:
+def test_ghost_products_ignore_parameters_frozen_or_missing_in_g() -> None:
     module, x, y, g = setting("linear")
     frozen, left = "0.0.weight", "0.2.weight"
     module.get_parameter(frozen).requires_grad_(False)

@@ -64,11 +64,11 @@ def test_client_trains_the_same_alone_and_after_others(tmp_path: Path) -> None:
     assert torch.equal(models[0], models[2])
 
 
-def test_what_no_checkpoint_of_a_module_holds_is_resumed(tmp_path: Path) -> None:
+def test_plain_attribute_tensors_of_a_module_are_resumed(tmp_path: Path) -> None:
     assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=Remembers)
 
 
-def test_a_checkpoint_between_two_clients_holds_the_rounds_own(tmp_path: Path) -> None:
+def test_checkpoint_between_two_clients_holds_the_global_models_buffers(tmp_path: Path) -> None:
     seen = []
 
     class Watch(L.Callback):

@@ -122,7 +122,7 @@ class Frozen(Plain):
 
 
 @pytest.mark.parametrize("arguments", [{"aggregator": FedAdam()}, {"personalizer": FedAMP()}])
-def test_what_nobody_changes_stays_as_it_is(tmp_path: Path, arguments: Any) -> None:
+def test_state_that_no_client_changes_stays_unchanged(tmp_path: Path, arguments: Any) -> None:
     module = Frozen()
     before = copy.deepcopy(module.state_dict())
     loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
@@ -157,7 +157,7 @@ EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
         ({"metrics": {"mine": LeaveOneOut()}}, r"metrics \['mine'\]", False),
     ],
 )
-def test_one_logit_is_no_classifier(tmp_path: Path, loop: dict[str, Any], asking: str, squeeze: bool) -> None:
+def test_module_with_one_logit_is_refused(tmp_path: Path, loop: dict[str, Any], asking: str, squeeze: bool) -> None:
     shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
     match = rf"{asking}: the module's forward gives torch.float32 {shape} for \d+ samples of 3 classes; expected logits"
     with pytest.raises(ConfigurationError, match=match):
@@ -213,7 +213,7 @@ class Forgets(Replays):
         self.memory.clear()
 
 
-def test_samples_in_a_list_that_pass_from_client_to_client_are_warned_of_once(tmp_path: Path) -> None:
+def test_module_that_keeps_tensors_across_clients_warns_once(tmp_path: Path) -> None:
     for module, times in ((Replays(), 1), (Forgets(), 0)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -106,7 +106,7 @@ def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path: Path, name:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_that_change_between_rounds_go_over_to_fits_with_a_warning(tmp_path: Path) -> None:
+def test_weights_changed_between_rounds_switch_to_fits_with_a_warning(tmp_path: Path) -> None:
     federation = loop(metrics={"shadow": KeepsModels(coalitions="singles")})
     with pytest.warns(match="weights or buffers have changed between rounds 1 and 2"):
         fit(federation, tmp_path, Stepped(), data(), rounds=2, callbacks=[Hooks("on_train_epoch_end", clamp)])

@@ -127,7 +127,7 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: 
     assert torch.equal(vector(federated), vector(alones[0]))
 
 
-def test_a_linear_decay_ends_at_zero_whoever_is_drawn_how_often(tmp_path: Path) -> None:
+def test_linear_decay_ends_at_zero_for_clients_drawn_any_number_of_times(tmp_path: Path) -> None:
     loop = FederatedLoop(sampler=UniformSampler(2), seed=SEED, local_epochs=2)
     ends_at_zero(fit(loop, tmp_path, Scheduled(linear), rounds=5))
 
@@ -154,7 +154,7 @@ def test_a_sampler_that_cannot_be_foreseen_counts_all_rounds(tmp_path: Path) -> 
     assert again.rates[0] == mine
 
 
-def test_a_schedule_of_the_rounds_is_stepped_between_them(tmp_path: Path) -> None:
+def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path: Path) -> None:
     module = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(stairs, manual="epoch"), rounds=5)
     expected = (0.1, 0.1, 0.05, 0.05, 0.025)
     for rates in module.rates.values():
@@ -191,7 +191,7 @@ class Foreign(Plain):
         (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
     ],
 )
-def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module: Any, message: str) -> None:
+def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path: Path, module: Any, message: str) -> None:
     names = ("is_last_batch", "estimated_stepping_batches", "num_training_batches", "train_dataloader")
     before = [getattr(L.Trainer, name) for name in names]
     with pytest.raises(ConfigurationError, match=message):
@@ -220,11 +220,11 @@ class Asking(Scheduled):
 
 
 @pytest.mark.parametrize("ways", [*([way] for way in WAYS), WAYS[::-1]])
-def test_every_length_is_one_clients(tmp_path: Path, ways: list[Callable[[Any], float]]) -> None:
+def test_lengths_read_in_training_are_the_clients_own(tmp_path: Path, ways: list[Callable[[Any], float]]) -> None:
     ends_at_zero(fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2))
 
 
-def test_lengths_in_setup_are_the_largest_and_are_warned_of(tmp_path: Path) -> None:
+def test_lengths_read_in_setup_are_the_largest_with_a_warning(tmp_path: Path) -> None:
     class AsksInSetup(Asking):
         def setup(self, stage: str) -> None:
             self.asked = self.length()
@@ -254,7 +254,7 @@ class CountsInItsGroups(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("policy", ["reset", "persist"])
-def test_what_an_optimizer_keeps_in_its_groups_goes_with_its_state(tmp_path: Path, policy: Any) -> None:
+def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path: Path, policy: Any) -> None:
     module = fit(FederatedLoop(seed=SEED, optimizer_state=policy), tmp_path, Plain(optimizer=CountsInItsGroups))
     (optimizer,) = module.trainer.optimizers
     starts = [index for index, count in enumerate(optimizer.counts) if count == 1]
@@ -264,7 +264,7 @@ def test_what_an_optimizer_keeps_in_its_groups_goes_with_its_state(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("kind", "within"), [("one cycle", False), ("by hand", True)])
-def test_schedules_are_resumed(tmp_path: Path, kind: str, within: bool) -> None:
+def test_clients_schedules_resume_to_the_bit(tmp_path: Path, kind: str, within: bool) -> None:
     make, _ = KINDS[kind]
     whole = fit(FederatedLoop(seed=SEED), tmp_path / "whole", make(), rounds=4)
     saver = OnExceptionCheckpoint(tmp_path) if within else ModelCheckpoint(tmp_path, "on_exception")

@@ -38,7 +38,7 @@ class Recorded(Upload):
         return before + Traffic(self.numbers, 0.5)
 
 
-def test_each_has_its_own_reference() -> None:
+def test_each_upload_in_a_chain_refers_to_its_own_reference() -> None:
     chain = [Recorded("start"), Recorded("global"), Recorded("start")]
     sent, _ = upload(chain, VECTOR, START, GLOBAL, WHO)
     # 5, 7 -> 1, 2 + half of 4, 5 = 3, 4.5 -> 0, 3 + half of 3, 1.5 = 1.5, 3.75 -> 1, 2 + half of 0.5, 1.75
@@ -55,7 +55,7 @@ def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole() ->
     assert upload([], vector.double(), vector, vector, WHO)[1] == Traffic(1000, 8000.0)
 
 
-def test_the_loop_says_who_sends_what_and_counts_it(tmp_path: Path) -> None:
+def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path: Path) -> None:
     seen: list[UploadContext] = []
 
     class Seen(Recorded):
@@ -101,7 +101,7 @@ UPDATES = torch.randn(30, 40, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("compression", [TopK(0.1), Quantized(2)], ids=["topk", "quantized"])
-def test_what_was_sent_and_what_is_kept_make_up_what_was_learnt(compression: Compression) -> None:
+def test_compressed_updates_plus_the_kept_error_sum_to_all_updates(compression: Compression) -> None:
     state: dict[str, Tensor] = {}
     sent = torch.zeros(40)
     for r, update in enumerate(UPDATES):
@@ -170,7 +170,7 @@ def test_compressed_traffic_counts_indices_and_values() -> None:
 # ---- what cannot be done
 
 
-def test_who_starts_from_a_model_of_its_own_cannot_compress(tmp_path: Path) -> None:
+def test_compression_with_clients_own_start_models_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(personalizer=Standalone(), uploads=[TopK()], seed=SEED)
     with pytest.warns(UserWarning, match="discarded"), pytest.raises(ConfigurationError, match="did not send"):
         fit(loop, tmp_path)

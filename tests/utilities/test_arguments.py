@@ -16,7 +16,7 @@ from flsv.utilities.arguments import plain_name
 from helpers.data import toy_data
 
 
-def test_arguments_are_not_set_but_replaced() -> None:
+def test_setting_an_argument_of_a_loop_names_replace() -> None:
     loop, data = FederatedLoop(), toy_data()
     before = loop.config
     for name in inspect.signature(FederatedLoop).parameters:
@@ -30,7 +30,7 @@ def test_arguments_are_not_set_but_replaced() -> None:
                 setattr(data, name, 3)
 
 
-def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
+def test_replace_changes_given_arguments_and_keeps_the_rest() -> None:
     first = FederatedLoop(
         local_epochs=3, filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], metrics={"cssv": ClassSpecificShapley()}
     )
@@ -41,7 +41,7 @@ def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
     assert repr(second.filters) == "(OutlierFilter(threshold=None),)"
 
 
-def test_what_a_loop_holds_is_not_changed_from_outside() -> None:
+def test_lists_given_to_a_loop_cannot_change_it_later() -> None:
     attacks: Any = [SignFlip(clients=[1])]
     loop = FederatedLoop(uploads=attacks)
     attacks.append(SignFlip(clients=[2]))

@@ -137,7 +137,7 @@ def test_argument_beyond_its_bounds_is_refused(cls: type, name: str, hint: Any) 
 
 
 @pytest.mark.parametrize("cls", [cls for cls in public() if issubclass(cls, ValidatedArguments)])
-def test_what_differs_in_an_argument_is_described_otherwise(cls: type) -> None:
+def test_parts_that_differ_in_an_argument_have_different_descriptions(cls: type) -> None:
     """A resumed run, a table of runs and run.json go by it."""
     options = {name: [*at_bounds(hint), 0.25, 2, 3, 4] for name, (hint, _) in checked_parameters(cls.__init__).items()}
     if "metric" in inspect.signature(cls).parameters:
@@ -193,7 +193,7 @@ class Own(Aggregator):
     weighting = "uniform"
 
 
-def test_a_class_of_ones_own_is_checked_and_shown_by_its_base() -> None:
+def test_user_subclass_has_checked_arguments_and_a_repr() -> None:
     own = Own(0.5, high=2.0)
     assert repr(own) == "Own(low=0.5, high=2.0)"
     assert repr(copy.deepcopy(own)) == repr(pickle.loads(pickle.dumps(own))) == repr(own)
@@ -218,7 +218,7 @@ def test_rules_may_be_added_without_a_constructor() -> None:
         Narrow(low=5)
 
 
-def test_the_command_line_reads_the_same_annotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_help_shows_annotated_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["fit", "--federation.aggregator.help", "TrimmedMean"])
     assert end.value.code == 0
@@ -251,7 +251,7 @@ def made_by_users() -> list[type]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("cls", made_by_users())
-def test_numbers_of_other_packages_are_pythons_or_refused(cls: type) -> None:
+def test_odd_argument_values_are_converted_to_python_or_refused(cls: type) -> None:
     """No traceback of another package, whatever is given for an argument that is checked."""
     for name, (hint, _) in checked_parameters(cls.__init__).items():
         for value in ODD:

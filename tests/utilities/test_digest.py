@@ -30,13 +30,13 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("what", PAIRS)
-def test_what_differs_has_another_hash(what: str) -> None:
+def test_different_values_have_different_hashes(what: str) -> None:
     one, other = PAIRS[what]
     assert digest(one) != digest(other)
     assert digest([one]) != digest(one)
 
 
-def test_what_is_equal_has_the_same_hash() -> None:
+def test_equal_values_have_the_same_hash() -> None:
     value = {"a": [1, torch.arange(6).view(2, 3).T], "b": torch.tensor(2.0, dtype=torch.bfloat16)}
     same = OrderedDict(b=value["b"].clone(), a=[1, torch.arange(6).view(2, 3).T.contiguous()])  # type: ignore[union-attr]
     assert digest(value) == digest(same)

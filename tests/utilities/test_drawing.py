@@ -33,7 +33,7 @@ def pictures(folder: Path) -> list[str]:
     return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
 
 
-def test_every_name_can_be_drawn(tmp_path: Path) -> None:
+def test_figures_with_any_client_or_class_name_are_drawn(tmp_path: Path) -> None:
     count = len(NAMES)
     figures = [
         plot_partition(torch.ones(3, count, dtype=torch.long), NAMES)[0],
@@ -47,7 +47,7 @@ def test_every_name_can_be_drawn(tmp_path: Path) -> None:
     assert len(figures[0].legends[0].get_texts()) == count - 1  # all that are not empty
 
 
-def test_tables_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_tables_show_names_without_interpreting_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     names = [name for name in NAMES if "\n" not in name and len(name) < 24]
     columns = {str(place): name for place, name in enumerate([*names, "one", "two", "two"])}

@@ -7,7 +7,7 @@ from torch import Tensor
 from flsv.utilities.host_copies import from_host, on_host, to_host
 
 
-def test_tensors_cross_together_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_host_copies_several_tensors_at_once_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [torch.tensor([[1, 2**40]]), torch.tensor(0.1), torch.empty(0), torch.tensor([True, False])]
     there = [tensor.to("meta") for tensor in tensors]
     crossed: list[Tensor] = []

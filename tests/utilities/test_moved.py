@@ -39,7 +39,7 @@ def test_import_by_an_old_name_warns_at_the_line_that_imports(monkeypatch: pytes
     assert said[0].filename == __file__
 
 
-def test_a_class_that_moved_has_its_old_place_too() -> None:
+def test_moved_class_is_importable_from_its_old_module() -> None:
     from flsv.retraining import RetrainedUtility
 
     assert flsv.games.RetrainedUtility is RetrainedUtility

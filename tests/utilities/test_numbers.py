@@ -25,7 +25,7 @@ def float_arguments(function: Any) -> list[str]:
     return [p.name for p in parameters if "float" in str(p.annotation).split(" | ")]
 
 
-def test_every_constructor_that_takes_a_number_declares_it_or_is_here() -> None:
+def test_every_constructor_with_a_number_declares_its_bounds_or_is_listed() -> None:
     checked = {(cls, name) for cls, name, _ in CASES}
     taken = {
         (cls, name)
@@ -38,7 +38,7 @@ def test_every_constructor_that_takes_a_number_declares_it_or_is_here() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("cls", BY_HAND)
-def test_constructors_that_check_by_hand(cls: type, bad: float) -> None:
+def test_constructors_that_check_numbers_by_hand_refuse_bad_ones(cls: type, bad: float) -> None:
     for argument in float_arguments(cls.__init__):
         with pytest.raises(ConfigurationError, match=f"{argument}.*{bad}"):
             cls(BY_HAND[cls], **{argument: bad})

@@ -9,7 +9,7 @@ from flsv.utilities.plots import draw_steps, waterfall
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.3, 0.9), (0.3, 0.3), (0.0, 0.0)])
-def test_values_that_do_not_lead_to_the_end_are_no_waterfall(start: float, end: float) -> None:
+def test_waterfall_of_values_that_do_not_add_up_raises(start: float, end: float) -> None:
     with pytest.raises(ValueError, match=f"to {start + 0.4:.6g}, not to {end:.6g}: they do not add up"):
         waterfall([0.5, -0.1], start=start, end=end)
 

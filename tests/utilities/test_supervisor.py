@@ -36,7 +36,7 @@ def prints() -> int:
 
 
 @pytest.mark.slow
-def test_a_child_that_fails_is_one_name_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_child_gives_an_error_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:
     tasks: dict[str, Any] = {
         "fork": lambda: torch.ones(3),
         "raises": lambda: 1 / 0,
@@ -94,7 +94,7 @@ def test_a_fork_has_what_the_process_holds_and_changes_none_of_it(tmp_path: Path
         assert found[0][0] == b"234"
 
 
-def test_a_child_that_goes_on_leaves_the_supervisor(tmp_path: Path) -> None:
+def test_task_that_raises_go_on_returns_to_the_caller_in_the_child(tmp_path: Path) -> None:
     def go_on() -> None:
         raise GoOn
 
@@ -112,13 +112,13 @@ def test_a_child_that_goes_on_leaves_the_supervisor(tmp_path: Path) -> None:
     assert (tmp_path / "left").read_text() == f"{os.getpid()}"  # no `finally` of the program ran in a child
 
 
-def test_nobody_waits_for_an_answer_of_this_process() -> None:
+def test_answer_and_fail_outside_of_a_child_raise() -> None:
     for send in (answer, fail):
         with pytest.raises(RuntimeError, match="no supervisor has started"):
             send("x")
 
 
-def test_reasons_against_a_fork() -> None:
+def test_why_not_fork_names_other_threads() -> None:
     assert why_not_fork() is None
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="mine")
@@ -190,7 +190,7 @@ def test_all_children_end_with_their_parent(tmp_path: Path, number: signal.Signa
     assert parent.returncode == expected[number]
 
 
-def test_a_quiet_fork_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_quiet_fork_writes_no_output(capfd: pytest.CaptureFixture[str]) -> None:
     pid = quiet_fork()
     if not pid:
         print("said", flush=True)

@@ -40,7 +40,7 @@ def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alon
     assert not torch.equal(features[0], features[2])
 
 
-def test_grey_images_in_a_torchvision_network_of_another_size() -> None:
+def test_backbone_adapts_grey_images_to_the_networks_channels_and_size() -> None:
     features = Backbone("torchvision:resnet18", image_size=40)(images(side=16))
     assert features.shape == (3, 512)
     assert features.isfinite().all()
@@ -82,7 +82,7 @@ def test_components_are_scikit_learns(by_moments: bool) -> None:
     torch.testing.assert_close((mine * theirs).sign().mean(0).abs(), torch.ones(4).double())
 
 
-def test_rows_that_are_not_finite_are_left_out_of_the_fit_and_stay_apart() -> None:
+def test_pca_fit_ignores_non_finite_rows() -> None:
     x = draw(60)
     broken = x.clone()
     broken[7, 0, 0, 0] = float("nan")

@@ -48,7 +48,7 @@ def exact(a: Any, b: Any, weight: float) -> float:
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
-def test_with_as_many_points_as_samples_distances_are_exact(weight: float) -> None:
+def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> None:
     server, sets = draw(45, 0), [draw(45, 1), draw(45, 2, 3.0)]
     exactly = {"support": 45, "allow_reconstruction": True}
     found, _ = value(sets, server, label_weight=weight, iterations=20, judge=False, **exactly)
@@ -59,7 +59,7 @@ def test_with_as_many_points_as_samples_distances_are_exact(weight: float) -> No
     assert found.verdicts == (None, None)
 
 
-def test_it_is_a_function_of_the_generator_and_of_nobody_elses_presence() -> None:
+def test_valuation_does_not_depend_on_workers_or_other_clients() -> None:
     sets, server = [draw(40, seed) for seed in (1, 2, 3)], draw(30, 0)
     one, _ = value(sets, server, support=8, workers=1)
     three, _ = value(sets, server, support=8, workers=3)
@@ -73,7 +73,7 @@ def test_it_is_a_function_of_the_generator_and_of_nobody_elses_presence() -> Non
 # What is bad is found
 
 
-def test_wrong_labels_are_found_if_labels_count() -> None:
+def test_mislabeled_samples_are_flagged_if_labels_count() -> None:
     x, y = draw(150, 1)
     wrong = torch.zeros(150, dtype=torch.bool)
     wrong[::10] = True
@@ -102,7 +102,7 @@ def test_noisy_samples_are_flagged_and_counted() -> None:
     assert numbers.tolist() == verdict.counts.tolist()
 
 
-def test_gradients_sum_to_zero_in_the_client_or_in_the_class() -> None:
+def test_calibrated_gradients_sum_to_zero_per_client_or_class() -> None:
     x, y = draw(91, 1)
     for calibration, groups in (("client", [y >= 0]), ("class", [y == c for c in range(3)])):
         _, clients = value([(x, y), draw(30, 2)], draw(30, 0), calibration=calibration)
@@ -150,7 +150,7 @@ def no_model(batches: Any) -> Any:
 
 
 @pytest.mark.parametrize("with_validation", [True, False])
-def test_nothing_of_a_clients_samples_is_touched_by_the_server(with_validation: bool) -> None:
+def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
     crossed: list[Any] = []
     clients, held = [], []
     for number, (x, y) in enumerate((draw(40, 1), draw(40, 2))):
@@ -176,7 +176,7 @@ def test_nothing_of_a_clients_samples_is_touched_by_the_server(with_validation: 
     assert {type(each).__name__ for each in rest} <= {"FirstAnswer", "Verdict", "Moments", "NoneType", "int"}
 
 
-def test_by_default_as_many_points_cross_as_the_smallest_client_can_afford() -> None:
+def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
     server, sets = draw(60, 0), [draw(300, 1), draw(60, 2), (torch.zeros(0, 5), torch.zeros(0).long())]
     default, _ = value(sets, server, judge=False)
     named, _ = value(sets, server, judge=False, support=29)
@@ -190,7 +190,7 @@ def test_by_default_as_many_points_cross_as_the_smallest_client_can_afford() -> 
 
 
 @pytest.mark.parametrize("validation", [draw(30, 0), None])
-def test_so_many_points_that_samples_could_be_worked_out_are_refused(validation: Any) -> None:
+def test_support_from_which_samples_could_be_reconstructed_is_refused(validation: Any) -> None:
     sets = [draw(90, 1), draw(60, 2)]
     with pytest.raises(ConfigurationError, match="support=30: client 1 has 60 samples.*support=29 or less"):
         value(sets, validation, support=30)
@@ -205,7 +205,7 @@ def test_so_many_points_that_samples_could_be_worked_out_are_refused(validation:
 # Edges
 
 
-def test_a_class_of_one_sample_and_classes_that_one_side_lacks() -> None:
+def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
     x, y = draw(31, 1)
     alone = y.clone()
     alone[0] = 7
@@ -217,7 +217,7 @@ def test_a_class_of_one_sample_and_classes_that_one_side_lacks() -> None:
     assert found.distances[1] > found.distances[0]
 
 
-def test_an_empty_client_is_nan_and_does_not_count() -> None:
+def test_client_without_samples_is_nan_and_does_not_count() -> None:
     found, clients = value([draw(20, 1), (torch.zeros(0, 5), torch.zeros(0).long()), draw(20, 2)], draw(20, 0))
     assert found.distances[1].isnan()
     assert found.shares[1].isnan()
@@ -252,7 +252,7 @@ def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else() -> No
 
 
 @pytest.mark.parametrize("at_server", [True, False])
-def test_different_features_are_named(at_server: bool) -> None:
+def test_participants_with_different_feature_counts_are_refused_by_name(at_server: bool) -> None:
     odd = (torch.zeros(20, 6), torch.zeros(20).long())
     sets = [draw(20, 1), draw(20, 2) if at_server else odd]
     who = "the server" if at_server else "client 1"
@@ -326,7 +326,7 @@ def test_the_grid_shows_the_worst_samples_and_is_written_where_the_client_says(t
     assert [len(axis.patches) for axis in panels] == [1, 1, 0]
 
 
-def test_no_picture_of_what_is_no_image() -> None:
+def test_samples_that_are_not_images_give_no_picture() -> None:
     for x, y in ((torch.randn(9, 5), torch.arange(9) % 2), images(9, 0, channels=2)):
         clients = clients_of([(x, y), (x, y)])
         clients[0].ask(keep_pictures, 4)  # nor before it has judged

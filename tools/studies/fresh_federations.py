@@ -1,5 +1,5 @@
-"""Seven federations for drawn cohorts, designs for many clients and brackets, whose table was opened once these stood
-(see `fresh_payments.py`): two with samplers, three of 13 to 20 clients, two in which all of a few clients take part.
+"""Eight federations for the width of brackets, the kernel's third part and sums over rounds with a sampler, whose table
+was opened once these stood (see `fresh_payments.py`): two with samplers, four of 8 to 10 clients, two of 5 and 6.
 """
 
 from __future__ import annotations
@@ -68,117 +68,132 @@ def made(name: str, title: str, rounds: int, data: Any, model: Any, **more: Any)
     return Federation(name, title, "fresh", rounds, data, model, needs=needs, **more)
 
 
-WOMEN: dict[str, Any] = {
-    "source": {
-        "class_path": "flsv.data.TableData",
-        "init_args": {
-            "path": "tables/contraception.csv",
-            "target": "use",
-            "val_fraction": 0.4,
-            "columns": {"exclude": ["woman", "district"], "categorical": ["livch"]},
+def table(clients: list[int], path: str, target: str, seed: int, samples: int, **columns: Any) -> dict[str, Any]:
+    """A table's rows, dealt to clients by these proportions."""
+    return {
+        "source": {
+            "class_path": "flsv.data.TableData",
+            "init_args": {"path": f"tables/{path}", "target": target, "val_fraction": 0.4, "columns": columns},
         },
-    },
-    "splits": {"max_samples": 900, "seed": 17},
-    "partitioner": dealt("Size", 6, 171, proportions=[1, 2, 2, 3, 4, 4]),
-    "corruptions": [spoilt("ClosedSetLabelNoise", [3], rate=0.5)],
-    "batch_size": 16,
-}
+        "splits": {"max_samples": samples, "seed": seed},
+        "partitioner": dealt("Size", len(clients), seed, proportions=clients),
+        "batch_size": 16,
+    }
 
 
 def catalogue() -> dict[str, Fresh]:
     pooled = own("fresh_federations.Pooled")
+    momentum, noise = {"lr": 0.05, "momentum": 0.9}, {"std": 1.5}
+    women = table([1, 1, 1, 2, 2, 2, 3, 3, 4, 4], "contraception.csv", "use", 187, 1100,
+                  exclude=["woman", "district"], categorical=["livch"])  # fmt: skip
+    pupils = table(
+        [1, 2, 2, 3, 3, 4], "exam.csv", "normexam", 188, 500, task="regression", exclude=["student", "school"]
+    )
+    regressor = {
+        "class_path": "flsv.models.RegressorClient",
+        "init_args": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.03}}},
+    }
     found = [
         Fresh(
             made(
-                "three_of_6",
-                "digits, three of six clients a round, wrong labels",
-                16,
+                "three_of_7",
+                "digits, three of seven clients a round, 1 to 4 parts, noise",
+                14,
                 images(
                     "digits",
-                    6,
+                    7,
                     90,
-                    dealt("Dirichlet", 6, 172, alpha=0.6),
-                    [spoilt("ClosedSetLabelNoise", [1], rate=0.5)],
+                    dealt("Size", 7, 181, proportions=[1, 1, 2, 2, 3, 4, 4]),
+                    [spoilt("GaussianNoise", [4], **noise)],
                 ),
-                classifier("mlp", "SGD", 0.05, momentum=0.9),
+                classifier("mlp", "SGD", **momentum),
             ),
             lambda: {"sampler": UniformSampler(3)},
         ),
         Fresh(
             made(
-                "coins_8",
-                "Fashion-MNIST, about three of eight clients a round, 1 to 4 parts, noise",
+                "coins_6",
+                "MNIST, about half of six clients a round, wrong labels",
                 14,
                 images(
-                    "fashion_mnist",
-                    8,
+                    "mnist",
+                    6,
                     90,
-                    dealt("Size", 8, 173, proportions=[1, 1, 2, 2, 3, 3, 4, 4]),
-                    [spoilt("GaussianNoise", [5], std=1.5)],
+                    dealt("Dirichlet", 6, 182, alpha=0.5),
+                    [spoilt("ClosedSetLabelNoise", [2], rate=0.6)],
                 ),
                 classifier(pooled, "SGD", 0.1),
             ),
-            lambda: {"sampler": BernoulliSampler(3)},
+            lambda: {"sampler": BernoulliSampler(2.5)},
         ),
         Fresh(
             made(
-                "momentum_13",
-                "digits, SGD with momentum, noise",
+                "momentum_8",
+                "digits, SGD with momentum, wrong labels",
                 10,
                 images(
                     "digits",
-                    13,
-                    70,
-                    dealt("Dirichlet", 13, 174, alpha=0.5),
-                    [spoilt("GaussianNoise", [2, 7], std=1.5)],
+                    8,
+                    80,
+                    dealt("Dirichlet", 8, 183, alpha=0.5),
+                    [spoilt("ClosedSetLabelNoise", [1, 6], rate=0.5)],
                 ),
-                classifier("mlp", "SGD", 0.03, momentum=0.9),
-                circles=3,
+                classifier("mlp", "SGD", **momentum),
             )
         ),
         Fresh(
             made(
-                "fashion_16",
-                "Fashion-MNIST, 1 to 4 parts, wrong labels",
-                8,
+                "fashion_8",
+                "Fashion-MNIST, 1 to 4 parts, noise",
+                10,
                 images(
                     "fashion_mnist",
-                    16,
-                    64,
-                    dealt("Size", 16, 175, proportions=[1, 2, 3, 4] * 4),
-                    [spoilt("ClosedSetLabelNoise", [4, 10, 15], rate=0.6)],
+                    8,
+                    70,
+                    dealt("Size", 8, 184, proportions=[1, 1, 2, 2, 3, 3, 4, 4]),
+                    [spoilt("GaussianNoise", [3, 5], **noise)],
                 ),
                 classifier(pooled, "SGD", 0.1),
-                circles=3,
             )
         ),
         Fresh(
             made(
-                "labels_20",
+                "adam_9",
                 "digits, Adam, few classes a client",
                 8,
-                images("digits", 20, 60, dealt("Dirichlet", 20, 176, alpha=0.4)),
+                images("digits", 9, 70, dealt("Dirichlet", 9, 185, alpha=0.3)),
                 classifier("mlp", "Adam", 0.01),
-                circles=2,
             )
         ),
         Fresh(
             made(
-                "women_6",
-                "contraception in Bangladesh, accuracy, wrong labels",
-                12,
-                WOMEN,
-                classifier("mlp", "SGD", 0.05, momentum=0.9),
+                "women_10",
+                "contraception in Bangladesh, 1 to 4 parts",
+                8,
+                women,
+                classifier("mlp", "SGD", **momentum),
                 needs=["tables/contraception.csv"],
             )
         ),
         Fresh(
             made(
-                "mnist_5",
-                "MNIST, few classes a client, noise",
+                "dropout_5",
+                "Fashion-MNIST, dropout, few classes a client",
                 10,
-                images("mnist", 5, 100, dealt("Dirichlet", 5, 177, alpha=0.3), [spoilt("GaussianNoise", [0], std=1.5)]),
-                classifier(pooled, "SGD", 0.1),
+                images("fashion_mnist", 5, 100, dealt("Dirichlet", 5, 186, alpha=0.3)),
+                classifier(own("fresh_federations.Pooled", dropout=0.3), "SGD", 0.1),
+            )
+        ),
+        Fresh(
+            made(
+                "pupils_6",
+                "exam scores in inner London, 1 to 4 parts, regression",
+                12,
+                pupils,
+                regressor,
+                performance="val_loss",
+                mode="min",
+                needs=["tables/exam.csv"],
             )
         ),
     ]

@@ -223,8 +223,7 @@ def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> s
 
 
 def _kind_of_texts(texts: Sequence[str], numbers: np.ndarray) -> str:
-    """Return the kind of a text file's column from its values and the same as numbers: numbers, truth values or
-    words."""
+    """Return the kind of a text file's column (numbers, truth values or words), given as texts and as numbers."""
     if not texts or _TRUTHS.keys() >= set(texts):
         return TRUTH if texts else ""
     known = np.isfinite(numbers)
@@ -276,7 +275,7 @@ def _typed(values: pd.Series) -> tuple[str | None, pd.Series]:
 
 
 def _from_texts(table: Table, values: pd.Series, columns: Columns) -> tuple[str | None, pd.Series]:
-    """Return the kind of a text file's column, and its values as numbers, each file's by itself."""
+    """Return the kind of a text file's column, and its values as numbers; each file has its own notation of numbers."""
     parts = _by_file(table, values)
     numbers = pd.Series(np.concatenate([column_numbers(each, columns.decimal, columns.thousands) for each in parts]))
     there = values.notna()

@@ -151,7 +151,7 @@ class TableEncoder:
         return [TensorDataset(*pair) for pair in pairs]
 
     def cards(self, table: Table, rows: int) -> tuple[ColumnCard, ...]:
-        """Return one card per column with its values in the first ``rows`` rows; call :meth:`features` before."""
+        """Return a :class:`ColumnCard` per column, with its first ``rows`` values; call :meth:`features` before."""
         cards = list(self.read)
         used = {each.name for each in self.read} | {self.target, self.group}
         for name in table.frame.columns.difference(list(used - {None}), sort=False):

@@ -121,8 +121,10 @@ def other_notations(
 
 
 def _readings(parts: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> list[dict[str, str]]:
-    """Return the new options of each notation in which all texts are numbers; of notations in which they are the same
-    numbers, those of the first."""
+    """Return, for each notation in which all texts are numbers, the options that differ from the present ones.
+
+    Of several notations that give the same numbers, only the first is returned.
+    """
     found: dict[tuple[float, ...], dict[str, str]] = {}
     for mark, separator in _NOTATIONS:
         options = {} if mark == decimal else {"decimal": mark}
@@ -196,8 +198,8 @@ def date_formats(texts: Iterable[str], known: Sequence[str] = ()) -> list[str] |
 
 
 def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
-    """Return the only format without time in which texts are dates; None if there are several, none, or another one in
-    ``known``."""
+    """Return the order of day, month and year in which texts are dates, as a format; None if several orders fit, none
+    does, or a format in ``known`` has another one."""
     orders = [f"%d{mark}%m{mark}%Y"] if mark == "." else [f"%d{mark}%m{mark}%Y", f"%m{mark}%d{mark}%Y"]
     column = pd.Series(texts, dtype=object)
     fitting = [each for each in orders if dated(column, [each + time for time in _TIMES]).notna().all()]
@@ -206,7 +208,7 @@ def _order(texts: Sequence[str], mark: str, known: Sequence[str]) -> str | None:
 
 
 def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
-    """Convert texts to dates in UTC; a text that is no date becomes NaT, as one that is another date in another format.
+    """Convert texts to dates in UTC; a text becomes NaT if it is no date, or different dates in different formats.
 
     Args:
         texts: texts and NaN.

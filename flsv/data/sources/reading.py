@@ -81,7 +81,7 @@ def _remedied(
 def _tried(
     table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns, known: dict[Any, _Read]
 ) -> tuple[list[ColumnCard], list[ColumnError], list[ColumnError]]:
-    """Return the cards of the usable columns, an error for each unusable column, and a doubt for each doubtful one.
+    """Return a card for each usable column, an error for each unusable column, and a doubt for each doubtful one.
 
     Args:
         table: the rows of all tables.

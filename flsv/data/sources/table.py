@@ -67,8 +67,8 @@ class Table:
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
 
     def holding(self, rows: Any) -> str:
-        """Return the names of the tables with at least one of the ``rows``, bool ``[N]``; the common name if all tables
-        have one."""
+        """Return the names of the tables that have at least one of the selected ``rows``, bool ``[N]``; the common name
+        if all of them do."""
         ends = np.cumsum([len(part) for part in self.parts])
         found = [part.path for part, held in zip(self.parts, np.split(np.asarray(rows), ends[:-1])) if held.any()]
         return str(self.path) if len(found) == len(ends) else listed(found)

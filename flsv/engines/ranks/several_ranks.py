@@ -18,7 +18,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.one_process import Instruct, OneProcess
 from flsv.engines.ranks.strategy import ranks_of, share_weights
 from flsv.training.client_manager import ClientManager
-from flsv.training.cohort import CohortLoader, CohortTraining
+from flsv.training.cohort import CohortLoader, CohortTraining, Run
 from flsv.training.turn import Turn
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
@@ -34,7 +34,7 @@ class RankTraining(CohortTraining):
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
         super().begin_round(loader, instructions, num_samples)
-        self.idle = self._left_to_do = not loader.visits
+        self.idle = not loader.visits
         self._cohort = list(instructions)
         self._trained: dict[int, Tensor] | None = None
         self._begun = counts_so_far(self._trainer)
@@ -47,29 +47,16 @@ class RankTraining(CohortTraining):
             return len(self._cohort)
         return self._cohort.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
 
-    @property
-    def complete(self) -> bool:
-        return not self._left_to_do if self.idle else super().complete
-
-    def begin_batch(self, batch: Any = None) -> None:
+    def train(self, run: Run) -> None:
         if not self.idle:
-            super().begin_batch(batch)
+            super().train(run)
             return
         self.turn.shared.begin_turns()
         # With entered slots, the federation's schedules do not step on this rank's idle batch.
         self.turn.slots.enter(self._cohort[0])
         self.turn.slots.begin_batch(0, 1)
-
-    def end_batch(self, loss: Tensor | None) -> None:
-        if not self.idle:
-            super().end_batch(loss)
-            return
+        run(True)
         self.turn.slots.leave(stage=False)
-        self._left_to_do = False
-
-    @property
-    def batch_idx(self) -> int:
-        return 0 if self.idle else super().batch_idx
 
     def trained(self) -> dict[int, Tensor]:
         return super().trained() if self._trained is None else self._trained
@@ -188,10 +175,9 @@ class SeveralRanks(OneProcess):
     def _train(self, cohort: CohortTraining) -> None:
         self._strategy.within_round = True  # until the clients are trained; after an error, until the fit is closed
         super()._train(cohort)
-
-    def _collect(self, cohort: CohortTraining) -> None:
-        self._strategy.within_round = False
-        self.cohort.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
+        if cohort.complete:
+            self._strategy.within_round = False
+            self.cohort.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.

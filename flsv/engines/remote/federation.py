@@ -25,7 +25,7 @@ from flsv.engines.remote.transport import Directory
 from flsv.results.folder import FolderLock
 from flsv.scores.class_scores import OWN_SCORES
 from flsv.training.client_manager import ClientManager
-from flsv.training.cohort import CohortTraining
+from flsv.training.cohort import CohortTraining, Run
 from flsv.training.turn import Turn
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
@@ -55,8 +55,8 @@ class RemoteCohort(CohortTraining):
     def complete(self) -> bool:
         return True
 
-    def train(self) -> None:
-        """Let the sites train.
+    def train(self, run: Run) -> None:
+        """Let the sites train; ``run`` is not used.
 
         Raises:
             RuntimeError: no site has answered.
@@ -176,9 +176,6 @@ class RemoteFederation(IdleProcess):
 
     def _make_cohort(self, turn: Turn) -> CohortTraining:
         return RemoteCohort(turn, self.manager, self._remote)
-
-    def _train(self, cohort: Any) -> None:
-        cohort.train()
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         scores = self._remote.score_own_models(instruct(self._mine()))

@@ -214,7 +214,7 @@ class Directory:
         return here
 
     def _greet(self, site: int, reply: Reply, strict: bool) -> None:
-        """Store the numbers of samples in a site's reply to a greeting, also in the file.
+        """Store the numbers of samples that a site reports in its reply to a greeting, in memory and on the disk.
 
         Args:
             site: the site's number.

@@ -15,9 +15,10 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv._lightning.batch_hooks import BatchHooks, step_loss
+from flsv._lightning.epoch import LocalEpochs
 from flsv._lightning.patches import PatchedAttributes, stepping
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, FederationState, opened
@@ -196,7 +197,7 @@ class SiteVisit(L.Callback):
 
     def loader(self) -> CohortLoader:
         """Make the loader of the batches that the site trains on in this round."""
-        return CohortLoader(
+        self._loader = CohortLoader(
             self._numbered,
             [self._instruction.client_id],
             seed=self._instruction.seed,
@@ -204,6 +205,7 @@ class SiteVisit(L.Callback):
             local_epochs=self._config.local_epochs,
             limit=self._limit,
         )
+        return self._loader
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         state = FederationState(seed=self._instruction.seed, num_clients=self._num_clients)
@@ -243,26 +245,31 @@ class SiteVisit(L.Callback):
         seed_global_rngs(here.seed, "round", here.round_index)
         turn.shared.remember()
         turn.shared.begin_round()
-        batches = len(trainer.train_dataloader)  # type: ignore[arg-type]  # a CohortLoader, see `loader`
-        epoch = batches // self._config.local_epochs
-        self._hooks = BatchHooks(
-            trainer, lambda: turn.position % epoch, turn.begin_batch, partial(self._end_batch, trainer)
-        )
-        turn.begin(here, self._holder, int(self._data.num_samples[0]), batches)
+        self._epochs = LocalEpochs(trainer, turn.begin_batch, self._end_batch)
+        self._advance = PatchedAttributes([(trainer.fit_loop, "advance", partial(self._train, trainer))])
+        turn.begin(here, self._holder, int(self._data.num_samples[0]), len(self._loader))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         self._turn.begin_step(optimizer)
 
-    def _end_batch(self, trainer: L.Trainer, outputs: Any, batch: Any) -> None:
+    def _end_batch(self, loss: Tensor | None) -> None:
         if time.monotonic() - self._began > self._seconds:
             raise Refused(f"it has stopped, not ready after {self._seconds} s")
-        if self._turn.end_batch(step_loss(trainer, outputs)):
+        self._turn.end_batch(loss)
+
+    def _train(self, trainer: L.Trainer) -> None:
+        """Train as Lightning's epoch, and end the visit."""
+        self._epochs.begin_round()
+        (visit,) = self._loader.visits
+        self._loader.train(visit, self._epochs.run)
+        if self._turn.is_trained:
             self._leave()
             trainer.should_stop = True  # each round is a fit of its own
+        self._epochs.finish()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._turn.remove()
-        self._hooks.remove()
+        self._advance.restore()
+        self._epochs.remove()
 
     def _leave(self) -> None:
         self.update = self._turn.end()

@@ -1,26 +1,15 @@
 """Shapley values from a few coalitions: which coalitions to evaluate, and a Gaussian process fitted to them.
 
-Retraining a federation for every coalition of its n clients costs 2^n trainings. This module lists far fewer coalitions
-(:func:`few_coalitions`) and estimates the Shapley values from their utilities (:func:`few_coalitions_shapley`).
+Retraining a federation for every coalition of its n clients costs 2^n trainings. :func:`few_coalitions` lists far fewer
+coalitions, and :func:`few_coalitions_shapley` estimates the Shapley values from their utilities. With all 2^n
+coalitions the values are exact, and their error is the difference between one seed of the trainings and the next:
+:func:`interval_over_seeds`, or :mod:`flsv.functional.shapley.one_seed` for a single seed.
 
-**Coalitions.** The empty and the grand coalition are always evaluated. The designs add coalitions of one player, of
-two, of all but one and of all but two, or pairs of a coalition and its complement of all sizes between. ``"auto"``
-takes all 2^n coalitions for up to 7 players, the sizes 1, 2, n - 2 and n - 1 for 10 to 12 players, and the sizes 1, 2
-and n - 1 for 8, 9 and from 13 players on. ``"complements"`` has as many coalitions as the latter, of all sizes: it is
-nearer to the exact values where many sizes matter alike, and was no better in federations of 13 to 20 clients made
-afterwards (``docs/results/payments.md``).
-
-**All 2^n coalitions.** The values are exact and nothing is fitted. Their error is then the difference between one seed
-of the trainings and the next: :func:`interval_over_seeds` estimates it from several seeds, and
-:mod:`flsv.functional.shapley.one_seed` has a measured figure for a single seed.
-
-**Fewer coalitions.** A Gaussian process is fitted to the utilities. It is the surrogate of
-:mod:`flsv.functional.shapley.surrogate` with a fixed kernel, the sum of two or three parts:
+**The fit** is the surrogate of :mod:`flsv.functional.shapley.surrogate` with a fixed kernel, the sum of
 
 - the inner product of membership vectors, for additive games;
 - a Gaussian kernel of squared width 0.3 on the vectors z / |S| with which a coalition S averages its members' models
-  (z_i: membership of player i), so that coalitions with similar averages have similar utilities;
-- for 8 to 10 players exp(-d / 4), with d the number of players by which two coalitions differ.
+  (z_i: membership of player i), so that coalitions with similar averages have similar utilities.
 
 The Shapley value is linear in the game, so that the value of the fitted game and its variance have a closed form. Let
 L_i g be the Shapley value of player i in the game g, k the kernel, X the evaluated coalitions, U their utilities, K the
@@ -29,24 +18,17 @@ matrix k(X, X) with the noise variance added to its diagonal, and v the prior va
 
     E[L_i g | U] = L_i k(., X) K^-1 U,        Var(L_i g | U) = v - L_i k(., X) K^-1 k(X, .) L_i'.
 
-The gap between the sum of the fitted values and U(grand) - U(empty) is divided equally among the players. From ten
-players on, if some sizes are evaluated completely and the others not at all, the values are the mean of this fit's
-values and those of a curve over the coalitions' size (:mod:`flsv.functional.shapley.size_effects`); for fewer players,
-and with coalitions of all sizes, the fit alone is more accurate.
+The gap between the sum of the fitted values and U(grand) - U(empty) is divided equally among the players.
 
-**Signal and noise variance** maximize the marginal likelihood, under the condition that the noise variance is at most
-the variance of one part of the kernel. Without the condition the likelihood of so few coalitions can have its maximum
-where everything is noise and all players get the same value: this happens if a single player's utility is close to the
-grand coalition's, as with a loss or an accuracy. The variance between two trainings of the same coalition is far
-smaller: 1 to 15 % of the variance between coalitions in the federations of ``flsv.benchmark``
-(``docs/results/intervals.md``).
+**Signal and noise variance** maximize the marginal likelihood, with the noise variance at most the variance of one part
+of the kernel. Otherwise the likelihood of so few coalitions can have its maximum where everything is noise and all
+players get the same value, as when one player's loss or accuracy is close to the grand coalition's. Two trainings of
+the same coalition differ far less: their variance is 1 to 15 % of the variance between coalitions in the federations of
+``flsv.benchmark`` (``docs/results/intervals.md``).
 
 **Standard errors** measure the uncertainty from coalitions that were not evaluated, provided that the game is a draw
 from this Gaussian process. :func:`flsv.functional.kernel_shap` on the same coalitions makes no such assumption: if its
 values are outside the intervals of this fit, the assumption determines the result.
-
-**A prior mean** (``prior``) of a cheaper game, such as that of linear models, says what the coalitions that were not
-evaluated might come to (``docs/results/proxy.md``).
 
 The method is this package's own.
 """
@@ -62,7 +44,7 @@ from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.enumeration import all_coalitions, check_enumerable
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, check_num_players, coalition_keys, first_positions
-from flsv.functional.shapley.kernels import Kernel, distance, gaussian, gram, kernel_shapley, membership
+from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES
@@ -78,8 +60,6 @@ MOST_FOR_TWO = 12
 
 #: The parts whose sum is the kernel of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
-#: The third part, and the numbers of players from and to which it is added.
-NEAR, NEAR_FROM, NEAR_TO = distance(4.0), MOST_FOR_ALL + 1, 10
 #: The largest noise variance to fit, in units of the variance of one part.
 MOST_NOISE = 1.0
 
@@ -108,8 +88,9 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
             ``"pairs+leave-one-out"``: each player alone, every two players, and all but one.
             ``"pairs+leave-two-out"``: these and all but two (n^2 + n + 2 in all). ``"all"``: all 2^n coalitions.
             ``"complements"``: each player alone, all but one, and in place of every two players as many coalitions of
-            all sizes between, drawn once and for all, each with its complement. ``"auto"``: ``"all"`` for up to 7
-            players, ``"pairs+leave-two-out"`` for 10 to 12, ``"pairs+leave-one-out"`` for 8, 9 and from 13 on.
+            all sizes between, drawn once and for all, each with its complement: no better in federations of 13 to 20
+            clients (``docs/results/payments.md``). ``"auto"``: ``"all"`` for up to 7 players,
+            ``"pairs+leave-two-out"`` for 10 to 12, ``"pairs+leave-one-out"`` for 8, 9 and from 13 on.
 
     Raises:
         ConfigurationError: ``which`` is unknown, there is no player, or ``"all"`` is asked for with more than 22
@@ -177,9 +158,9 @@ def few_coalitions_shapley(
 ) -> ShapleyEstimate:
     """Compute Shapley values from the utilities of some coalitions, by a Gaussian process fitted to them.
 
-    From ten players on, the values are the mean of the fit's and of those of a curve over the coalitions' size, if all
-    coalitions of one player and of all but one are evaluated and no other size in part. With all 2^n coalitions the
-    values are exact.
+    From ten players on, where this is more accurate, the values are the mean of the fit's and of those of a curve over
+    the coalitions' size (:mod:`flsv.functional.shapley.size_effects`), if all coalitions of one player and of all but
+    one are evaluated and no other size in part. With all 2^n coalitions the values are exact.
 
     Args:
         masks: the K evaluated coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them; see
@@ -188,8 +169,9 @@ def few_coalitions_shapley(
         noise: the standard deviation of a utility between two trainings of the same coalition, in the utility's unit;
             the fit assumes at least this much noise. None: the noise is fitted by marginal likelihood.
         prior: a cheaper game's utilities of the same coalitions, ``[K]`` or ``[K, M]``, and its Shapley values, ``[n]``
-            or ``[n, M]``, such as those of :class:`flsv.metrics.ProxyShapley`. A multiple of this game, by least
-            squares and not below 0, is the mean of the Gaussian process, which is then fitted to the rest.
+            or ``[n, M]``, such as those of :class:`flsv.metrics.ProxyShapley` (``docs/results/proxy.md``). A multiple
+            of this game, by least squares and not below 0, is the mean of the Gaussian process, which is then fitted
+            to the rest.
 
     Returns:
         The estimate: ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``, and ``evaluations`` K. ``stderr``
@@ -233,13 +215,13 @@ def few_coalitions_shapley(
 
 
 def _whole_sizes(masks: Tensor) -> bool:
-    """Return whether of each size all coalitions are among ``masks [K, n]``, or none."""
+    """Return whether ``masks [K, n]`` has, for each coalition size, either all coalitions of this size or none."""
     n, counts = masks.shape[1], torch.bincount(masks.sum(1), minlength=masks.shape[1] + 1).tolist()
     return all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))
 
 
 def _beyond(prior: tuple[Tensor, Tensor], masks: Tensor, utilities: Tensor, noise: float | None) -> ShapleyEstimate:
-    """Add a multiple of a cheaper game's values to the values of the game that is left without it."""
+    """Compute Shapley values with a cheaper game as ``prior``: a multiple of its values plus those of what remains."""
     game, (cheap, values) = torch.as_tensor(utilities).detach().cpu().double(), (p.cpu().double() for p in prior)
     if cheap.shape != game.shape or values.shape != (masks.shape[1], *game.shape[1:]):
         raise ValueError(
@@ -330,7 +312,7 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
     y = (utilities - mean) / scale
     kernel = torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)  # a constant's values are 0
     values, before = torch.zeros(len(masks), n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-    for part in (*PARTS, NEAR) if NEAR_FROM <= n <= NEAR_TO else PARTS:
+    for part in PARTS:
         gram_matrix = gram(part, masks, masks)
         # Each part has unit variance over the coalitions, as in surrogate_shapley.
         weight = 1 / float((gram_matrix.diagonal().mean() - gram_matrix.mean()).clamp_min(1e-12))

@@ -139,7 +139,7 @@ def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
         leaders: int ``[P]``, the first player of each order.
 
     Returns:
-        ``[n, M]``; NaN unless there are two orders more than different first players.
+        ``[n, M]``; NaN unless P is at least 2 more than the number of different players in ``leaders``.
     """
     count, num_players = samples.shape[:2]
     led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))

@@ -87,15 +87,6 @@ def gaussian(squared_width: float) -> Kernel:
     return kernel
 
 
-def distance(scale: float) -> Kernel:
-    """Return the kernel exp(-d / ``scale``) of two coalitions, with d the number of players by which they differ."""
-
-    def kernel(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        return torch.exp(-(s + t - 2 * j) / scale)
-
-    return kernel
-
-
 def gram(kernel: Kernel, left: Tensor, right: Tensor) -> Tensor:
     """Compute a kernel's matrix between two lists of coalitions.
 

@@ -216,7 +216,8 @@ class _Walk:
         return orders if self.group == 1 else torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
 
     def _add(self, orders: Tensor) -> None:
-        """Add the marginal contributions along orders, complete groups one after the other, to the moments."""
+        """Compute the marginal contributions along the orders of complete groups, and add each group's mean to
+        :attr:`moments`."""
         samples = marginals_along(self.run.game, orders, self.truncation, self.size_weights)
         self.moments.add(samples.view(-1, self.group, *samples.shape[1:]).mean(dim=1))
         self.different.update(map(tuple, _representatives(orders, self.group).tolist()))

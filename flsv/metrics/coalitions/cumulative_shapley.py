@@ -24,8 +24,9 @@ class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
 
     When not to use it:
         Where clients take part in different numbers of rounds, which should not matter: a client that is drawn more
-        often can have a larger sum. Where a single round's loss jumps: its game counts as much as any other. Without a
-        validation set at the server.
+        often can have a larger sum. Times E[T] / T, of the T rounds that it was drawn in, it is the value of the data
+        and no longer that of the realized rounds (example below); trials: ``docs/results/payments.md``. Where a single
+        round's loss jumps: its game counts as much as any other. Without a validation set at the server.
 
     Example:
         >>> import torch
@@ -35,6 +36,14 @@ class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
         >>> metric.update(torch.tensor([0, 1]), worth)
         >>> metric.compute()
         tensor([2., 3., 3.])
+
+        A sampler had drawn two of three clients for each of these two rounds. Of somebody whom it never draws, nothing
+        is known: NaN.
+
+        >>> from flsv.sampling import UniformSampler
+        >>> expected = metric.rounds * UniformSampler(2).inclusion_probabilities(3, {})
+        >>> metric.compute() * expected / metric.seen
+        tensor([1.3333, 4.0000, 4.0000])
     """
 
     def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:

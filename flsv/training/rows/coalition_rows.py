@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv._lightning.rounding import rounding_of
+from flsv._lightning.rounding import LENGTH, rounding_of
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.training.rows.kernel import RowTraining, clipping, models_of, states_of
 from flsv.training.rows.row_step import NotBatched, State, batched_steps, purely
@@ -128,7 +128,7 @@ class CoalitionRows:
         allowed = self._rounding.visit * way
         if self._nudged:
             allowed = torch.maximum(allowed, self._rounding.caused(context.start, row, nudged))
-        near = apart <= allowed + 1e-6 * context.start.norm()
+        near = apart <= allowed + LENGTH * context.start.norm()
         if (context.trained.isfinite().all() & ~near).item():  # one wait for the device
             raise not_the_same(
                 f"at client {context.instruction.client_id} the model of a coalition differs by "

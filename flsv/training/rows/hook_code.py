@@ -1,4 +1,4 @@
-"""What a hook's code does: whether it only reads and logs, or may change how training goes on."""
+"""Inspection of a hook's code: whether the hook only reads and logs, or may change how training goes on."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SCORES = frozenset({"callback_metrics", "logged_metrics", "progress_bar_metrics
 
 
 def hook_adapts(part: Any, hook: str, proved: bool = False) -> bool:
-    """Return whether a hook of a module or a callback may change the training by what validation has shown.
+    """Return whether a hook of a module or a callback may change the training depending on validation scores.
 
-    Before a round's training begins, a hook that reads no score cannot. After it, a hook cannot that stores nothing and
-    calls only what computes and logs. Hooks of Lightning and flsv do not count.
+    A hook that runs before a round's training does so only if it reads a score. A later hook may do so also if it
+    stores an attribute, or calls anything that does more than compute and log. Hooks of Lightning and flsv never do.
 
     Args:
         part: the module or the callback.
@@ -63,7 +63,7 @@ def _stores(codes: Sequence[CodeType]) -> bool:
 
 
 def _acts(part: Any, name: str) -> bool:
-    """Return whether a name in a hook's code may stand for more than what computes and logs."""
+    """Return whether a name in a hook's code may belong to code that does more than compute and log."""
     return name not in _LOGGING and not _is_record(part, name)
 
 

@@ -156,8 +156,8 @@ def not_by_rounds(trainer: L.Trainer) -> str | None:
 
 
 def not_by_validation(trainer: L.Trainer, proved: bool = False) -> str | None:
-    """Explain that a hook after validation, or at a round's end, may change the training by what the federation's model
-    scored, which every coalition's model would score otherwise; None: such hooks only log.
+    """Explain that a hook after validation, or at a round's end, may change the training depending on the scores of the
+    federation's model, while each coalition's model has scores of its own; None: such hooks only log.
 
     Args:
         trainer: the trainer.
@@ -192,8 +192,9 @@ def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[
 
 
 def of_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only watches the run or ends it, so that it is left out when a coalition is trained
-    alone: one of :data:`OF_THE_RUN`, or a subclass of it that does nothing more.
+    """Return whether a callback only watches the run or ends it, so that a coalition's own fit leaves it out.
+
+    Such a callback is one of :data:`OF_THE_RUN`, or of a subclass that adds no hook.
 
     Example:
         >>> class Stops(EarlyStopping):

@@ -106,8 +106,8 @@ class RowStep:
 
     @cached_property
     def _linear(self) -> bool:
-        """Return whether only linear layers are trained, without autocast, which would round our products otherwise
-        than a layer's."""
+        """Return whether only linear layers are trained, and without autocast, which would round the products of
+        stacked weights differently from those of a layer."""
         linear = {name for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
         devices = {parameter.device.type for parameter in self._module.parameters()}
         rounded = any(map(torch.is_autocast_enabled, devices))
@@ -220,8 +220,8 @@ class _Stepped(nn.Module):
 
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Return, for each parameter and buffer by name, all names under which layers of a :class:`_Stepped` module hold
-    it; a layer that is registered under several names counts once."""
+    """Return all names of each parameter and buffer in a :class:`_Stepped` module, by its first name; tied weights have
+    several. A layer that is registered under several names counts once."""
     names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     places = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
@@ -343,7 +343,7 @@ class _ManyClients:
 
 @contextmanager
 def _uncounted(module: nn.Module) -> Iterator[None]:
-    """Keep a module's torchmetrics from counting within this context: their states cannot be stacked. They return 0."""
+    """Let a module's torchmetrics do nothing and return 0 within this context, since their states cannot be stacked."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
         if isinstance(layer, (Metric, MetricCollection)):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from flsv._lightning.evaluation import as_given, each_loader
-from flsv._lightning.rounding import Rounding, rounding_of
+from flsv._lightning.rounding import SHARED, Rounding, rounding_of
 from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.validated_models import fresh_copy
@@ -40,10 +40,8 @@ from flsv.training.rows.row_step import (
 from flsv.training.rows.step_watch import GENERATORS, Watch
 from flsv.utilities.seeding import isolated_rngs
 
-#: Number of batches in a trial; and, for shared batches, the largest distance between a row and the ordinarily trained
-#: model, relative to the distance that the model has moved: an optimizer that divides by a gradient's size amplifies
-#: the rounding of small gradients.
-BATCHES, SHARE = 3, 1e-3
+#: Number of batches in a trial.
+BATCHES = 3
 
 
 def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Collection[str]) -> str | None:
@@ -186,7 +184,7 @@ def _compare_models(
         found = ((start[n].flatten(), *each.flatten(1)) for n, each in rows.items() if each.is_floating_point())
         rounded = max(rounded, _norm(rounding.caused(*models) for models in found))
     apart_from = _norm(tensor[0] - model[name] for name, tensor in rows.items())
-    if shared and apart_from <= max(SHARE * way, rounded):
+    if shared and apart_from <= max(SHARED * way, rounded):
         return
     for name, tensor in rows.items():
         _compare(module, name, tensor[0], model[name], rounding.number, rounded)

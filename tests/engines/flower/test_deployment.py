@@ -65,7 +65,7 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
             assert told[client, str(column)] == pytest.approx(cssv[client, column].item(), abs=1e-6)
 
 
-def test_the_guides_commands_give_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deployment_by_the_guides_commands_equals_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "federation"
     done = as_the_page_says(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,7 +76,7 @@ def test_the_guides_commands_give_what_one_process_gives(tmp_path: Path, monkeyp
     assert_as_one_process(folder, tmp_path, monkeypatch)
 
 
-def test_packets_survive_the_records() -> None:
+def test_packet_converted_to_a_flower_record_and_back_is_equal() -> None:
     packet = Packet(
         "train", {"a": [1, None, "x"]}, {"v": torch.randn(3), "n": torch.tensor(2), "b": torch.tensor([True])}
     )

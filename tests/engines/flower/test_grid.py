@@ -74,7 +74,7 @@ def train(index: int) -> dict[int, Packet]:
     return {node: Packet("train", {"round": index}) for node in (1, 2)}
 
 
-def test_who_is_late_is_not_waited_for_and_replies_come_one_by_one() -> None:
+def test_late_node_is_not_waited_for_and_replies_come_one_by_one() -> None:
     grid = Grid(patience=float("inf"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
     assert transport.present() == {1: "Boston", 2: ""}  # by the names of their registration
@@ -87,7 +87,7 @@ def test_who_is_late_is_not_waited_for_and_replies_come_one_by_one() -> None:
     assert first == 1
 
 
-def test_an_error_of_the_links_is_said_of_the_site() -> None:
+def test_error_message_of_flower_is_reported_as_the_sites_fault() -> None:
     replies = dict(GridTransport(Grid(patience=1, error=True)).exchange(train(0), 5.0))  # type: ignore[arg-type]
     assert replies[2] == "gone (code 5)"
     assert replies[1].plain == {"of": 0}  # type: ignore[union-attr]
@@ -110,7 +110,7 @@ def test_an_error_of_a_sites_data_is_told_without_its_text(caplog: pytest.LogCap
     assert "John Smith" in caplog.text
 
 
-def test_a_run_that_cannot_be_asks_nobody_and_says_how_it_ended(tmp_path: Path) -> None:
+def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path: Path) -> None:
     module = partial(ClassifierClient, "mlp", num_classes=10, input_shape=(1, 8, 8))
     loop = partial(FederatedLoop, DivergenceWeighted())
     app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)

@@ -116,7 +116,7 @@ def test_one_process_answers_all_messages_of_a_run(site: Site) -> None:
     assert living(site.folder) == {other["process"]}
 
 
-def test_a_message_may_have_a_process_of_its_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_without_idle_time_is_answered_by_its_own_process(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without idle time, and where Flower deletes after a message what it has installed for it."""
     first = site.send("a", idle=0)
     monkeypatch.setenv("PYTHONPATH", str(site.folder / "runtime-envs" / "1" / "lib"), prepend=os.pathsep)
@@ -136,7 +136,7 @@ def test_a_killed_process_is_replaced(site: Site) -> None:
     assert site.send("c")["seen"] == ["c"]
 
 
-def test_an_error_of_the_app_is_the_messages_alone(site: Site) -> None:
+def test_error_of_the_app_fails_only_its_own_message(site: Site) -> None:
     first = site.send("a")
     for idle in (60, 0):  # in the process that lives on, and in the message's own
         said = site.send("raise", idle=idle)["error"]
@@ -146,7 +146,7 @@ def test_an_error_of_the_app_is_the_messages_alone(site: Site) -> None:
     assert site.send("b")["process"] == first["process"]
 
 
-def test_half_a_message_and_another_key_are_no_message(site: Site) -> None:
+def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: Site) -> None:
     first = site.send("a")
     for half in (b"", b"\x80\x04\x95", b"no pickle"):
         with socket.socket(socket.AF_UNIX) as link:
@@ -158,7 +158,7 @@ def test_half_a_message_and_another_key_are_no_message(site: Site) -> None:
     os.kill(first["process"], signal.SIGKILL)  # which nobody can reach any more
 
 
-def test_it_ends_when_nothing_comes_and_with_who_started_the_short_process(site: Site) -> None:
+def test_resident_process_ends_when_idle_or_when_its_starter_ends(site: Site) -> None:
     assert gone(site.send("a", idle=1)["process"])
     told, out = json.dumps(["a", 60, 1, {"folder": str(site.folder / "site")}]), site.folder / "out"
     code = f"import subprocess, sys; subprocess.run(sys.argv[1:], stdout=open({str(out)!r}, 'w'))"

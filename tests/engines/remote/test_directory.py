@@ -49,7 +49,9 @@ class Slow:
 
 
 @pytest.mark.parametrize(("absent", "mute"), [(2, 0), (0, 2)])
-def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int, recwarn: pytest.WarningsRecorder) -> None:
+def test_restarted_server_awaits_a_site(
+    tmp_path: Path, absent: int, mute: int, recwarn: pytest.WarningsRecorder
+) -> None:
     """As after a restart of the server, while sites are busy or away."""
     directory = Directory(Slow(absent, mute), NAMES, {}, tmp_path / "book", wait=60)
     replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
@@ -58,7 +60,7 @@ def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int, re
     assert len([each for each in recwarn if "'Boston' has not said what it has" in str(each.message)]) == min(mute, 1)
 
 
-def test_a_site_that_is_set_up_wrongly_ends_the_start(tmp_path: Path) -> None:
+def test_misconfigured_site_ends_the_servers_start_by_name(tmp_path: Path) -> None:
     """At once and by name; what its error says, which may be of its samples, stays there."""
     nodes = Replay()
     nodes.says["hello"] = {100 + i: Packet("here", {"sizes": SIZES}) for i in range(3)}
@@ -77,7 +79,7 @@ def test_a_site_that_is_set_up_wrongly_ends_the_start(tmp_path: Path) -> None:
         directory.gather()
 
 
-def test_a_node_of_another_name_and_a_second_one_are_left_alone(tmp_path: Path) -> None:
+def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path: Path) -> None:
     remote = Remotely(tmp_path, shapfed)
     remote.transport.names[101] = ""  # registered without one
     remote.transport.sites[99], remote.transport.names[99] = remote.transport.sites[102], "Osaka"
@@ -92,7 +94,7 @@ def test_a_node_of_another_name_and_a_second_one_are_left_alone(tmp_path: Path) 
     assert "two nodes are registered as 'Osaka': one of them is left alone." in told
 
 
-def test_who_is_away_is_named_and_the_run_says_that_it_lives(
+def test_absent_sites_are_named_while_the_server_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str | None] = []
@@ -221,14 +223,14 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
         assert remote.fit(2).participations.tolist() == [2, 1, 2]
 
 
-def test_a_site_answers_no_other_question(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_site_refuses_questions_that_are_not_flsvs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     packet = Packet("ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1})
     reply = site(tmp_path, 0, shapfed).answer(packet)
     assert (reply.kind, reply.plain["error"][:28]) == ("failed", "it failed with PermissionErr")
     assert "'os:getcwd' is no question that this site answers" in caplog.text
 
 
-def test_how_many_samples_sites_have_is_drawn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_figure_of_the_sites_sample_counts_is_drawn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     Remotely(tmp_path, shapfed).fit(1, logger=TensorBoardLogger(tmp_path, name="", version=""))
     assert [str(each.message) for each in recwarn if "could not be drawn" in str(each.message)] == []
 
@@ -256,13 +258,13 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> Non
         ({"uploads": [MinMax(clients=[0, 1])]}, "sites do not see each other's updates"),
     ],
 )
-def test_what_a_deployment_cannot_give_is_refused(options: dict[str, Any], words: str) -> None:
+def test_settings_that_remote_sites_cannot_support_are_refused(options: dict[str, Any], words: str) -> None:
     loop = shapfed(**options)
     with pytest.raises(ConfigurationError, match=words):
         check_deployment(loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating)
 
 
-def test_how_a_run_has_ended_is_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_json_says_how_a_run_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said() -> tuple[str, str | None]:
         found = json.loads((tmp_path / "status.json").read_text())
         return found["status"], found["why"]

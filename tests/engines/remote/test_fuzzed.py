@@ -115,7 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @FUZZED
 @given(packet=packets(update(1)))
 @pytest.mark.filterwarnings("ignore")
-def test_the_others_updates_are_taken_as_they_are(folder: Path, packet: Packet) -> None:
+def test_fuzzed_update_of_one_site_changes_no_other_sites_update(folder: Path, packet: Packet) -> None:
     here, _ = remote(folder, "train", packet)
     found, _ = here.train(ROUND, MODEL.device, SPACE)
     by_client = {update.client_id: update for update in found}
@@ -136,7 +136,7 @@ def test_the_others_updates_are_taken_as_they_are(folder: Path, packet: Packet) 
 
 @FUZZED
 @given(packet=packets(HELLO))
-def test_who_is_greeted_has_said_what_it_has(folder: Path, packet: Packet) -> None:
+def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packet) -> None:
     here = remote(folder, "hello", packet)[0].directory
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -149,7 +149,7 @@ def test_who_is_greeted_has_said_what_it_has(folder: Path, packet: Packet) -> No
 @FUZZED
 @given(packet=packets(ANSWER) | packets(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5})))
 @pytest.mark.filterwarnings("ignore")
-def test_an_answer_and_an_accuracy_are_ones_or_there_is_none(folder: Path, packet: Packet) -> None:
+def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Packet) -> None:
     here, transport = remote(folder, "ask", packet)
     transport.says["test"][101] = packet
     said = ""
@@ -163,7 +163,7 @@ def test_an_answer_and_an_accuracy_are_ones_or_there_is_none(folder: Path, packe
     assert not any(value < 0 or value > 1 for scores in found.values() for value in scores.values())
 
 
-def test_of_two_that_report_different_things_nobody_knows_who_is_right(folder: Path) -> None:
+def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path) -> None:
     """Until most have reported one thing: the first to answer is not right for being first."""
     here, transport = remote(folder)
     good = transport.says["train"]
@@ -179,7 +179,7 @@ def test_of_two_that_report_different_things_nobody_knows_who_is_right(folder: P
         assert [update.client_id for update in here.train(ROUND, MODEL.device, SPACE)[0]] == [1]
 
 
-def test_what_nobody_asks_for_is_not_taken(folder: Path) -> None:
+def test_update_with_an_undeclared_report_is_left_out(folder: Path) -> None:
     here, transport = remote(folder)
     odd = update(1, change=torch.zeros(5), weights=torch.ones(3))
     transport.says["train"] |= {100: odd, 101: odd}
@@ -189,7 +189,7 @@ def test_what_nobody_asks_for_is_not_taken(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_report_that_is_not_finite_is_not_taken(folder: Path) -> None:
+def test_update_with_a_non_finite_report_is_left_out(folder: Path) -> None:
     here, _ = remote(folder, "train", update(1, change=torch.full((5,), float("nan"))))
     found, broken = here.train(ROUND, MODEL.device, SPACE)
     assert ([update.client_id for update in found], len(broken)) == ([0, 2], 1)

@@ -104,7 +104,7 @@ def first(packet: Packet) -> Packet:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_two_messages_that_differ_in_the_rounds_have_different_noise(told: tuple[Packet, Path], tmp_path: Path) -> None:
+def test_messages_differing_in_rounds_only_have_different_noise(told: tuple[Packet, Path], tmp_path: Path) -> None:
     packet = first(told[0])
 
     def packets(site: Site) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ def test_two_messages_that_differ_in_the_rounds_have_different_noise(told: tuple
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("server", ["by names of its own", "by the site's names"])
-def test_what_a_site_keeps_is_not_overwritten_to_be_asked_twice(
+def test_noise_differs_if_a_visit_is_repeated_with_other_kept_state(
     told: tuple[Packet, Path], tmp_path: Path, server: str
 ) -> None:
     """A visit's momentum is another one at the second time, and the message that goes on from it is the same."""
@@ -137,7 +137,7 @@ def test_what_a_site_keeps_is_not_overwritten_to_be_asked_twice(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_other_data_or_another_state_have_other_noise(told: tuple[Packet, Path], tmp_path: Path) -> None:
+def test_noise_differs_for_other_samples_or_another_kept_state(told: tuple[Packet, Path], tmp_path: Path) -> None:
     """The message is the same; what the site keeps of the same visit, or its samples, are not."""
     packet = first(told[0])
 
@@ -199,7 +199,7 @@ def variants(packet: Packet) -> dict[str, Packet]:
     return found
 
 
-def test_whatever_a_message_says_is_in_the_key(told: tuple[Packet, Path]) -> None:
+def test_every_field_of_a_message_enters_the_noise_key(told: tuple[Packet, Path]) -> None:
     """All fields that messages have, and all that a server writes into them."""
     packet, _ = told
     found = variants(packet)
@@ -212,7 +212,7 @@ def test_whatever_a_message_says_is_in_the_key(told: tuple[Packet, Path]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_whatever_changes_in_a_message_changes_the_noise(told: tuple[Packet, Path], tmp_path: Path) -> None:
+def test_any_change_of_a_message_changes_the_noise(told: tuple[Packet, Path], tmp_path: Path) -> None:
     """In the answers of a site, which refuses some of these messages."""
     packet, folder = told
     shutil.copytree(folder, tmp_path / "site")

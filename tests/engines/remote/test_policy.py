@@ -76,7 +76,7 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
     assert set(replies) == {(100, "failed"), (101, "answer"), (102, "answer")}
 
 
-def test_what_updates_tell_is_bounded_over_all_runs(tmp_path: Path) -> None:
+def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> None:
     """Two rounds are within the bound, three are not, be it in one run or in the next one."""
     two, three = (gaussian_epsilon(2.0, rounds) for rounds in (2, 3))
     policy = SitePolicy(max_epsilon=(two + three) / 2)
@@ -92,7 +92,7 @@ def test_what_updates_tell_is_bounded_over_all_runs(tmp_path: Path) -> None:
         assert again.fit(rounds=1).participations.tolist() == [0, 1, 1]
 
 
-def test_updates_of_different_noise_add_up(tmp_path: Path) -> None:
+def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) -> None:
     policy, ledger = SitePolicy(max_epsilon=100.0), tmp_path / LEDGER
     for multiplier in (1.0, 2.0, 2.0):
         policy.spend([GaussianPrivacy(1.0, multiplier)], ledger)

@@ -70,6 +70,13 @@ class Decaying(ClassifierClient):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class Dropping(ClassifierClient):
+    """Draws random numbers in every step."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.nn.functional.dropout(x, 0.3, self.training))
+
+
 def of(kind: type[ClassifierClient]) -> ClassifierClient:
     torch.manual_seed(7)
     return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
@@ -118,6 +125,7 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
         partial(shapfed, sampler=UniformSampler(2)),
         {"make_module": partial(of, Decaying)},
     ),
+    "dropout": (partial(fedavg, local_epochs=2), {"make_module": partial(of, Dropping)}),
     "local heads": (partial(fedavg, share=["!head"]), {}),
     "scaffold": (partial(shapfed, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()), {}),
     "privacy": (partial(shapfed, uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)]), {}),
@@ -145,7 +153,7 @@ SLOW = {"cssv", "local heads", "privacy", "compression with memory", "own models
 
 @pytest.mark.parametrize("case", slow_except(CASES.keys() - SLOW, CASES))
 @pytest.mark.filterwarnings("ignore:.*one after the other")
-def test_sites_give_what_one_process_gives(tmp_path: Path, case: str) -> None:
+def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> None:
     make, options = CASES[case]
     remote, _ = both(tmp_path, make, **options)
     assert all(value.isfinite().any() for value in remote.contribution_metrics.contributions.values())
@@ -168,7 +176,7 @@ def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, Fed
     return remote, local
 
 
-def test_a_site_that_does_not_answer_is_no_player(tmp_path: Path) -> None:
+def test_site_that_does_not_answer_is_left_out_of_the_proxy_game(tmp_path: Path) -> None:
     """It has no value; the others' sum to the gain of their own linear models."""
     remote = Remotely(tmp_path / "b", linear_models)
 
@@ -188,7 +196,7 @@ def test_a_policy_without_questions_answers_none(tmp_path: Path) -> None:
     assert found.contributions["proxy"].isnan().all()
 
 
-def test_sites_judge_by_what_they_log_and_one_may_be_away(tmp_path: Path) -> None:
+def test_sites_judge_by_a_logged_loss_with_one_of_them_absent(tmp_path: Path) -> None:
     make = lambda: judging(loss=PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"))  # noqa: E731
     remote, local = Remotely(tmp_path / "b", make, client_val=0.4), one_process(tmp_path / "a", make, client_val=0.4)
     found = remote.fit(own=ServerData())
@@ -225,7 +233,7 @@ def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")
-def test_sites_that_lack_classes_give_what_one_process_gives(tmp_path: Path) -> None:
+def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path) -> None:
     def in_run() -> FederatedLoop:
         metrics = {"in_run": InRunShapley(order=2)}
         return fedavg(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
@@ -256,7 +264,7 @@ def test_models_known_only_to_their_sites_are_judged_there(tmp_path: Path) -> No
     assert sorted(at_server.received()) == [0, 1, 2]
 
 
-def test_what_a_site_keeps_is_in_its_folder(tmp_path: Path) -> None:
+def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path: Path) -> None:
     """As where every message has a process of its own."""
     make, make_module = CASES["kept momentum, two of three"][0], momentum
 

@@ -58,7 +58,7 @@ def broken() -> Any:
     return made
 
 
-def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_faults_of_sites_are_recorded_in_run_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A site that has lost its folder, and one whose training fails."""
     make, record = partial(scaffold, reporting=Reporting(table=True)), tmp_path / "server" / "run.json"
     server = Server(tmp_path / "server", make, tmp_path)
@@ -84,7 +84,7 @@ def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("run", ["../../elsewhere", 7, "0123456789abcdef\n"])
-def test_a_run_names_no_folder_elsewhere(tmp_path: Path, run: Any) -> None:
+def test_run_id_with_a_path_outside_the_sites_folder_is_refused(tmp_path: Path, run: Any) -> None:
     with pytest.raises(ConfigurationError, match="names no run"):
         SiteMemory(tmp_path / "site", run)
     assert not list(tmp_path.iterdir())

@@ -44,7 +44,7 @@ fedfomo = partial(judging, partial(FedFomo, num_downloads=2))
         (pfedsv, WRONG_SHAPE, "judged 3 models by Tensor"),
     ],
 )
-def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, make: Any, instead: Any, words: str) -> None:
+def test_site_that_does_not_judge_counts_as_not_drawn(tmp_path: Path, make: Any, instead: Any, words: str) -> None:
     """In its first round, when it has no model of its own to go on from, and in a later one."""
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
@@ -76,7 +76,7 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, make: Any, inste
 @pytest.mark.parametrize(
     ("instead", "words"), [(LATE, "no reply within"), (WRONG_SHAPE, "was asked for a number and answered")]
 )
-def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, instead: Any, words: str) -> None:
+def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path: Path, instead: Any, words: str) -> None:
     """One site is silent in round 0, all of them in round 1."""
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
@@ -97,7 +97,7 @@ def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, instead: Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exclude", [False, True])
-def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, exclude: bool) -> None:
+def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(tmp_path: Path, exclude: bool) -> None:
     """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
     killed and goes on from its checkpoint, too."""
 
@@ -122,7 +122,7 @@ def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, exclude:
     torch.testing.assert_close(variate, own.mean(0), rtol=1e-5, atol=1e-6)
 
 
-def test_who_is_not_ready_in_time_stops_and_can_do_the_next_round(tmp_path: Path) -> None:
+def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Path) -> None:
     """It keeps nothing of what it has stopped."""
 
     class Hurried:

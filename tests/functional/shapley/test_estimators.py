@@ -76,7 +76,7 @@ def test_standard_error_is_within_a_quarter_of_the_spread(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_efficiency_and_additivity_of_samples(name: str) -> None:
+def test_sampled_values_are_efficient_and_additive(name: str) -> None:
     first, second = random_table(7, seed=1), random_table(7, seed=2)
     values = []
     for table in (first, second, first + second):

@@ -64,7 +64,7 @@ def test_semivalues_equal_the_reference_on_random_tables(name: str, n: int) -> N
 
 @pytest.mark.parametrize("name", ["banzhaf", "beta 16.0, 1.0", "beta 1.0, 4.0"])
 @pytest.mark.parametrize("budget", [24, 45])
-def test_unbiased_within_budget(name: str, budget: int) -> None:
+def test_sampled_semivalues_are_unbiased_within_the_budget(name: str, budget: int) -> None:
     (estimator, weight), table, runs = SEMIVALUES[name], accuracy_table(6), []
     for seed in range(200):
         utility = Watched(table_game(table))
@@ -87,7 +87,7 @@ def test_too_many_players_fail_at_once_and_name_the_cost(estimator: Any) -> None
         estimator(lambda masks: pytest.fail("evaluated"), 25)
 
 
-def test_weights_of_thousands_are_finite() -> None:
+def test_beta_weights_of_2000_players_are_finite() -> None:
     many = torch.tensor(beta_weights(2000, 16, 1))
     assert many.isfinite().all()
     assert many.sum().item() == pytest.approx(1)

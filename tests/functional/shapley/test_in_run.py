@@ -7,7 +7,7 @@ from flsv.functional import client_in_run_values, gradient_shapley, step_weights
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_what_a_gradient_moves_under_torchs_sgd(momentum: float) -> None:
+def test_step_weights_equal_the_movement_under_torchs_sgd(momentum: float) -> None:
     lrs = [0.1, 0.3, 0.2, 0.05]
     for t in range(4):
         parameter = torch.zeros(1, dtype=torch.float64, requires_grad=True)
@@ -20,7 +20,7 @@ def test_what_a_gradient_moves_under_torchs_sgd(momentum: float) -> None:
     assert step_weights([]).shape == (0,)
 
 
-def test_rows_sum_to_the_clients_own_values() -> None:
+def test_class_values_and_rest_sum_to_the_clients_gradient_shapley() -> None:
     draw = torch.Generator().manual_seed(3)
     classes, slopes = torch.randn(3, 2, generator=draw), torch.randn(3, generator=draw)
     bends, weights = torch.randn(3, 3, generator=draw).double(), torch.tensor([0.2, 0.5, 0.3])

@@ -24,7 +24,7 @@ def by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("m", [0.3, 1, 2, 3.5, 7, 11.9, 12])
-def test_importance_is_the_optimum(m: float) -> None:
+def test_importance_probabilities_equal_the_optimum_by_bisection(m: float) -> None:
     for seed in range(20):
         weights = torch.rand(12, generator=rng(seed), dtype=torch.float64) ** 4 + 1e-6
         p = importance_probabilities(weights, m)
@@ -46,7 +46,7 @@ def test_importance_is_the_optimum(m: float) -> None:
         ([3, 2, 1, 0], 4, [1, 1, 1, 1]),
     ],
 )
-def test_importance_of_ties_and_zeros(weights: list[float], m: float, expected: list[float]) -> None:
+def test_importance_probabilities_treat_ties_equally(weights: list[float], m: float, expected: list[float]) -> None:
     assert importance_probabilities(torch.tensor(weights), m).tolist() == pytest.approx(expected)
 
 

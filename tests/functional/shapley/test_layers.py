@@ -32,7 +32,7 @@ def test_layered_sample_grows_to_the_total_without_a_coalition_twice(n: int, pai
                 assert (~layer.masks).any(dim=0).all()
 
 
-def test_allocation_follows_the_inverse_root() -> None:
+def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
     n, sample = 40, LayeredSample(40, paired=False, generator=rng())
     sample.grow(4000)
     counts = {layer.size: len(layer.masks) for layer in sample.layers}

@@ -26,7 +26,7 @@ NAN = float("nan")
         ([1e-16, 1.0], "positive", [0.0, 1.0]),  # what is left of a null player's 0
     ],
 )
-def test_normalized(values: Any, how: Any, expected: Any) -> None:
+def test_normalize_shapley_gives_the_expected_values(values: Any, how: Any, expected: Any) -> None:
     found = normalize_shapley(torch.tensor(values, dtype=torch.float64), how)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
 

@@ -7,40 +7,42 @@ import pytest
 import torch
 
 from flsv.benchmark import federation, names, truth_table
-from flsv.functional.shapley.few_coalitions import few_coalitions, retrained_shapley
+from flsv.functional.shapley.few_coalitions import MOST_FOR_ALL, few_coalitions, retrained_shapley
 from flsv.functional.shapley.one_seed import BRACKETS, one_seed_stderr
 from flsv.metrics import ShadowShapley
 
 
 def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds() -> None:
-    """0.035 of 2.0 paid, 0.3 of the fit, untrained models that deviate by 0.1 (of the sample) over two clients, and
+    """0.025 of 2.0 paid, 0.3 of the fit, untrained models that deviate by 0.1 (of the sample) over two clients, and
     values with the variances 0.02 and 0.08 between the last two rounds."""
     values, fit = torch.tensor([2.0, -1.0]), torch.tensor([0.3, 0.0])
     found = one_seed_stderr(values, fit, torch.tensor([0.0, 0.1, 0.2]))
-    np.testing.assert_allclose(found.numpy(), [(0.09 + 0.0025 + 0.0049) ** 0.5, (0.0025 + 0.0049) ** 0.5], atol=1e-7)
+    np.testing.assert_allclose(found.numpy(), [(0.09 + 0.0025 + 0.0025) ** 0.5, (0.0025 + 0.0025) ** 0.5], atol=1e-7)
     recent = values + torch.tensor([[0.1, 0.2], [-0.1, -0.2]])
     found = one_seed_stderr(values, fit, torch.tensor([0.0, 0.1, 0.2]), recent)
-    np.testing.assert_allclose(found[1].item() ** 2, 0.0025 + 0.0049 + (0.02 + 0.08) / 2, atol=1e-7)
+    np.testing.assert_allclose(found[1].item() ** 2, 0.0025 + 0.0025 + (0.02 + 0.08) / 2, atol=1e-7)
     columns = one_seed_stderr(torch.tensor([[2.0, 0.0], [-1.0, 4.0]]), torch.zeros(2, 2))
     np.testing.assert_allclose(columns.numpy(), [[0.09, 0.18], [0.09, 0.18]])
 
 
 @pytest.mark.slow
-def test_a_seeds_interval_holds_the_other_seeds_values_as_often_as_it_says() -> None:
-    """Of the tuning set, on which its two constants were chosen: 85 to 95 % of the clients, by whichever is known."""
+def test_a_seeds_interval_holds_the_other_seeds_mean_as_often_as_it_says() -> None:
+    """Of the tuning set, on which its two constants were chosen, allowing for the error of that mean: 90 to 96 % of the
+    clients, by whichever is known."""
     held: dict[bool, list[float]] = {False: [], True: []}
     for name in names("tuning"):
         truth = truth_table(federation(name))
-        if truth.utilities is None:
+        if truth.utilities is None or truth.num_clients > MOST_FOR_ALL:
             continue
         for seed, values in enumerate(truth.values):
-            others = torch.cat([truth.values[:seed], truth.values[seed + 1 :]]).mean(0)
+            others = torch.cat([truth.values[:seed], truth.values[seed + 1 :]])
+            off = (values - others.mean(0)).abs() / (1 + 1 / len(others)) ** 0.5
             for known in held:
                 half = 1.645 * one_seed_stderr(
                     values, torch.zeros_like(values), truth.utilities[:, 0] if known else None
                 )
-                held[known].append(float(((values - others).abs() <= half).double().mean()))
-    assert all(0.85 < np.mean(each) < 0.95 for each in held.values())
+                held[known].append(float((off <= half).double().mean()))
+    assert all(0.9 < np.mean(each) < 0.96 for each in held.values())
 
 
 def test_one_training_of_each_coalition_has_an_interval() -> None:
@@ -51,7 +53,7 @@ def test_one_training_of_each_coalition_has_an_interval() -> None:
     torch.testing.assert_close(half, torch.full((3,), 1.6448536 * 0.135).double())
 
 
-def test_what_brackets_promise_is_said_in_the_same_words_everywhere() -> None:
+def test_sentence_on_brackets_is_the_same_on_all_pages() -> None:
     root = Path(__file__).parents[3]
     pages = [(root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/reference/command_line.md")]
     for text in (*pages, (root / "docs/benchmark.md").read_text(encoding="utf-8"), str(ShadowShapley.__doc__)):

@@ -15,7 +15,7 @@ from flsv.functional.shapley.random_coalitions import random_permutations
 
 
 @pytest.mark.parametrize("truncation", [None, 0.0, 0.1, 0.5])
-def test_marginals_and_truncation(truncation: float | None) -> None:
+def test_marginals_along_orders_equal_a_plain_loop_with_truncation(truncation: float | None) -> None:
     n, table = 6, random_table(6)
     orders = random_permutations(50, n, rng())
     marginals = marginals_along(MemoizedGame(table_game(table), n), orders, truncation)

@@ -22,7 +22,7 @@ def constrained_least_squares(masks: np.ndarray, gain: np.ndarray, weights: np.n
 
 
 @pytest.mark.parametrize("n", [7, 8])
-def test_paired_form_is_the_same_problem_on_the_sample(n: int) -> None:
+def test_paired_regression_equals_constrained_least_squares(n: int) -> None:
     table = random_table(n, seed=n)
     estimate = regression_shapley(table_game(table), n, budget=60, generator=rng(5))
     sample = LayeredSample(n, paired=True, generator=rng(5))

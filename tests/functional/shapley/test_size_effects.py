@@ -61,6 +61,6 @@ def test_an_incomplete_size_is_as_if_it_were_not_there() -> None:
 
 
 @pytest.mark.parametrize("which", ["singles", "pairs", "leave-one-out"])
-def test_without_both_ends_there_is_no_line(which: Which) -> None:
+def test_size_effects_without_the_smallest_or_largest_size_are_none(which: Which) -> None:
     masks = few_coalitions(5, which)
     assert size_effects_shapley(masks, utilities_of(masks)) is None

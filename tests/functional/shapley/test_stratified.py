@@ -5,7 +5,7 @@ import torch
 from flsv.functional.shapley.stratified import stratum_means
 
 
-def test_means_and_their_variance() -> None:
+def test_stratum_means_and_influences_equal_those_by_hand() -> None:
     members = torch.tensor([[True, True], [True, False], [True, False]])
     values = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
     mean, influences = stratum_means(members, values)

@@ -24,7 +24,7 @@ from flsv.functional.shapley.surrogate import CONSTANT, SURROGATES, AdjustedEsti
 
 
 @pytest.mark.parametrize("parts", SURROGATES[-3:])
-def test_surrogates_value_is_the_exact_one_of_its_fit(parts: list[Kernel]) -> None:
+def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Kernel]) -> None:
     n, table = 6, accuracy_table(6)
     observed = torch.randperm(64, generator=rng())[:40]
     utilities = torch.stack([table, table**2], dim=1)
@@ -37,7 +37,7 @@ def test_surrogates_value_is_the_exact_one_of_its_fit(parts: list[Kernel]) -> No
     assert (left_out.abs() >= residual.abs() - 1e-9).all(), "a coalition is closer to a fit that has seen it"
 
 
-def test_leave_one_out_residuals_by_refitting() -> None:
+def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
     masks = all_coalitions(5)[torch.randperm(32, generator=rng())[:20]]
     utilities = table_game(accuracy_table(5))(masks).unsqueeze(1)
     surrogate, left_out = fit_surrogate([SURROGATES[1]], masks, utilities)
@@ -54,7 +54,7 @@ def test_leave_one_out_residuals_by_refitting() -> None:
         torch.testing.assert_close(left_out[i], (y[i] - prediction) * scale)
 
 
-def test_maximum_sample_reuse_of_the_residuals() -> None:
+def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     """The equation of Witter, Liu and Musco, coalition by coalition, where the fit has seen the sample."""
     n, table = 7, random_table(7, seed=2)
     game, sample = MemoizedGame(table_game(table), n), LayeredSample(n, paired=True, generator=rng(5))
@@ -78,7 +78,7 @@ def test_maximum_sample_reuse_of_the_residuals() -> None:
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
-def test_games_the_surrogate_can_express(unbiased: bool) -> None:
+def test_surrogate_is_exact_for_games_of_its_kernels(unbiased: bool) -> None:
     updates = torch.randn(12, 3, generator=rng(), dtype=torch.float64)
 
     def utility(masks: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def test_distance_to_pots_shrinks_with_the_iterations() -> None:
     assert objective(samples, found[3]) < 1.005 * objective(samples, reference)
 
 
-def test_distances_are_those_to_the_barycenter() -> None:
+def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter() -> None:
     found = barycenter(three_gaussians(), 25)
     expected = torch.stack([wasserstein_distance(x, found.support_points) for x in three_gaussians()])
     torch.testing.assert_close(found.distances, expected, rtol=1e-2, atol=0)

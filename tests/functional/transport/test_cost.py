@@ -43,7 +43,7 @@ def test_cost_and_embedding_are_the_stacked_vectors(
     np.testing.assert_allclose(label_embedding(x, y, covariance=covariance, label_weight=3.0), left, atol=1e-9)
 
 
-def test_an_unlabeled_side_leaves_the_features() -> None:
+def test_cost_with_an_unlabeled_side_is_that_of_the_features() -> None:
     (x, y), (x2, y2) = labeled(0), labeled(1)
     expected = torch.cdist(x, x2) ** 2
     for labels, labels2 in [(None, y2), (y, None), (None, None)]:
@@ -51,7 +51,7 @@ def test_an_unlabeled_side_leaves_the_features() -> None:
     torch.testing.assert_close(label_augmented_cost(x, y, x2, y2, label_weight=0.0), expected)
 
 
-def test_samples_and_labels_that_are_wrong_are_named() -> None:
+def test_cost_of_invalid_samples_or_labels_raises_with_their_count() -> None:
     (x, y), (x2, y2) = labeled(0), labeled(1)
     broken = x.clone()
     broken[[1, 4], 0] = torch.tensor([torch.nan, torch.inf], dtype=torch.float64)

@@ -13,7 +13,7 @@ from flsv.functional import (
 )
 
 
-def test_parts_add_up_and_the_features_part_is_the_debiased_potential() -> None:
+def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
     (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
     parts = {part: direct_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")}  # type: ignore[arg-type]
     expected = parts["features"] + 2 * parts["labels"]
@@ -24,7 +24,7 @@ def test_parts_add_up_and_the_features_part_is_the_debiased_potential() -> None:
     assert float(parts["both"].sum()) == pytest.approx(0, abs=1e-2)
 
 
-def test_the_servers_embedding_as_gamma_is_direct_access() -> None:
+def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:
     (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
     direct = direct_values(x, y, x2, y2, label_weight=2.0)
     found = client_values(x, y, label_embedding(x2, y2, label_weight=2.0), label_weight=2.0)

@@ -49,7 +49,7 @@ def test_distance_with_fewer_points_than_samples_is_never_too_small(support: int
     assert (result.history > wasserstein_distance(x, x2, p=p)).all()
 
 
-def test_a_run_is_reproducible_and_the_roles_exchange_points_and_numbers() -> None:
+def test_protocol_is_reproducible_and_exchanges_points_and_distances() -> None:
     x, x2 = gaussians(4, m=60, m2=50)
     client, server = TransportClient(x), TransportServer(x2)
     gamma = server.start(20, client.dim, seeded())

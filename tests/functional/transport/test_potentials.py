@@ -40,7 +40,7 @@ def test_debiased_potential_is_the_difference_of_pots(blur: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blur", [0.1, 0.01, 0.003])
-def test_potentials_are_pots_however_slowly_turns_converge(blur: float) -> None:
+def test_potentials_equal_pots_for_slowly_converging_problems(blur: float) -> None:
     """Turns alone need 70, 3,000 and 20,000 iterations for this."""
     (x, y), (x2, y2) = labeled(0, m=40), labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
@@ -62,7 +62,7 @@ def test_a_sets_potential_towards_itself_is_the_symmetric_one(blur: float) -> No
     np.testing.assert_allclose(f, again, atol=1e-3 * eps)
 
 
-def test_potentials_that_do_not_settle_warn() -> None:
+def test_potentials_that_do_not_converge_warn() -> None:
     (x, _), (x2, _) = labeled(0, m=40), labeled(1, m=25)
     with pytest.warns(UserWarning, match=r"not settled after 5000 iterations: they may be off by .* raise eps"):
         debiased_potential(1e3 * x, 1e3 * x2, blur=1e-5)
@@ -87,6 +87,6 @@ def test_calibrated_gradient_is_equation_11() -> None:
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
 
 
-def test_more_than_memory_holds_is_refused() -> None:
+def test_cost_matrix_larger_than_the_limit_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="random parts of at most"):
         entropic_potentials(torch.zeros(1).expand(20_000, 20_000), 0.1, 0.7)

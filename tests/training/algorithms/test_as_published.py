@@ -278,7 +278,7 @@ NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
 @pytest.mark.filterwarnings("ignore:.*returned a model with NaN or infinite entries")
 @pytest.mark.parametrize(("batch_norm", "failing"), [(False, NOBODY), (True, NOBODY), (True, SOME)])
 @pytest.mark.parametrize("case", CASES)
-def test_control_variates_and_models_equal_those_by_hand(
+def test_scaffold_control_variates_and_models_equal_those_by_hand(
     tmp_path: Path, case: str, batch_norm: bool, failing: Failing
 ) -> None:
     make, hand, optimizer, of_server, of_client = CASES[case]
@@ -325,7 +325,7 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(tmp
 # ---- in-run values; of every step: tests/metrics/test_in_run_shapley.py
 
 
-def test_in_run_values_of_every_fourth_step_count_for_all(tmp_path: Path) -> None:
+def test_in_run_values_of_every_fourth_step_are_scaled_to_all_steps(tmp_path: Path) -> None:
     dealt = in_run_data()
     _, kept, rounds = in_run_fit(in_run_loop(every=4), tmp_path, Plain(without_batch_norm(), sgd), dealt, rounds=4)
     for client in range(3):
@@ -354,6 +354,6 @@ TWO_SIDES = r"FedDyn has two sides, and found client_algorithm="
         (lambda: FederatedLoop(FedDynServer(), client_algorithm=FedProx()), sgd, TWO_SIDES),
     ],
 )
-def test_what_cannot_work_is_refused_before_training(tmp_path: Path, make: Any, optimizer: Any, message: str) -> None:
+def test_algorithm_with_unusable_settings_is_refused(tmp_path: Path, make: Any, optimizer: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         fit(make(), tmp_path, Plain(optimizer=optimizer), unequal_data())

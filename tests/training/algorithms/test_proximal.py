@@ -21,7 +21,7 @@ from helpers.models import Plain, network
 
 
 @pytest.mark.parametrize("sent", [True, False])
-def test_gradient_is_that_of_the_proximal_term(sent: bool) -> None:
+def test_fedprox_gradient_equals_that_of_the_proximal_term(sent: bool) -> None:
     module = nn.ParameterList([torch.randn(3, 2), torch.randn(4)])
     space = ParameterSpace(module)
     start, anchor = torch.randn(2, space.size)
@@ -41,7 +41,7 @@ def test_gradient_is_that_of_the_proximal_term(sent: bool) -> None:
 
 
 @pytest.mark.parametrize("anchor", ["start", "global"])
-def test_clients_are_held_near_what_the_anchor_names(tmp_path: Path, anchor: Any) -> None:
+def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path: Path, anchor: Any) -> None:
     class Apart(Personalizer):
         def start(self, client: int, state: FederationState) -> torch.Tensor:
             return state.model() + 3 * (client + 1)
@@ -58,7 +58,7 @@ def test_clients_are_held_near_what_the_anchor_names(tmp_path: Path, anchor: Any
     fit(loop, tmp_path, module, rounds=2)
 
 
-def test_one_batch_of_moreau_with_the_defaults_by_hand() -> None:
+def test_moreau_sgd_step_with_defaults_equals_that_by_hand() -> None:
     """f = theta^2 / 2 from w = 1: theta goes to 15/16, its distance times 1 - 0.09 (1 + 15) = -0.44 in every step."""
     parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = MoreauSGD([parameter])
@@ -76,7 +76,7 @@ def test_one_batch_of_moreau_with_the_defaults_by_hand() -> None:
     assert parameter.item() == pytest.approx(1 - 0.005 * 15 * (1 - theta), rel=1e-12)  # 0.075 of the way
 
 
-def test_the_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> None:
+def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> None:
     rounds = []
 
     class Watched(FedAvg):

@@ -2,9 +2,10 @@
 
 Waits until the SuperLink is there, registers the public keys of all sites (keys/Boston.pub as Boston), and starts the
 server's app: that of this folder, or APP, such as one that Flower Hub has signed.
-Where that is ended from outside (killed, with the SuperLink), it starts it again, and it goes on from its last
-checkpoint. Where it is at work already, since this script alone was ended, it is watched. Ends with 0 when the run has
-finished, and with 1 when it has failed (runs/status.json says why), was stopped, or has three times not begun at all.
+If the app is killed, alone or with the SuperLink, this script starts it again, and the run continues from its last
+checkpoint. If the app is running already, because only this script had ended, the script watches it. Exit status: 0
+after the run has finished; 1 if it has failed (runs/status.json gives the reason), was stopped, or did not begin in
+three attempts.
 
     python deploy/run.py stop        # end the run; python deploy/run.py goes on with it
     python deploy/run.py register    # only: wait for the SuperLink, and register the keys
@@ -67,7 +68,7 @@ def status() -> dict[str, str]:
 
 
 def say(word: str, run: str) -> None:
-    """Write of the run what the server's app, which is not there, cannot."""
+    """Write the run's status into the file in place of the server's app, which is not running."""
     STATUS.parent.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     whole = STATUS.with_suffix(".new")  # whoever reads finds the one or the other
@@ -76,7 +77,7 @@ def say(word: str, run: str) -> None:
 
 
 def flwr(*words: str | Path) -> dict:
-    """Run a command of Flower and return its answer, empty if there is none; of a failure, print what it says."""
+    """Run a command of Flower and return its answer, empty if there is none; print the output of a failed one."""
     done = subprocess.run(["flwr", *words, "--format", "json"], capture_output=True, text=True)
     told = json.loads(f"{{{answer}" if (answer := done.stdout.partition("{")[2]) else "{}")
     if not told.get("success"):

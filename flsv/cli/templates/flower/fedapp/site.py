@@ -1,6 +1,6 @@
-"""The app of a SuperNode: a process for every message, which hands it to the one that lives through the run.
+"""The app of a SuperNode. Flower starts a process for every message; it passes the message to one resident process.
 
-Nothing else may be imported here: Flower waits for it at every message.
+Import nothing else here: Flower would wait for the import at every message.
 """
 
 from flsv.engines.flower_resident import resident

@@ -1,0 +1,174 @@
+"""Training of coalitions, each by a fit of its own: those that a store lacks, wherever fits take place.
+
+``flsv retrain``, :func:`flsv.retrain` and :class:`flsv.metrics.ShadowShapley` train coalitions so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from flsv._lightning.rounding import ROUNDINGS, Rounding
+from flsv.core import ALONE, Ranks
+from flsv.core.ranks import balance_load
+from flsv.games.members import Members
+from flsv.results.text import joined
+from flsv.retraining.utility_store import Row, UtilityStore
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.supervisor import ChildFailed
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Result of a coalition's fit, as the store needs it.
+
+    Args:
+        rows: ``{round: utilities}`` of the coalition's model.
+        empty: the utilities of the model before training, which is the empty coalition's model after every round.
+        start: a hash of the model before training.
+        model: ``[2, P]``, the trained model and the model before training, if they were asked for.
+        rounding: the tolerances of the arithmetic in which the model was trained.
+    """
+
+    rows: Mapping[int, Row]
+    empty: Row
+    start: str
+    model: Tensor | None = None
+    rounding: Rounding = ROUNDINGS["float32"]
+
+
+class Fits(Protocol):
+    """A place where coalitions are trained by fits.
+
+    Attributes:
+        at_once: the number of fits that run at once.
+    """
+
+    at_once: int
+
+    def fits(self, coalitions: Sequence[Members], seed: int) -> Iterator[tuple[Members, Fit | ChildFailed]]:
+        """Train each coalition by a fit of its own, and yield it when its fit has ended."""
+
+
+class FitsFailed(ConfigurationError):
+    """Error: some coalitions' fits have failed.
+
+    Args:
+        failed: the reasons.
+    """
+
+    def __init__(self, failed: Mapping[Members, ChildFailed]) -> None:
+        reasons: dict[str, list[Members]] = {}
+        for members, why in failed.items():
+            reasons.setdefault(f"{why}".rstrip("."), []).append(members)
+        told = [f"{listed(of, show=_clients)}: {why}" for why, of in reasons.items()]
+        super().__init__(f"{len(failed)} coalition{'s' * (len(failed) > 1)} failed to train, {'; '.join(told)}.")
+
+
+def _clients(members: Members) -> str:
+    return f"client{'s' * (len(members) > 1)} {joined(map(str, members))}"
+
+
+def train_fits(
+    fits: Fits,
+    num_samples: Sequence[int],
+    coalitions: Sequence[Members],
+    seed: int,
+    store: UtilityStore,
+    ranks: Ranks = ALONE,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Train the coalitions that a store lacks, each by a fit of its own.
+
+    Args:
+        fits: the place where coalitions are trained.
+        num_samples: ``[n]``, the clients' numbers of samples.
+        coalitions: the coalitions, the empty one among them where its utilities are wanted.
+        seed: the seed of the trainings.
+        store: the utilities that are known, to which the others are added.
+        ranks: the processes among which the coalitions are divided.
+        say: called with a line about the progress whenever a coalition has been trained.
+
+    Raises:
+        FitsFailed: some fits failed; the utilities of the others are in the store.
+        ConfigurationError: coalitions have started from different weights.
+    """
+    missing = store.missing(seed, coalitions)
+    # The empty coalition's model is that of any fit before training.
+    wanted = [members for members in missing if members] or [(0,)][: len(missing)]
+    owners = balance_load([float(sum(num_samples[client] for client in each)) for each in wanted], ranks.size)
+    parts = [[each for each, owner in zip(wanted, owners) if owner == rank] for rank in range(ranks.size)]
+    failed: dict[Members, ChildFailed] = {}
+    starts: set[str] = set()
+    for members, fit in _on_ranks(fits, parts, seed, ranks):
+        if isinstance(fit, ChildFailed):
+            failed[members] = fit
+            continue
+        starts.add(fit.start)
+        _check_starts(starts)
+        for coalition, rows in ((members, fit.rows), ((), dict.fromkeys(fit.rows, fit.empty))):
+            if coalition in missing:
+                missing.remove(coalition)
+                store.add(seed, coalition, rows)
+        say(told(seed, len(coalitions) - len(missing), len(coalitions)))
+    store.sort()
+    if failed:
+        raise FitsFailed(failed)
+
+
+def told(seed: int, done: int, count: int) -> str:
+    """Describe how many coalitions have been trained with a seed."""
+    return f"seed {seed}: {done} of {count} coalitions"
+
+
+def _on_ranks(
+    fits: Fits, parts: Sequence[Sequence[Members]], seed: int, ranks: Ranks
+) -> Iterator[tuple[Members, Fit | ChildFailed]]:
+    """Yield the fits of all ranks, of which each trains its part of the coalitions."""
+    if ranks.size == 1:
+        yield from fits.fits(parts[0], seed)
+        return
+    for start in range(0, max(1, *map(len, parts)), fits.at_once):
+        mine: dict[Members, Fit | ChildFailed] | Exception
+        try:
+            mine = dict(fits.fits(parts[ranks.rank][start : start + fits.at_once], seed))
+        except Exception as error:  # is raised on all ranks
+            mine = error
+        for part in ranks.all_gather(mine, "coalitions' trainings"):
+            if isinstance(part, Exception):
+                raise part
+            yield from part.items()
+
+
+def _check_starts(starts: set[str]) -> None:
+    if len(starts) > 1:
+        raise ConfigurationError(
+            "two coalitions started from different weights, although their seed is the same, so that their models do "
+            "not tell what a client adds: the module draws its weights by a generator of its own. Let torch's global "
+            "generator draw them, which is seeded."
+        )
+
+
+def once_proved(
+    found: Iterable[tuple[Members, Found | ChildFailed]], proof: Members | None
+) -> Iterator[tuple[Members, Found | ChildFailed]]:
+    """Yield coalitions and their fits, but none before that of the coalition ``proof``; None: nothing is proved.
+
+    Raises:
+        FitsFailed: the fit of this coalition has failed.
+    """
+    held: list[tuple[Members, Found | ChildFailed]] = []
+    for members, fit in found:
+        held.append((members, fit))
+        if members == proof:
+            if isinstance(fit, ChildFailed):
+                raise FitsFailed({members: fit})
+            proof = None
+        if proof is None:
+            yield from held
+            held.clear()

@@ -1,0 +1,175 @@
+"""What goes on from round to round, or ends within one, as with a Trainer made anew for each client and round."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from compat.base import Kind, Small, federated, images
+from compat.by_hand import fedavg, validated
+from compat.kinds import KINDS
+from compat.runs import both, run
+from lightning.pytorch import callbacks as cb
+from torch import Tensor
+from torch.optim import lr_scheduler
+
+from flsv.utilities.errors import ConfigurationError
+from helpers.models import sgd
+
+ROUNDS = 3
+DOUBLE = {"precision": "64-true"}
+
+
+def small(module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any) -> Kind:
+    """3 and 4 batches."""
+    return Kind(module, images, lambda: [make() for make in callbacks], {**DOUBLE, **trainer}, clients=(2, 3))
+
+
+def by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.LightningModule:
+    options = {**kind.trainer, **how}
+    return fedavg(kind.module(), kind.data(), federated(kind), folder, rounds, kind.callbacks, **options)[0]
+
+
+def assert_same(found: L.LightningModule, expected: L.LightningModule) -> None:
+    state = found.state_dict()
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# ---- a schedule that follows a validated value
+
+
+def plateau(optimizer: torch.optim.Optimizer) -> lr_scheduler.ReduceLROnPlateau:
+    return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=0, threshold=1.0, threshold_mode="abs")
+
+
+class Watching(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.rates.append(self.optimizers().param_groups[0]["lr"])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameters())
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss"}}
+
+
+class AtRates(Small):
+    """Trains each round at a rate that is known."""
+
+    def __init__(self, rates: list[float]) -> None:
+        super().__init__()
+        self.rates = rates
+
+    def on_train_epoch_start(self) -> None:
+        self.optimizers().param_groups[0]["lr"] = self.rates[self.current_epoch]
+
+
+def test_a_plateau_schedule_follows_the_global_models_loss_as_by_hand(tmp_path: Path) -> None:
+    own = sgd([torch.nn.Parameter(torch.zeros(()))])
+    schedule, rates = plateau(own), []
+    for r in range(ROUNDS):
+        rates.append(own.param_groups[0]["lr"])
+        expected = by_hand(small(lambda: AtRates(rates)), tmp_path, r + 1)
+        schedule.step(validated(expected, images(), "val_loss", **DOUBLE))
+    found: Any = run(small(Watching), tmp_path, ROUNDS)[0]
+    assert found.rates == [rate for rate in rates for _ in range(3 + 4)]
+    assert len(set(rates)) == 2
+    assert_same(found, expected)
+
+
+# ---- a fit that is told to stop
+
+
+class Stops(cb.Callback):
+    """At the second client's second batch in the third round."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *hook: Any) -> None:
+        trainer.should_stop = trainer.should_stop or trainer.global_step == 2 * 7 + 3 + 2
+
+
+class RunsOut(cb.Timer):
+    """Of its time, then."""
+
+    def __init__(self) -> None:
+        super().__init__("00:00:01:00")
+        self.batches = 0
+
+    def on_train_batch_end(self, *hook: Any) -> None:
+        self.batches += 1
+        super().on_train_batch_end(*hook)
+
+    def time_elapsed(self, stage: Any = None) -> float:
+        return 61.0 if self.batches == 2 * 7 + 3 + 2 else 0.0
+
+
+@pytest.mark.parametrize("stops", [Stops, RunsOut])
+def test_a_fit_that_is_stopped_in_a_round_ends_with_the_model_of_the_round_before(tmp_path: Path, stops: Any) -> None:
+    """Nobody who has not trained is averaged."""
+    found, loop = run(small(Small, stops), tmp_path, 4)
+    assert loop.round_index == 2
+    assert_same(found, by_hand(small(), tmp_path, 2))
+
+
+# ---- averages of weights
+
+
+def test_a_moving_average_is_of_the_global_models_by_hand(tmp_path: Path) -> None:
+    averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6")
+    single = {"precision": "32-true"}  # in which Lightning keeps the average
+    average_of = lambda: averaging.EMAWeightAveraging(decay=0.8)  # noqa: E731
+    found, _ = run(small(Small, average_of, **single), tmp_path, ROUNDS)
+    models = [by_hand(small(**single), tmp_path, r + 1) for r in range(ROUNDS)]
+    average: dict[str, Tensor] = dict(models[0].named_parameters())
+    for model in models[1:]:
+        average = {name: 0.8 * average[name] + 0.2 * value for name, value in model.named_parameters()}
+    for name, value in found.named_parameters():
+        torch.testing.assert_close(value, average[name], rtol=1e-4, atol=1e-4)
+    assert max((value - average[name]).abs().max() for name, value in models[-1].named_parameters()) > 1e-2
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_steps_that_end_within_a_round_are_refused(tmp_path: Path, averaged: bool) -> None:
+    """With an average of weights, too, whose callback is not asked."""
+    callbacks = [lambda: cb.StochasticWeightAveraging(1e-2, 0.5)] if averaged else []
+    options = {} if averaged else {"max_steps": 9}
+    with pytest.raises(ConfigurationError, match="StochasticWeightAveraging" if averaged else "max_steps=9"):
+        run(small(Small, *callbacks, **options), tmp_path, ROUNDS)
+
+
+# ---- optimizers that clients keep
+
+
+def test_two_of_adam_kept_under_manual_optimization_are_each_clients_own(tmp_path: Path) -> None:
+    """By hand each client's Trainer goes on from the client's own checkpoint."""
+    kind = KINDS["wgan-spectral-norm"]
+    pair = both(kind, tmp_path, ROUNDS, optimizer_state="persist")
+    pair.check()
+    forgetting = by_hand(kind, tmp_path, ROUNDS)
+    moved = [(a - b).abs().max() for a, b in zip(pair.module.parameters(), forgetting.parameters())]
+    assert max(moved) > 100 * kind.tolerance
+
+
+# ---- several local epochs
+
+
+def every_second_batch() -> Small:
+    return Small(lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5), frequency=2)
+
+
+@pytest.mark.parametrize(
+    ("module", "options"), [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (every_second_batch, {})]
+)
+def test_local_epochs_are_those_of_a_trainer(tmp_path: Path, module: Any, options: dict[str, Any]) -> None:
+    """Batches are counted, and windows end, in each: 3 batches in windows of 2 are 2 steps each time."""
+    kind = replace(small(module, **options), tolerance=1e-12)
+    pair = both(kind, tmp_path, local_epochs=2)
+    pair.check()
+    steps = sum(math.ceil(n / options.get("accumulate_grad_batches", 1)) for n in (3, 4))
+    assert pair.module.trainer.global_step == 2 * 2 * steps
