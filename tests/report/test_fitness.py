@@ -28,4 +28,4 @@ def test_misallocation_is_that_of_trials_of_the_runs_kind(
 def test_readme_has_the_misallocation_of_the_trials() -> None:
     readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
     few, more, many = (f"{100 * trials.one[0]:.0f}" for trials in EVERYBODY)
-    assert f"misallocated {few} % with up to seven clients, {more} % with 8–12, {many} % with 13–20" in readme
+    assert f"misallocated {few} % with up to seven clients, {more} % with 8\u201312, {many} % with 13\u201320" in readme
