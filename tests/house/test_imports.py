@@ -93,7 +93,7 @@ BY_NAME = (
         ('dependencies = [\n  "numpy",\n  "flsv[flower]",\n]', True),
         ("pip install '/path/to/flsv[flower]'", False),
         ("pip install -e '.[flower]'", False),
-        ('dependencies = ["flsv @ file:///srv/wheels/flsv-1.1.0-py3-none-any.whl"]', False),
+        ('dependencies = ["flsv @ file:///srv/wheels/flsv-1.2.0-py3-none-any.whl"]', False),
     ],
 )
 def test_pattern_finds_installations_of_flsv_by_name(text: str, by_name: bool) -> None:
