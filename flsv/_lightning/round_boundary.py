@@ -62,17 +62,22 @@ class RoundBoundary:
         self._counts = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
 
     def begin_round(self) -> None:
-        """Store the states of callbacks, optimizers and schedulers, before any hook of the round."""
+        """Store the states of callbacks, optimizers and schedulers, before any hook of the round.
+
+        Raises:
+            ConfigurationError: a state cannot be copied.
+        """
         trainer = self._trainer
-        self.within = True
-        self._callbacks = {each.state_key: deepcopy(each.state_dict()) for each in self._rewound}
+        self._callbacks = {each.state_key: _copied(each.state_dict(), type(each).__name__) for each in self._rewound}
         # Between two rounds an optimizer has no state: clients keep theirs in the store.
         optimizers = [{**each.state_dict(), "state": {}} for each in trainer.optimizers]
         schedulers = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
         others = {"optimizer_states": optimizers, "lr_schedulers": schedulers}
         if scale := trainer.precision_plugin.state_dict():
             others[type(trainer.precision_plugin).__qualname__] = scale
-        self._others = deepcopy(others)
+        used = [*trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
+        self._others = _copied(others, " or ".join(dict.fromkeys(type(each).__name__ for each in used)))
+        self.within = True
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint saved within a round to the state at the round's start; see :func:`global_weights` for
@@ -90,6 +95,17 @@ class RoundBoundary:
             epochs, batches = loop["epoch_progress"][part], loop["epoch_loop.batch_progress"][part]
             epochs["started"] = epochs["processed"] = epochs["ready"]
             batches["started"] = batches["processed"] = batches["completed"] = batches["ready"]
+
+
+def _copied(state: Any, owner: str) -> Any:
+    try:
+        return deepcopy(state)
+    except Exception as error:  # RecursionError, and whatever an object's own __deepcopy__ raises
+        raise ConfigurationError(
+            f"the state_dict of {owner} cannot be copied ({type(error).__name__}), and a checkpoint saved within a "
+            "round has to hold the one of the round's start. Let it return plain values and tensors: no modules, "
+            "functions or open files."
+        ) from error
 
 
 def global_weights(trainer: L.Trainer, within: Callable[[], dict[str, Tensor] | None]) -> tuple[Any, str, Any]:

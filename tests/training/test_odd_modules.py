@@ -90,9 +90,28 @@ class Grows(Plain):
             self.more = nn.Linear(1, 1)
 
 
+class OwnSchedule(torch.optim.lr_scheduler.StepLR):
+    """Its state holds what refers to everything by name, as a wrapper does."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "wrapped": Wrapper()}
+
+
+class Wrapper:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+
+class WithOwnSchedule(Plain):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [OwnSchedule(optimizer, 1)]
+
+
 @pytest.mark.parametrize(
     ("module", "kwargs", "message"),
     [
+        (WithOwnSchedule, {}, "the state_dict of SGD or OwnSchedule cannot be copied \\(RecursionError\\)"),
         (Observer, {}, r"\['largest'\] held infinite values or NaN when training started, and training has changed"),
         (broken, {}, r"the parameters \['net.0.weight'\] hold NaN or infinite values before training starts"),
         (Grows, {}, r"have changed since the fit began: \['more.bias', 'more.weight'\] have come"),
