@@ -36,6 +36,7 @@ from flsv.configuration.federation_config import ClientEvaluation
 from flsv.core import LocalData
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
+from flsv.engines.client_manager import try_forward
 from flsv.federation import FederatedLoop
 from flsv.functional import collaborative_fairness
 from flsv.games import ModelEvaluator
@@ -43,7 +44,6 @@ from flsv.personalization import Standalone
 from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table, shown_clients
 from flsv.scores.class_scores import OWN_SCORES, ClassScores
-from flsv.training.client_manager import try_forward
 from flsv.utilities.charts import client_labels
 from flsv.utilities.choices import Tests
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_float, parse_int, save_table

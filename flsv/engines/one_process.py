@@ -22,11 +22,12 @@ from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Sharing, sharing
 from flsv.data import FederatedDataModule
+from flsv.engines.client_manager import ClientManager, try_forward
+from flsv.engines.cohort import CohortTraining
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
-from flsv.training.client_manager import ClientManager, try_forward
-from flsv.training.cohort import CohortLoader, CohortTraining
+from flsv.training.cohort_loader import CohortLoader
 from flsv.training.local_steps import LocalSteps
 from flsv.training.resumed_options import OptimizerOptions
 from flsv.training.store import ClientStore

@@ -12,10 +12,11 @@ from torch import Tensor
 from flsv._lightning.evaluation import as_given
 from flsv._lightning.several_processes import Counted, add
 from flsv.core import Instruction
+from flsv.engines.client_manager import ClientManager
+from flsv.engines.cohort import CohortTraining
 from flsv.engines.one_process import IdleProcess
 from flsv.training.algorithms import ClientContext
-from flsv.training.client_manager import ClientManager
-from flsv.training.cohort import CohortLoader, CohortTraining, Run
+from flsv.training.cohort_loader import CohortLoader, Run
 from flsv.training.rows.kernel import GivenBatches, RowTraining, clipping
 from flsv.training.rows.row_checks import not_batched
 from flsv.training.rows.row_step import State, batched_steps

@@ -28,6 +28,7 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
+from flsv.engines.cohort import where
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
@@ -41,7 +42,6 @@ from flsv.retraining.after_the_run import EndedRun
 from flsv.retraining.coalition_plan import CoalitionPlan
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.training.cohort import where
 from flsv.training.local_steps import LocalSteps
 
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}

@@ -18,6 +18,7 @@ from flsv.core import Channel, Client, FederationState, Instruction, Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
+from flsv.engines.cohort import CohortTraining
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import check_agreement
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -25,7 +26,6 @@ from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import RoundServer
-from flsv.training.cohort import CohortTraining
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host

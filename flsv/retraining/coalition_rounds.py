@@ -25,7 +25,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.retraining.coalition_servers import servers_of
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.sampling.base import cohort_of
-from flsv.training.cohort import CohortLoader
+from flsv.training.cohort_loader import CohortLoader
 from flsv.training.rows.kernel import RowTraining, SharedBatches, clipping, models_of, states_of
 from flsv.training.rows.row_checks import moves_batches
 from flsv.training.rows.row_step import batched_steps

@@ -24,10 +24,10 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.engines.ranks import ranks_of
 from flsv.retraining.coalition_rounds import CoalitionRounds
+from flsv.retraining.coalition_rows import not_the_same
 from flsv.retraining.shadow import Prove, ends_of, models_of, trained_masks
 from flsv.retraining.side_by_side import check_same
 from flsv.training.group_options import SCHEDULED
-from flsv.training.rows.coalition_rows import not_the_same
 from flsv.training.rows.row_step import NotBatched, purely
 from flsv.training.rows.step_watch import GENERATORS
 from flsv.utilities.errors import ConfigurationError

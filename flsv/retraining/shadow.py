@@ -23,10 +23,10 @@ from flsv.core import Client, ClientUpdate, FederationState, ParameterSpace, Rou
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.engines.one_process import shared_space
 from flsv.metrics.coalitions.designs import Coalitions, coalition_masks
+from flsv.retraining.coalition_rows import CoalitionRows, not_the_same
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
 from flsv.sampling import FullParticipation
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
-from flsv.training.rows.coalition_rows import CoalitionRows, not_the_same
 from flsv.training.rows.row_checks import not_batched, not_by_rounds, not_by_validation
 from flsv.training.rows.row_step import NotBatched
 from flsv.training.rows.row_trial import why_not_rows

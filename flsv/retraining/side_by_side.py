@@ -20,6 +20,7 @@ from flsv._lightning.rounding import ROUNDINGS, Rounding, rounding_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import find_loop
 from flsv.core.parameter_space import ParameterSpace
+from flsv.engines.client_manager import ClientManager
 from flsv.engines.one_process import shared_space
 from flsv.games.coalition_utility import utility_of
 from flsv.retraining.coalition_rounds import CoalitionRounds, step_schedules
@@ -27,7 +28,6 @@ from flsv.retraining.coalition_servers import unlike_alone
 from flsv.retraining.coalition_training import make_evaluator
 from flsv.retraining.retrained_utility import TrainedGame
 from flsv.sampling import FixedCohort
-from flsv.training.client_manager import ClientManager
 from flsv.training.rows.row_checks import not_batched, not_by_rounds, strange_hooks
 from flsv.training.rows.row_trial import why_not_rows
 from flsv.training.rows.step_watch import GENERATORS

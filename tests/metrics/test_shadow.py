@@ -344,7 +344,7 @@ def test_rows_that_differ_during_the_run_are_replaced_by_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str
 ) -> None:
     """In the midst of training: coalitions are trained by fits when it has ended, and the federation goes on."""
-    monkeypatch.setattr("flsv.training.rows.coalition_rows.COMPARED", 1)
+    monkeypatch.setattr("flsv.retraining.coalition_rows.COMPARED", 1)
     module = GIVEN_UP[match](network(batch_norm=False))
     expected = values_by_retraining(tmp_path, module, ROUNDS)
     plain = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
@@ -388,7 +388,7 @@ def test_rows_that_need_too_much_memory_step_in_halves(tmp_path: Path, monkeypat
 
 def test_rows_are_proved_by_a_coalition_that_is_trained_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the last round, where nothing in between has compared them."""
-    monkeypatch.setattr("flsv.training.rows.coalition_rows.COMPARED", 10**15)
+    monkeypatch.setattr("flsv.retraining.coalition_rows.COMPARED", 10**15)
     module = Later(network(batch_norm=False))
     expected = values_by_retraining(tmp_path, module, ROUNDS)
     federation = shadow_loop(ShadowShapley(performance="negative_loss"))

@@ -15,10 +15,11 @@ from flsv._lightning.several_processes import Counted, LoggedValues, add, counts
 from flsv.core import ClientPlacement, Instruction, Ranks, Round
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
+from flsv.engines.client_manager import ClientManager
+from flsv.engines.cohort import CohortTraining
 from flsv.engines.one_process import Instruct, OneProcess
 from flsv.engines.ranks.strategy import ranks_of, share_weights
-from flsv.training.client_manager import ClientManager
-from flsv.training.cohort import CohortLoader, CohortTraining, Run
+from flsv.training.cohort_loader import CohortLoader, Run
 from flsv.training.turn import Turn
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 

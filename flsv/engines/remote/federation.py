@@ -19,13 +19,14 @@ from flsv._lightning.several_processes import Counted, add
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.matrix import empty_rows
+from flsv.engines.client_manager import ClientManager
+from flsv.engines.cohort import CohortTraining
 from flsv.engines.one_process import IdleProcess, Instruct
 from flsv.engines.remote.clients import RemoteClient, RemoteSites
 from flsv.engines.remote.transport import Directory
 from flsv.results.folder import FolderLock
 from flsv.scores.class_scores import OWN_SCORES
-from flsv.training.client_manager import ClientManager
-from flsv.training.cohort import CohortTraining, Run
+from flsv.training.cohort_loader import Run
 from flsv.training.turn import Turn
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError

@@ -18,6 +18,7 @@ from flsv._lightning.evaluation import count_answers
 from flsv.core import LocalData, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, OneClient, Splits
+from flsv.engines.client_manager import ClientManager
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, Refused, failure_packet, pack, read_instruction, unpack, update_packet
 from flsv.engines.remote.policy import SitePolicy
@@ -25,7 +26,6 @@ from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.engines.remote.visit import SiteMemory, SiteState, SiteVisit, own_secret, visit_secret
 from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
-from flsv.training.client_manager import ClientManager
 from flsv.training.store import TENSORS, ClientStore
 from flsv.uploads import UploadContext, sanitize_report
 from flsv.utilities.errors import ConfigurationError

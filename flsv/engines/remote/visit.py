@@ -24,10 +24,10 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, FederationState, opened
 from flsv.core.state import GLOBAL_MODEL
 from flsv.data import FederatedDataModule
+from flsv.engines.client_manager import ClientManager
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, Refused, read_instruction
-from flsv.training.client_manager import ClientManager
-from flsv.training.cohort import CohortLoader
+from flsv.training.cohort_loader import CohortLoader
 from flsv.training.local_steps import LocalSteps
 from flsv.training.store import ClientStore
 from flsv.training.turn import Turn

@@ -25,7 +25,7 @@ from flsv._lightning.rounding import SHARED, Rounding, rounding_of
 from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.validated_models import fresh_copy
-from flsv.training.cohort import CohortLoader
+from flsv.training.cohort_loader import CohortLoader
 from flsv.training.rows.kernel import GivenBatches, RowTraining, SharedBatches, clipping
 from flsv.training.rows.row_step import (
     NotBatched,

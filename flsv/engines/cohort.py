@@ -1,10 +1,9 @@
-"""Training of a round's cohort in one Trainer: the cohort's batches, and the switch from one client to the next."""
+"""CohortTraining: the training of a round's cohort in one Trainer, one client after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, islice
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,106 +12,11 @@ from torch import Tensor
 from flsv.attacks import Collusion
 from flsv.core import ClientUpdate, Instruction, Traffic, opened
 from flsv.core.matrix import copied_rows, empty_rows
-from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
+from flsv.engines.client_manager import ClientManager
 from flsv.functional.distances import distances
-from flsv.training.client_manager import ClientManager
-from flsv.training.local_steps import limited
+from flsv.training.cohort_loader import ClientBatches, CohortLoader, Run
 from flsv.training.turn import Turn
-from flsv.utilities.seeding import isolated_rngs, seed_global_rngs, shuffle_stream
-
-#: Function that trains on the batches that the cohort's loader gives now; ``last`` says that the round has no more.
-Run = Callable[[bool], None]
-
-
-@dataclass(frozen=True)
-class ClientBatches:
-    """One client's batches of a round.
-
-    Attributes:
-        client: the client's id.
-        batches: the number of batches in all local epochs together.
-        epochs: the places of its local epochs among all of the loader.
-    """
-
-    client: int
-    batches: int
-    epochs: range
-
-
-class CohortLoader(Iterable[Any]):
-    """The train dataloader of one round: the batches of all clients of the cohort, one client after the other; within
-    :meth:`train`, those of one local epoch of one client.
-
-    A client's batches depend on the seed, the round and the client only, not on the other clients of the cohort: every
-    local epoch is shuffled by a generator of its own.
-
-    Args:
-        data: the data module that makes the clients' loaders.
-        cohort: client ids, in the order in which the clients train.
-        seed: the run's seed.
-        round_index: the round's index, from 0.
-        local_epochs: the number of passes over each client's data.
-        limit: Lightning's ``limit_train_batches``, per client and local epoch: a number of batches (int) or a share
-            (float).
-    """
-
-    def __init__(
-        self,
-        data: FederatedDataModule,
-        cohort: Sequence[int],
-        *,
-        seed: int,
-        round_index: int,
-        local_epochs: int = 1,
-        limit: float = 1.0,
-    ) -> None:
-        self.round_index, self._seed, self._local_epochs = round_index, seed, local_epochs
-        self._data = data
-        self._epochs: list[tuple[int, Any, int]] = []
-        self.visits = []
-        for client in cohort:
-            streams = [shuffle_stream(seed, round_index, client, epoch) for epoch in range(local_epochs)]
-            loaders = [data.client_loader(client, "train", generator=stream) for stream in streams]
-            batches = limited(len(loaders[0]), limit)
-            places = range(len(self._epochs), len(self._epochs) + local_epochs)
-            self._epochs += [(client, loader, batches) for loader in loaders]
-            self.visits.append(ClientBatches(client, batches * local_epochs, places))
-        self._present = range(len(self._epochs))
-
-    def train(self, visit: ClientBatches, run: Run) -> None:
-        """Call ``run`` for each local epoch of a client, while this loader gives that epoch's batches only."""
-        everything = self._present
-        try:
-            for place in visit.epochs:
-                self._present = range(place, place + 1)
-                run(place == everything[-1])
-        finally:
-            self._present = everything
-
-    def __len__(self) -> int:
-        return sum(self._epochs[place][2] for place in self._present)
-
-    def __iter__(self) -> Iterator[Any]:
-        for place in self._present:
-            client, loader, batches = self._epochs[place]
-            # Augmentation of a first batch draws from a stream of its own: in one batched model the random state is
-            # then another client's.
-            with isolated_rngs(self._seed, "first batch", self.round_index, client, place % self._local_epochs):
-                iterator = iter(loader)
-                first = list(islice(iterator, 1))
-            if place % self._local_epochs == 0:
-                # Transfer hooks, which may augment the batch, run before the client begins.
-                seed_global_rngs(self._seed, "transfer", self.round_index, client)
-            given = 0
-            for batch in chain(first, islice(iterator, batches - 1)):
-                given += 1
-                yield batch
-            if given < batches:  # the next client's first batches would be counted as this client's
-                raise RuntimeError(
-                    f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
-                    f"{self.round_index + 1}: its data set raised StopIteration, or is shorter than its length."
-                )
 
 
 class CohortTraining:
