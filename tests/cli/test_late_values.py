@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pandas
+import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -69,6 +70,7 @@ def test_every_metric_with_values_after_the_run_is_among_the_cases() -> None:
     assert kinds == LATE.keys()
 
 
+@pytest.mark.slow
 def test_a_run_with_values_after_it_goes_on_with_more_rounds_and_is_reported(tmp_path: Path) -> None:
     straight = fitted(tmp_path / "straight", 3)
     run = fitted(tmp_path / "resumed", 2)

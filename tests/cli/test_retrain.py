@@ -103,6 +103,7 @@ def test_retrain_warns_if_one_class_dominates_the_validation_set(
         assert ("of the validation set is one class" in (run / "all.html").read_text()) is said
 
 
+@pytest.mark.slow
 def test_retrain_reuses_the_coalitions_that_the_run_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,7 +112,7 @@ BY_FITS: dict[str, Any] = {"rows": {}, "fits": {"accumulate_grad_batches": 3}}
 
 
 @pytest.mark.parametrize("way", BY_FITS)
-@pytest.mark.parametrize("name", ["two of three", "coins"])
+@pytest.mark.parametrize("name", slow_except(["coins"], ["two of three", "coins"]))
 def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path, name: str, way: str) -> None:
     """A client has three batches at most, so that by an accumulation over three a client takes one step."""
     make, draw = SAMPLERS[name]

@@ -44,8 +44,8 @@ def alone() -> Iterator[Alone]:
         process.kill()
 
 
-#: One of each reason.
-FAST = ("a list of lambdas", "a closure", "EMAWeightAveraging", "a module that changes weights at the end")
+#: State that copies share, and weights that a callback swaps in.
+FAST = ("a closure", "EMAWeightAveraging")
 #: Kinds that are refused by name, since models are evaluated in copies of the module.
 REFUSED = ("a generator that holds the module", "an open file")
 #: Reading the validation set for the metric changes what the data set gives next: nothing but the data set knows.
