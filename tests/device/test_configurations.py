@@ -70,7 +70,7 @@ def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_device_gives_the_cpus_files_to_the_bit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
     on_the_cpu: Path,
     name: str,
 ) -> None:
@@ -90,4 +90,4 @@ def test_the_device_gives_the_cpus_files_to_the_bit(
     assert found == tables(on_the_cpu / name)
     assert "contributions.csv" in found
     assert ("retrained.csv" in found) is trained.exists() is ("retrain" in name)
-    assert ("coalitions.csv" in found) is (REFUSED in capsys.readouterr().err) is ("fits" in name)
+    assert ("coalitions.csv" in found) is (REFUSED in caplog.text) is ("fits" in name)
