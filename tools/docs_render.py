@@ -109,6 +109,7 @@ def _elsewhere() -> Iterator[None]:
             contextlib.redirect_stderr(io.StringIO()),
             warnings.catch_warnings(),
         ):
+            os.environ.pop("COLUMNS", None)  # no line is broken
             warnings.simplefilter("ignore")
             yield
     finally:

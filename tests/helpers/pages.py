@@ -97,7 +97,8 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
             assert block.title, f"a file without a title:\n{block.text}"
             SitePolicy.read(Path(block.title))
         else:
-            assert block.language in ("python", "text", "csv", "markdown", "mermaid"), block.language
+            # "py": a part of the code, which does not run alone
+            assert block.language in ("python", "py", "text", "csv", "markdown", "mermaid"), block.language
     return len(found)
 
 
