@@ -27,9 +27,9 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 400, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (44_970, 38_000),
+    "words of all pages": (45_000, 38_000),
     "of these of guides": (13_360, 12_000),
-    "lines of tests": (38_990, 31_000),
+    "lines of tests": (39_000, 31_000),
     "lines of tools": (6_140, 4_500),
     "scripts in tools": (28, 25),
     "lines of flsv": (34_690, 28_000),
@@ -39,7 +39,7 @@ ROOMS: dict[str, tuple[int, int | None]] = {
     "_lightning": (790, None), "benchmark": (960, 1_000), "cli": (2_310, 1_500), "core": (1_230, None),
     "data": (3_480, 2_600), "engines": (2_380, 2_100), "federation": (1_240, None), "functional": (3_060, 2_800),
     "games": (1_670, 1_500), "metrics": (2_160, 1_900), "models": (720, None), "outside": (530, None),
-    "personalization": (690, None), "report": (1_420, None), "results": (1_290, None), "retraining": (2_420, None),
+    "personalization": (690, None), "report": (1_420, None), "results": (1_290, None), "retraining": (2_430, None),
     "sampling": (380, None), "server": (650, None), "testing": (650, 700), "training": (2_510, None),
     "utilities": (1_340, None), "valuation": (680, None),
 }  # fmt: skip

@@ -214,6 +214,8 @@ class CoalitionPlan:
         if callable(config.engine) or why_not_by_forks(trainer) is not None:
             return trial()
         ((_, found),) = supervise([("trial", trial)])
+        if isinstance(found, ChildFailed) and found.killed:  # from outside: that says nothing of rows
+            ((_, found),) = supervise([("trial", trial)])
         if isinstance(found, ChildFailed):
             return f"the trial of rows of one batched model has failed ({found})"
         return found

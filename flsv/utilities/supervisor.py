@@ -36,7 +36,13 @@ _answer_to: int | None = None
 
 
 class ChildFailed(RuntimeError):
-    """Error: a child process has ended without an answer; the message gives the reason."""
+    """Error: a child process has ended without an answer; the message gives the reason.
+
+    Attributes:
+        killed: whether a signal has ended it, so that its task may end otherwise the next time.
+    """
+
+    killed = False
 
 
 class GoOn(BaseException):
@@ -204,7 +210,9 @@ class _Child:
             try:
                 fine, value = pickle.loads(bytes(self._data))
             except Exception:  # nothing, or a part of an answer
-                return ChildFailed(self._last_words())
+                failed = ChildFailed(self._last_words())
+                failed.killed = (self._status or 0) < 0
+                return failed
             return value if fine else ChildFailed(value)
         finally:
             if self._output is not None:

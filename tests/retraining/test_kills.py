@@ -16,6 +16,7 @@ from flsv.metrics import ShadowShapley
 from helpers.coalition_kinds import Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, data
 from helpers.fits import trainer_for
+from helpers.models import Plain
 
 TESTS, MARK = Path(__file__).parents[1], "FLSV_TEST_KILLS"
 
@@ -51,6 +52,20 @@ def processes() -> list[int]:
             continue
         found += [int(path.name)] if marked and not dead else []
     return found
+
+
+def test_a_trial_of_rows_that_was_killed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed_once(*_: Any) -> None:
+        if not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr("flsv.retraining.coalition_plan.not_as_rows", killed_once)
+    metric = ShadowShapley(performance="negative_loss")
+    loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
+    trainer_for(loop, tmp_path, FIT_ROUNDS).fit(Plain(), data())
+    assert (tmp_path / "killed").exists()
+    assert not list(tmp_path.rglob("coalitions.csv"))  # which only fits write
 
 
 @pytest.mark.slow
