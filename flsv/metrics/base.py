@@ -88,7 +88,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """
 
     to_pay_by = False
-    """Whether shares of a budget may be shown by the values, which measure how much a client adds to the model."""
+    """True: shares of a budget may be shown by the values, which measure how much a client adds to the model."""
 
     mergeable = True
     """Whether the metric's states of several parts of a run can be merged, by ``merge_state`` or between processes."""

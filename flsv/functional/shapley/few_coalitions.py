@@ -27,10 +27,8 @@ the same coalition differ far less: their variance is 1 to 15 % of the variance 
 ``flsv.benchmark`` (``docs/results/intervals.md``).
 
 **Standard errors** measure the uncertainty from coalitions that were not evaluated, provided that the game is a draw
-from this Gaussian process. :func:`flsv.functional.kernel_shap` on the same coalitions makes no such assumption: if its
-values are outside the intervals of this fit, the assumption determines the result.
-
-The method is this package's own.
+from this Gaussian process. :func:`flsv.functional.kernel_shap` makes no such assumption: if its values of the same
+coalitions are outside the intervals of this fit, the assumption determines the result. The method is this package's own.
 """
 
 from __future__ import annotations
