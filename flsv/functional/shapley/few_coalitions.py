@@ -28,7 +28,9 @@ the same coalition differ far less: their variance is 1 to 15 % of the variance 
 
 **Standard errors** measure the uncertainty from coalitions that were not evaluated, provided that the game is a draw
 from this Gaussian process. :func:`flsv.functional.kernel_shap` makes no such assumption: if its values of the same
-coalitions are outside the intervals of this fit, the assumption determines the result. The method is this package's own.
+coalitions are outside the intervals of this fit, the assumption determines the result.
+
+The method is this package's own.
 """
 
 from __future__ import annotations
