@@ -10,9 +10,9 @@ conv5-20, pool, fc50, fc10) or an MLP (784-200-200-10), one torch thread: a plai
 Lightning's own Trainer on as many batches of one model, and ``FederatedLoop``: of a user's plain module, of
 ``ClassifierClient``, with class-specific Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one
 process. ``--in-run``: the same federation with ``InRunValues`` and 400 validation images, by ``every``, in ratios to
-the one without. Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size. ``--memory``: the largest memory of
-a process that trains 8 clients for 3 rounds by Adam, with 10 million parameters, beside Lightning's Trainer on one model.
-Another version is measured by ``PYTHONPATH=OTHER python tools/bench_round.py``.
+the one without. Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size. ``--memory``: the largest memory
+of a process that trains 8 clients for 3 rounds by Adam, with 10 million parameters, beside Lightning's Trainer on one
+model. Another version is measured by ``PYTHONPATH=OTHER python tools/bench_round.py``.
 """
 
 from __future__ import annotations
