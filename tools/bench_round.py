@@ -172,6 +172,7 @@ def memory(state: Literal["reset", "persist"] | None) -> int:
 
 def memories(repeats: int) -> None:
     """Print the largest memory of processes that are made anew, in turns."""
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # freed tensors are given back at once: no chance in the figures
     names = {"Lightning's Trainer alone": None, "optimizers reset": "reset", "optimizers persist": "persist"}
     for name, state in [*names.items()] * repeats:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
