@@ -74,8 +74,7 @@ class ClientContext:
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of parameters in a model's vector ``[P]``: its first entries; the other entries are
-        buffers."""
+        """Return the number of parameters in a model's vector ``[P]``; they are its first entries, buffers follow."""
         return self.space.num_parameters
 
     def received(self, name: str) -> Tensor:
@@ -100,10 +99,10 @@ class ClientContext:
 
         Args:
             parameters: shared parameters of the client's module.
-            tensors: one tensor per parameter, in the parameter's shape; None: zeros.
+            tensors: one tensor per parameter, in the parameter's shape; None stands for zeros.
 
         Returns:
-            The vector; entries of parameters that are not given are 0.
+            The vector; the entries of all parameters that are not in ``parameters`` are 0.
         """
         vector = self.start.new_zeros(self.num_parameters)
         views = self.space.unflatten(vector)
@@ -207,7 +206,7 @@ class ClientAlgorithm(Strategy):
 
     Attributes:
         uses: the name of the second model (:meth:`ClientContext.own_model`) that a client uses and is tested with;
-            None: a client uses the model that the server sends.
+            None if there is no second model, see :func:`used_model`.
     """
 
     uses: ClassVar[str | None] = None
@@ -238,10 +237,10 @@ class ClientAlgorithm(Strategy):
         """
 
     def begin_client(self, context: ClientContext) -> None:
-        """Prepare for a client's training in a round."""
+        """Prepare for a client's training in a round; called before its first batch."""
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
-        """Prepare for a training batch; with gradient accumulation, an optimizer step has several batches.
+        """Prepare for a training batch; called before each one, also with gradient accumulation.
 
         Args:
             context: the client's training.
@@ -284,8 +283,8 @@ class ClientAlgorithm(Strategy):
 def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
     """Return the model ``[P]`` that a client uses and is tested with; called at the client.
 
-    This is the client algorithm's second model if there is one, else the personalizer's model, else the model that the
-    server sends.
+    This is the client algorithm's second model if the client has one, else the personalizer's model, else the model
+    that the server sends.
 
     Args:
         local: the client's data and state.
@@ -293,7 +292,7 @@ def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[s
         strategies: the federation's strategies by name.
 
     Returns:
-        The model; None: the server sends no model, and there is no other.
+        The model, or None if there is none of the three.
     """
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:
