@@ -24,8 +24,8 @@ class OutlierFilter(UpdateFilter):
 
     An update is too large if both its norm and its norm per local step are outliers: a client with more data takes more
     steps, but the number of steps is only the client's report. By default a too large update is aggregated but not
-    measured: for the metrics the client did not take part in that round. ``loop.named`` lists these clients by round. A
-    client that is named in every round has no value.
+    measured: for the metrics the client did not take part in that round. ``loop.named`` counts such rounds by
+    client. A client that is measured in no round has no value.
 
     An update so large that rounding would lose the other updates in a sum with it is always left out of the round, also
     in a federation without an ``OutlierFilter``, see :func:`flsv.functional.outliers.drowning_updates`.
