@@ -116,8 +116,8 @@ def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
 
 
 def _conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
-    """Draw client ids one by one, with the probabilities ``coins`` conditional on at least ``count`` clients in total.
-    """
+    """Draw client ids one by one, with the probabilities ``coins`` conditional on at least ``count`` clients in
+    total."""
     table, drawn, missing = _at_least(coins, count), [], count
     for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
         if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:
