@@ -57,7 +57,7 @@ class Personalizer(Strategy):
 
         Returns:
             The start point ``[P]``, by default the client's last start point from :meth:`personalize`, else the global
-            model. None: the client continues from its own model.
+            model; None if the client continues from its own model.
         """
         return state.starts.get(client, state.model())
 

@@ -41,7 +41,7 @@ class FedFomo(UploadKeeper):
     affinity (the sum of their previous weights), ties in random order; each download is replaced by a random client's
     model with a probability that falls from round to round. A client outside the cohort keeps its model.
 
-    The ``peer_values`` of the round are the signed weights (without the maximum), in [-1, 1].
+    The ``peer_values`` of the round are the signed weights: without the maximum, and with magnitudes that sum to 1.
 
     Args:
         num_downloads: number of other clients' models that a client downloads per round.

@@ -63,8 +63,8 @@ class PFedSV(UploadKeeper):
             a number, see :func:`flsv.functional.personalized_weights`.
         mode: ``"model"``: whole models are downloaded; ``"extractor"``: classifiers are downloaded, and all clients
             share one extractor.
-        explore: whether models that the client has never evaluated are ranked by ``"score"`` or come first
-            (``"unvisited"``).
+        explore: ``"score"``: models that the client has never evaluated have the score 0. ``"unvisited"``: they come
+            first.
         classifier: names of the classifier's layers for ``mode="extractor"``, as in ``module.named_modules()``; by
             default the head.
         safeguard: whether a client keeps its own model if the mixture is less accurate on its validation split. Not in

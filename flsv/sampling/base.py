@@ -115,8 +115,8 @@ def cohort_of(
     """Draw the client ids of the round's cohort and check them, see :meth:`ClientSampler.choose`.
 
     Raises:
-        RuntimeError: the cohort is empty, has a client twice or a client that does not exist, or is not integers
-            ``[k]``.
+        RuntimeError: the cohort is not integers ``[k]``, is empty, or has a client twice, a client that does not exist
+            or one outside the sampler's ``members``.
     """
     drawn = torch.as_tensor(sampler.choose(clients, model, contributions, generator, round_index))
     cohort: list[int] = drawn.tolist()

@@ -134,7 +134,7 @@ def log_odds(logits: Tensor) -> Tensor:
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:
-    """Return the metric's scores as Python numbers by name. If the metric has seen no batch, they are NaN, without
+    """Return the scores of ``counts`` as Python numbers by name. If it has seen no batch, they are NaN, without
     torchmetrics' warning.
 
     Example:

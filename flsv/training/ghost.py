@@ -189,7 +189,7 @@ def _with(layer: nn.Module, own: dict[str, Any], g: dict[str, Tensor | None]) ->
     Args:
         layer: the layer.
         own: the layer's parameters by name.
-        g: the part of the vector g for each of these parameters, by name; None: zeros.
+        g: the part of the vector g for each of these parameters, by name; None stands for zeros.
     """
     filled = {n: torch.zeros_like(own[n]) if value is None else value.detach().to(own[n]) for n, value in g.items()}
     padding = getattr(layer, "padding_idx", None)

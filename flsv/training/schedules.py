@@ -88,8 +88,8 @@ class Schedules:
     def _family(self, client: int) -> _Family | None:
         """Return schedulers made for the client's number of steps, or None if the fit's own schedulers suit the client.
 
-        The fit's own are made for the largest number of any client, or for any number if ``configure_optimizers`` does
-        not read it."""
+        The fit's own schedulers are made for the largest number of any client. They suit every client if
+        ``configure_optimizers`` does not read a number of steps."""
         if self._steps is None or not self._steps.length_was_read:
             return None
         number = self._steps.of(client)

@@ -128,7 +128,7 @@ class Turn:
     # ---- train
 
     def begin_batch(self, batch: Any = None) -> None:
-        """Begin a batch of the present client, if there is one.
+        """Prepare the slots and the client algorithm for a batch of the present client; without one do nothing.
 
         Args:
             batch: the batch in the form in which ``training_step`` gets it.
@@ -144,7 +144,8 @@ class Turn:
                 self._algorithm.begin_batch(own, batch)
 
     def begin_step(self, optimizer: Any) -> None:
-        """Begin an optimizer step, after the gradients are computed: let the client algorithm change them."""
+        """Count an optimizer step of the present client, and let the client algorithm change its gradients; called
+        after they are computed. Without a client do nothing."""
         if self.context is None:
             return  # a step between two clients is the module's own
         context = self.context
@@ -162,7 +163,7 @@ class Turn:
                 self._algorithm.gradients(context, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> None:
-        """End a batch of the present client, if there is one.
+        """Count a batch of the present client and add up its loss; without a client do nothing.
 
         Args:
             loss: the batch's training loss; None if the module returns none, which makes the client's mean loss NaN.

@@ -116,7 +116,7 @@ class ClientContext:
         return parameter in self._names
 
     def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the parameters that are shared with the server, out of ``parameters``, and their gradients."""
+        """Select the parameters that are shared with the server, and return them and their gradients, two lists."""
         pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
         return [p for p, _ in pairs], [g for _, g in pairs]
 
@@ -130,11 +130,11 @@ class ClientContext:
         return self.state[name]
 
     def own_batches(self, name: str) -> Iterator[Any]:
-        """Draw additional training batches of the client, in the form in which ``training_step`` gets them.
+        """Return an endless iterator over further training batches of the client, as ``training_step`` gets them.
 
-        The iterator has no end: it passes over the training samples again and again, each time in another random order,
-        which depends on ``name``, the run's seed, the round and the client only. A second call in the same round
-        continues the same iterator."""
+        It passes over the training samples again and again, each time in another random order, which depends on
+        ``name``, the run's seed, the round and the client only. A second call in the same round returns the same
+        iterator."""
         return self._streams.setdefault(name, self._drawn(name))
 
     def _drawn(self, name: str) -> Iterator[Any]:
@@ -198,7 +198,7 @@ class ClientContext:
 
 
 class ClientAlgorithm(Strategy):
-    """Base class of client algorithms, which work with any module, precision, gradient accumulation and optimizer.
+    """Base class of client algorithms, which change how clients train, with any module, precision and optimizer.
 
     Methods that take a :class:`ClientContext` run at a client: they may use their own arguments and the constructor's
     arguments, and nothing else. Keep a client's state in ``context.state``, and declare the names of its reports in
@@ -218,6 +218,8 @@ class ClientAlgorithm(Strategy):
 
     def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
         """Change gradients in place before an optimizer step, entry by entry.
+
+        If ``entrywise`` is True, this is called instead of :meth:`gradients` for the rows of a batched model.
 
         Args:
             parameters: the trained parameters of one model, or of many models, stacked along the first dimension.

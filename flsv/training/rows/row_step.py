@@ -280,7 +280,9 @@ def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) 
 
 @contextmanager
 def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn errors of torch.func and ConfigurationErrors within this context into NotBatched; out-of-memory errors stay.
+    """Turn errors of torch.func and ConfigurationErrors within this context into NotBatched.
+
+    Other errors, and any lack of memory, are raised unchanged.
 
     Args:
         module: the module, for the message.
