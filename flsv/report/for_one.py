@@ -32,8 +32,8 @@ FEWEST = 5
 
 
 def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[str, Any]:
-    """Return the report for one client as a mapping: its title, subtitle and sections, with its share of a budget if
-    given."""
+    """Return the report for one client as a mapping: its title, subtitle, and the sections of its front and appendix.
+    ``shares`` adds the client's share of a budget."""
     # Columns that are not classes may be other clients.
     by_class = [metric for metric in run.metrics if run.columns_are_classes(metric)]
     basis = basis_shown(run) if shares is None else shares.basis
@@ -58,12 +58,13 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
-    """Return whether a number computed from these values of all clients may be shown to one of them."""
+    """Return whether a client's page may have a number that is computed from these ``values`` of all clients, see the
+    module's description."""
     return bool(run.ended) and sum(value == value for value in values) >= FEWEST
 
 
 def _gained(run: Run, client: int, basis: Basis | None) -> str:
-    """Return a sentence on how much the model gained by this client; "" if the values do not tell."""
+    """Return a sentence on how much this client's data improved the model; "" if its value does not tell that."""
     if basis is None or not basis.by or not basis.to_pay_by or at_chance(run, basis):
         return ""
     if basis.ranks_only or (basis.key != RETRAINED and basis.key not in facts.adding_up(run)):
