@@ -156,8 +156,8 @@ def _described(metric: Metric) -> dict[str, Any]:
 
 
 def to_pay_by(metric: Metric) -> bool:
-    """Return whether something may be shared out by a metric's values; costs and values of pairs of clients are
-    unsuitable."""
+    """Return whether a metric's values may be the basis of a payment: not those of costs, of pairs of clients, or of a
+    metric whose attribute ``to_pay_by`` is False."""
     if not isinstance(metric, ContributionMetric) or metric.columns():
         return False
     return metric.to_pay_by and metric.higher_is_better is not False
