@@ -29,7 +29,7 @@ class SitePolicy:
 
     Args:
         questions: the only functions that the server may let the site compute on its data, as
-            ``"package.module:function"``. None: flsv's own functions and the functions that the app names.
+            ``"package.module:function"``. None for flsv's own functions and those that the app names.
         max_epsilon: the largest total privacy loss (epsilon) of this site's updates, over all runs in which the site
             takes part from the same folder. Updates must then be noised by :class:`flsv.privacy.GaussianPrivacy`.
             Not covered are answers to questions, for which :attr:`questions` may be empty, and what no setting keeps
@@ -121,5 +121,6 @@ class SitePolicy:
 
 
 def _lasting(question: str) -> str:
-    """Return a question's name; for flsv's own functions without their module, which may change between versions."""
+    """Return a question's name in a form that lasts: names of flsv's own functions without the module, which may change
+    between versions."""
     return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)
