@@ -149,7 +149,8 @@ def classes(
 
 
 def algorithm(run: Run) -> str:
-    """Return the names of the classes of the run's strategies, as a text."""
+    """Return the class names of the run's strategies as a text, the aggregator's first; ``FullParticipation`` is left
+    out."""
     parts = {role: name for role, name in run.record["algorithm"].items() if name != "FullParticipation"}
     first = parts.pop("aggregator", "")
     return f"{first} with {', '.join(parts.values())}" if parts else first
@@ -198,8 +199,8 @@ def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) 
 
 def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Markup:
     """Return a table of the clients' shares by retraining, by other scores, and without each of the seeds; its last row
-    has the fraction of the payment that each of these choices would give to other clients. "" if nothing else is
-    known."""
+    has the fraction of the payment that each of these choices would give to other clients. Return "" without such
+    shares."""
     heads = [name for name in rows[0] if name.startswith(f"{SHARE_BY} ")]
     if not heads:
         return Markup("")
@@ -220,12 +221,13 @@ def reading(run: Run, *more: str) -> Markup:
 
 
 def class_counts(run: Run, least: int, most: float) -> tuple[list[str], list[list[int]]] | None:
-    """Return the M classes' names and each client's samples of each class; None unless ``least <= M <= most``."""
+    """Return the M classes' names and each client's samples of each class. Return None if the samples have no classes,
+    or unless ``least <= M <= most``."""
     counts, names = run.record["class_counts"], run.record["classes"]
     return (names, counts) if counts and names and least <= len(names) <= most else None
 
 
 def retrained_cells(row: Mapping[str, float]) -> list[str]:
-    """Return a client's value, interval and share by retraining as text, from its row of ``retrained.csv``."""
+    """Return three texts, a client's value, interval and share by retraining, from its row of ``retrained.csv``."""
     value, low, high = (number(row[name]) for name in ("value", "low", "high"))
     return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]

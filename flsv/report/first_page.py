@@ -171,7 +171,8 @@ class FirstPage:
         return SAY["of_budget"].format(f"{amount:,.{places}f}", re.sub(r"\.0+(?!\d)", "", self.shares.title))
 
     def _certainty(self) -> str | None:
-        """Return a sentence on how much of a payment would go to other partners with other seeds."""
+        """Return a sentence on how much of a payment would go to other clients with other seeds, or did so in trials;
+        None if the page has none."""
         which = self.said.get("certainty")
         if which == "other_seeds":
             return self._text("certainty", self._amount(self.spread, "to others with other seeds"))
@@ -186,7 +187,8 @@ class FirstPage:
         return self._text("certainty", trials, seeds, percents, self._in_trials(fractions))
 
     def _in_trials(self, fractions: Sequence[float]) -> str:
-        """Return how much of the budget went to others in trials, as a clause; "" if there is no budget."""
+        """Return a clause with the amounts of the budget that correspond to these ``fractions`` from trials; "" if
+        there is no budget."""
         if self.shares is None:
             return ""
         amounts = [self._amount(fraction, "to others in trials") for fraction in fractions]

@@ -112,8 +112,8 @@ def _contributions(run: Run, client: int, basis: Basis | None, shares: Shares | 
 
 
 def _mean(run: Run, values: Sequence[float]) -> str:
-    """Return the mean over all clients, if it may be shown. It has two digits: with more digits, or from several pages,
-    the others' values could be derived."""
+    """Return the mean of all clients' ``values`` as a text, or a dash if it may not be shown. It has two digits,
+    because others' values could be derived from more digits, or from several pages."""
     return number(float(f"{known_mean(values):.1e}")) if _public(run, values) else NONE
 
 
@@ -155,7 +155,7 @@ def _share(run: Run, client: int, shares: Shares) -> Markup:
 
 
 def _of_others(run: Run, shares: bool) -> list[str]:
-    """Return sentences on which information about other clients the page contains."""
+    """Return sentences that tell the client what its page reveals of other clients, or why it reveals nothing."""
     if run.num_clients >= FEWEST and run.ended:
         return [SAY["means_of_others"], SAY["of_two"]]
     why = SAY["too_few"].format(run.num_clients) if run.ended else SAY["too_early"]
@@ -164,7 +164,8 @@ def _of_others(run: Run, shares: bool) -> list[str]:
 
 
 def _facts(run: Run, client: int) -> Markup:
-    """Return a table of classes and versions, without arguments, since these may name other clients."""
+    """Return a table of the classes of strategies, model and metrics, and of versions. Arguments are left out, since
+    they may name other clients."""
     record = run.record
     rows = [[role.replace("_", " "), name] for role, name in record["algorithm"].items()]
     rows.append(["model", record["module"]])

@@ -27,10 +27,10 @@ class State:
     """State of a run and its values that decides which sentences page one has.
 
     Args:
-        source: where the values come from: ``"nothing"`` was measured; ``"rounds"``, single rounds that another
-            framework ran; an ``"unsuitable"`` metric, whose documentation advises against payment; another
-            ``"metric"``, for which no coalition is trained; too few trained coalitions for more than a ``"ranking"``;
-            coalitions trained with ``"one seed"`` or with several ``"seeds"``.
+        source: where the values come from: ``"nothing"`` if nothing was measured; ``"rounds"`` if another framework
+            trained the rounds; ``"unsuitable"`` for a metric whose documentation advises against payment; ``"ranking"``
+            for too few trained coalitions for more than a ranking; ``"metric"`` for a metric that trains no coalitions;
+            ``"one seed"`` or ``"seeds"`` for coalitions trained with one or with several seeds.
         retrained: whether the values are of ``flsv retrain`` rather than of the run itself.
         anybody: whether a client has taken part.
         ended: whether the run has ended.
@@ -164,7 +164,7 @@ def at_chance(run: Run, basis: Basis | None) -> list[str]:
 
 
 def source_of(run: Run, basis: Basis | None) -> Source:
-    """Return where the values of a page come from."""
+    """Return where the values of a page come from, see :class:`State`."""
     if basis is None:
         return "nothing"
     if "of_rounds" in run.record:

@@ -61,7 +61,8 @@ def command(text: str) -> Markup:
 
 
 def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
-    """Return content with a caption that is kept together with it, also in print."""
+    """Return content with a caption, which stay together also in print; ``css`` are classes of the element around
+    both."""
     return _parts.figure(caption, Markup(content), css)
 
 

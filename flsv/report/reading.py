@@ -177,8 +177,8 @@ class Run:
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
     def retrained(self) -> list[dict[str, Any]]:
-        """Return each client's row of ``retrained.csv`` as a mapping; an empty list if ``flsv retrain`` has not written
-        the file."""
+        """Return each client's row of ``retrained.csv`` as a mapping, empty for clients without a row; an empty list if
+        ``flsv retrain`` has not written the file."""
         columns = ("value", "low", "high", "share", "majority")
         numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
         return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
