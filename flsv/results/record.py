@@ -41,7 +41,7 @@ class Record(Sink):
     Args:
         folder: the run's folder.
         content: the file's content at the beginning, see :func:`record_of`.
-        events: returns all events of the run so far.
+        events: a function that returns all events of the run so far.
 
     Raises:
         OSError: the file cannot be written.
@@ -174,7 +174,7 @@ def _plain_words(text: str) -> str:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write ``run.json`` atomically: completely, or the earlier file stays as it was.
+    """Write the content ``record`` of ``run.json`` atomically: if this fails, the earlier file stays as it was.
 
     Raises:
         OSError: the file cannot be written, for example because the folder is gone.

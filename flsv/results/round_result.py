@@ -51,7 +51,8 @@ def copies_in(events: Iterable[Event]) -> list[list[int]]:
 
 def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
     """Return ``{client: (faulty, sent)}``: in how many rounds the client's update was not finite or far too large, and
-    in how many it sent an update. Clients without such a round are left out. Metrics did not measure the faulty rounds.
+    in how many it sent an update. Clients without a faulty round are left out. Metrics ignore an update in its faulty
+    rounds.
 
     Example:
         >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])

@@ -146,8 +146,8 @@ class RoundResults:
         return round_rows(index, numbers, self._client_names), shared
 
     def resume(self, known: Sequence[Row]) -> None:
-        """Set the rows of the last round that an earlier process has written: the next round's changes are the rows
-        that differ from ``known``."""
+        """Set the rows of the values with which a resumed run starts: the next round's changes are the rows that differ
+        from ``known``."""
         self._before = known
 
     def round_result(

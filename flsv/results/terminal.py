@@ -204,7 +204,8 @@ def width() -> int | None:
 
 
 def inconclusive(record: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each metric whose sampled values are too inexact to distinguish any two clients.
+    """Return a sentence for each metric whose sampled values are too inexact to distinguish any two clients. ``record``
+    is the run's learning record.
 
     Example:
         >>> inconclusive({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]

@@ -22,7 +22,7 @@ WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml")
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number: integers without decimals, others with three significant digits.
+    """Format a number: integers without decimals, others with ``digits`` significant digits.
 
     Example:
         >>> [number(x) for x in (0.12345, 3.0, 1234.5678, -0.00001234, float("nan"))]
@@ -61,8 +61,8 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
 def with_intervals(
     values: Sequence[float], low: Sequence[float], high: Sequence[float], between: str = ", "
 ) -> list[str]:
-    """Format values with their intervals in brackets, with equally many decimals and ``between`` between the ends;
-    without brackets if there is no interval.
+    """Format values with their intervals in brackets, all with equally many decimals; the text ``between`` stands
+    between an interval's ends. A value without an interval has no brackets.
 
     Example:
         >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
