@@ -44,7 +44,7 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute that an object may lack, or the default.
+    """Return the attribute ``name`` of an object, or ``default`` if the object has no such attribute.
 
     ``getattr`` would also return the default if the attribute is a property that raises an AttributeError of its own.
 
