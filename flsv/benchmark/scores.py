@@ -38,7 +38,7 @@ def spearman(values: Tensor, truth: Tensor) -> float:
     It is 0 if all values are equal, because then they do not rank the clients.
 
     Args:
-        values: ``[n]``, the metric's values; clients without a value (NaN) share the last rank.
+        values: ``[n]``, the metric's values; clients without a value (NaN) get the smallest value of the others.
         truth: ``[n]``, the true values.
 
     Example:

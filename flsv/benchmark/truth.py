@@ -63,7 +63,7 @@ class Truth:
     Args:
         seeds: the s seeds with which coalitions were trained.
         values: float64 ``[s, n]``, the Shapley values for each seed.
-        trained: number of coalitions trained with each seed.
+        trained: number of coalitions trained with a seed; if seeds differ, the largest number.
         utilities: float64 ``[s, 2^n]``, utilities of all coalitions, where bit i of a coalition's number stands for
             client i; None if only some coalitions were trained.
 
