@@ -23,11 +23,11 @@ class CohortTraining:
     """The training of a cohort: switches a Trainer's module from client to client and collects the clients' updates.
 
     Args:
-        turn: begins and ends the training of each client.
+        turn: the object that begins and ends the training of each client.
         manager: the clients' data.
 
     Attributes:
-        turn: begins and ends the training of each client.
+        turn: the object that begins and ends the training of each client.
         updates: the clients' updates of the round so far, in the order in which clients trained.
         broken: ids of the clients that sent no update because their trained model was not finite.
         discarded: whether the round was stopped before its end, and is forgotten.
@@ -43,7 +43,7 @@ class CohortTraining:
         self._visited, self.discarded = 0, False
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
-        """Begin a round, while the module and :attr:`global_vector` hold the global model.
+        """Begin a round; the module and :attr:`global_vector` must hold the global model.
 
         Args:
             loader: the round's batches.

@@ -119,14 +119,14 @@ class OneProcess:
     # ---- before the first round
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
-        """Refuse metrics that this engine cannot compute; here all are allowed.
+        """Raise an error if this engine cannot compute a metric; here it can compute all.
 
         Args:
             fields: ``{metric: {argument: field}}``, the field of the round that each argument of a metric reads.
             evaluating: the metrics, by name, for which clients evaluate models.
 
         Raises:
-            ConfigurationError: in other engines: a metric cannot be computed.
+            ConfigurationError: a metric cannot be computed (in other engines).
         """
 
     def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
@@ -285,7 +285,7 @@ class OneProcess:
                 write_artifacts(local, folder / names[client], round_index)
 
     def kept(self) -> dict[int, Any]:
-        """Return the state that clients keep between rounds, by client id, for a checkpoint."""
+        """Return ``{client id: state}``, the states that clients keep between rounds, for a checkpoint."""
         return self.store.state_dict()
 
     # ---- the end
@@ -331,7 +331,8 @@ class OneProcess:
 
 
 class IdleProcess(OneProcess):
-    """Base class of engines that train the cohort themselves; the Trainer then processes one idle batch per round."""
+    """Base class of engines that do not train the cohort by Lightning's training loop; the loop gets one idle batch per
+    round, which trains nothing."""
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         super().begin_training(buffers)

@@ -50,7 +50,7 @@ class VmapCohort(CohortTraining):
     holds the client's model. Between the two, the client's model is trained as a row of the batched model.
 
     Args:
-        turn: begins and ends the training of each client.
+        turn: the object that begins and ends the training of each client.
         manager: the clients' data.
         seed: the run's seed.
         chunk: the number of clients that are trained at once; None: 50 on a CPU, 256 on a GPU.

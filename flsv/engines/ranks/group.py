@@ -39,7 +39,8 @@ def started_by_script() -> bool:
 
 
 def end_with_parent() -> None:
-    """Make this process, if a script or torchrun's agent has started it as a rank, end when that process ends.
+    """Make this process end when the script or the torchrun agent ends that has started it as a rank; do nothing in a
+    process that was started otherwise.
 
     Raises:
         SystemExit: the script that has started this rank has ended already.
@@ -166,8 +167,7 @@ def meet(
 
 
 def card_of(device: torch.device) -> str | None:
-    """Return the id of a device's graphics card, unique among all hosts; None if the device is none, or NCCL is not
-    available."""
+    """Return the id of a graphics card, unique among all hosts; None for other devices, or if NCCL is not available."""
     if device.type != "cuda" or not torch.distributed.is_nccl_available():
         return None
     return str(torch.cuda.get_device_properties(device).uuid)

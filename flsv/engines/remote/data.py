@@ -127,7 +127,7 @@ class RemoteData(FederatedDataModule):
 
 
 def _stand_ins(count: int) -> Tensor:
-    """Return zeros, int64 ``[count]``, that take the memory of one."""
+    """Return ``count`` zeros, int64, that share the memory of a single one."""
     return torch.zeros(1, dtype=torch.long).expand(count)
 
 

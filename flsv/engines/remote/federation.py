@@ -198,8 +198,8 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         run: Flower's id of the run.
 
     Yields:
-        A function that takes a text or None, such as the names of sites for which the run waits, and writes it into the
-        file. The last text stays in the file when the run has finished.
+        A function that writes a text into the file, such as the names of the sites for which the run waits, or None to
+        remove the text. The last text stays in the file when the run has finished.
 
     Raises:
         ConfigurationError: another server runs in this folder; its file is not changed.

@@ -213,11 +213,11 @@ def read_visit(packet: Packet) -> str:
 
 
 def checked_int(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
-    """Return the value of a name, checked to be a whole number within bounds.
+    """Return the value ``plain[name]`` after a check that it is a whole number within bounds.
 
     Args:
         plain: values by name.
-        name: the name.
+        name: the value's name.
         most: the largest number allowed.
         least: the smallest number allowed.
 

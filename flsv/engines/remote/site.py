@@ -147,7 +147,7 @@ class Site:
         return update_packet(visit.update, name, lost=kept is None)
 
     def _test(self, packet: Packet) -> Packet:
-        """Score the model that this site would use on its own test samples, and return the scores as a packet."""
+        """Score the model that this site would use, on the site's test samples, and return the scores in a packet."""
         kept = self._kept(packet)
         return Packet("tested", self._within_fit(packet, partial(self._scores, packet, kept)))
 

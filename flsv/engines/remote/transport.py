@@ -56,7 +56,7 @@ class Directory:
         say: a function that is called every 15 s with a text about the sites that the server waits for, and with None
             after every exchange.
         max_samples: the largest number of samples that a site may announce in a split. A site that announces more takes
-            no part: its model would have as much more weight, and nobody can count its samples.
+            no part, since the weight of its model would grow with a number that nobody else can check.
 
     Attributes:
         sizes: ``{site: {split: number}}``, each site's number of samples in each split.

@@ -159,8 +159,8 @@ class _OwnSteps(LocalSteps):
 
 
 class SiteVisit(L.Callback):
-    """Callback of a site's training in one round: the module starts from the server's model, and the callback holds the
-    update afterwards.
+    """Callback that makes a fit a site's training in one round: the module starts from the server's model, and
+    afterwards the callback holds the site's update.
 
     Args:
         packet: the server's message: its instruction, and the federation's numbers of clients and classes.
@@ -259,7 +259,7 @@ class SiteVisit(L.Callback):
         self._turn.end_batch(loss)
 
     def _train(self, trainer: L.Trainer) -> None:
-        """Train as Lightning's epoch, and end the visit."""
+        """Train the site's local epochs in place of Lightning's epoch, and end the visit."""
         self._epochs.begin_round()
         (visit,) = self._loader.visits
         self._loader.train(visit, self._epochs.run)
