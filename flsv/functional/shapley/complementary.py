@@ -12,7 +12,7 @@ other players, at size n - s. (The algorithm 3 that ShapleyFL describes is a dif
 Pairs are distinct and drawn as in :mod:`flsv.functional.shapley.layers`: all coalitions of the sizes 1 and n - 1, and
 for every player and size a pair with the player on either side. Zhang et al. draw with replacement and allocate the
 draws to sizes by Neyman's rule in a second stage; here the allocation is the fixed rule derived in ``layers``, which
-needs no pilot sample. Like the true values, the estimates sum to U(N) - U(empty): the gap is divided equally among the
+needs no pilot sample. The difference between U(N) - U(empty) and the sum of the estimates is divided equally among the
 players, which leaves the estimates unbiased and can only reduce their squared error.
 """
 
@@ -67,7 +67,7 @@ def complementary_shapley(
 
 
 def _by_side(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values and standard errors, both ``[n, M]``, from the pairs drawn so far."""
+    """Compute Shapley values and standard errors, both ``[n, M]``, from the pairs of coalitions in ``sample``."""
     n, (empty, grand) = game.num_players, game.empty_and_grand()
     values = (grand - empty).repeat(n, 1)
     variance = torch.zeros_like(values)

@@ -1,7 +1,7 @@
 """Leave-one-out: the decrease of the grand coalition's utility if one player is left out.
 
-It is the cheapest contribution measure (n + 1 evaluations for n players), and a baseline of nearly every paper. It is
-not the Shapley value: two players with the same data both get 0.
+It is the cheapest contribution measure (n + 1 evaluations for n players), and a baseline in nearly every paper. It
+differs from the Shapley value: for example, two players with the same data both get 0.
 """
 
 from __future__ import annotations

@@ -41,15 +41,15 @@ def kernel_regression(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor
 
         ((U(S) - U(N \ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error.
 
-    The part of the game that is equal for a coalition and its complement drops out, and with it all interactions of two
-    players. This is why pairs are far better than single coalitions.
+    The part of the game that is equal for a coalition and its complement cancels, and with it all interactions of two
+    players. This makes pairs far better than single coalitions.
 
     Departures from KernelSHAP: coalitions are drawn without replacement, size by size (see
-    :mod:`flsv.functional.shapley.layers`), and each layer gets exactly its share 2 / (s (n - s)) of the kernel,
-    whatever its number of pairs, which removes the sampling noise of the sizes. The estimate is the ratio of two
-    unbiased estimates, hence consistent but not unbiased (with m pairs the bias is of order 1/m); for an additive game
-    it is exact. The standard error is the sandwich estimate, with residuals divided by one minus their leverage, and
-    with the finite-population correction of each layer.
+    :mod:`flsv.functional.shapley.layers`). And each layer has exactly its weight in the Shapley kernel
+    (:func:`kernel_share`), whatever its number of pairs, which removes the sampling noise of the sizes. The estimate is
+    consistent but not unbiased, since it is a ratio of two unbiased estimates (with m pairs the bias is of order 1/m);
+    for an additive game it is exact. The standard error is the sandwich estimate, with residuals divided by one minus
+    their leverage, and with the finite-population correction of each layer.
 
     Args:
         game: the memoized game.
@@ -123,9 +123,9 @@ def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:
     """Compute KernelSHAP's values from the utilities of given coalitions.
 
     KernelSHAP's sum over all coalitions is replaced by the sum over the given coalitions: the result is the additive
-    game closest to their utilities. This makes no assumption on the game, not even that similar coalitions have similar
-    utilities, and serves as a baseline for fits that make assumptions. There is no standard error, since the coalitions
-    are not drawn at random; :func:`regression_shapley` draws them and has one.
+    game closest to their utilities. This assumes nothing about the game, not even that similar coalitions have similar
+    utilities, and is a baseline for fits that do. There is no standard error, since the coalitions are not drawn at
+    random; :func:`regression_shapley` draws them and has one.
 
     Args:
         masks: the K coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them.

@@ -25,9 +25,9 @@ regressions as g, found independently. The fit and the following choices are thi
 - *Kernel and ridge penalty* maximize the marginal likelihood, with one choice for all columns of a vector-valued game.
   No evaluations are set aside for the choice.
 - *Bias.* By default g is fitted to the same coalitions whose residuals correct it. This shrinks the residuals: the
-  estimate is biased towards the surrogate's value, but closer to the truth. ``unbiased=True`` fits on all folds but one
-  and corrects by the residuals of that fold, averaged over five folds; coalitions in the fit enter with their known
-  residuals, so that only the residuals of coalitions that were never evaluated are extrapolated.
+  estimate is biased towards the surrogate's value, but usually closer to the truth. ``unbiased=True`` uses
+  cross-fitting: g is fitted without one of five folds and corrected by the residuals of that fold, and the five results
+  are averaged. The residuals of the coalitions in the fit are known exactly and enter as such.
 - *Standard error*: the sampling variance by size of the residuals, where each coalition's residual is taken from a fit
   without it (leave-one-out residuals in closed form, or the held-out fold's). With ``unbiased=True`` it is within some
   25 % of the estimates' spread. By default it is 1 to 1.8 times the spread, except on very smooth games, where it can
@@ -61,7 +61,7 @@ from flsv.utilities.declared import checked
 
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
 
-#: The candidate kernels, each as the parts of a sum; :func:`fit_surrogate` takes the one of largest likelihood.
+#: The candidate kernels, each as the list of the parts of its sum; :func:`fit_surrogate` takes the likeliest.
 SURROGATES: list[list[Kernel]] = [
     *([membership, gaussian(width)] for width in (0.1, 0.3, 1.0, 3.0)),
     [membership, pairs, averaged_membership],
@@ -69,7 +69,7 @@ SURROGATES: list[list[Kernel]] = [
 ]
 
 PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
-CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's variance: vague
+CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's variance: a vague prior
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Surrogate:
     offset: Tensor
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Compute the fitted utilities ``[K, M]`` of coalitions bool ``[K, n]``."""
+        """Compute the fitted utilities ``[K, M]`` of the coalitions ``masks``, bool ``[K, n]``."""
         kernel = sum((scale * gram(part, masks, self.coalitions) for part, scale in self.parts), torch.zeros(()))
         return self.offset + kernel @ self.coefficients
 
