@@ -17,8 +17,8 @@ from flsv.metrics.base import ContributionMetric
 
 
 def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
-    """Count the numbers, or with ``bytes`` the bytes, that each of the r clients in ``round.reached`` sent
-    (``way="up"``) or received (``"down"``), ``[r]``.
+    """Count how many numbers (with ``bytes``: how many bytes) each of the r clients in ``round.reached`` sent
+    (``way="up"``) or received (``way="down"``), ``[r]``.
     """
     assert round.channel is not None
     count = round.channel.bytes if bytes else round.channel.numbers
@@ -31,13 +31,13 @@ class CommunicationCost(ContributionMetric):
     .. math::
         c_i = \Bigl(\sum_{t : i \in C_t} \text{sent}_i^t,\ \sum_{t : i \in C_t} \text{received}_i^t\Bigr)
 
-    As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, the numbers of parameters that
-    the k clients have sent and received (entries of a model's vector, with BatchNorm's statistics, and of everything
-    else that is transmitted), and, if they are known, ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (else 4 bytes
-    per number, for float32). A ``FederatedLoop`` counts numbers and bytes, after compression, for the shared part of
-    the model; the rest is assumed to be at the clients before the first round. ``compute`` returns float64
-    ``[num_clients, 2]``, the numbers sent and received; NaN for clients that never took part. ``diagnostics`` returns
-    the totals over all clients in parameters and bytes, of all rounds and of the last round.
+    As input to ``update``: ``client_ids [k]``; ``uploaded [k]`` and ``downloaded [k]``, the numbers of parameters that
+    the k clients have sent and received in the round (all entries of models' vectors, BatchNorm's statistics included,
+    and of everything else that is sent); and, if known, ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (otherwise
+    4 bytes per number, for float32). A ``FederatedLoop`` counts numbers and bytes after compression, for the shared
+    part of the model; the clients are assumed to have the other part before the first round. ``compute`` returns
+    float64 ``[num_clients, 2]``, the numbers sent and received; NaN for clients that never took part. ``diagnostics``
+    returns the totals over all clients in parameters and bytes, of all rounds and of the last round.
 
     When not to use it:
         As a contribution: it measures traffic, not usefulness.
@@ -64,8 +64,8 @@ class CommunicationCost(ContributionMetric):
     higher_is_better = False
     per_class = False
     plot_lower_bound = 0.0
-    #: Arguments of ``update``, and the round's attributes or functions of it that give them; clients whose updates were
-    #: dropped are included.
+    #: ``{argument of update: attribute of the round, or function of the round}``; ``reached`` includes clients whose
+    #: updates were dropped.
     round_fields: ClassVar[dict[str, Any]] = {
         "client_ids": "reached",
         "uploaded": partial(_crossed, way="up"),
@@ -159,6 +159,7 @@ def _any(stretches: Tensor) -> Tensor:
 
 
 def _later(stretches: Tensor) -> Tensor:
-    """Return the last of the W rows ``[W, 2]`` from parts of a run that has rounds, hence no negative entry."""
+    """Merge the states ``[W, 2]`` of W successive parts of a run: return the last row without a negative entry, which
+    marks a part without rounds; if all parts are without rounds, the last row."""
     having = stretches[(stretches >= 0).all(1)]
     return having[-1] if len(having) else stretches[-1]

@@ -1,4 +1,4 @@
-"""DomainRelevance: a matrix of scores, how useful each client's model is to each other client (pFedSV).
+"""DomainRelevance: a matrix of scores of how useful each client's model is to each other client (pFedSV).
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, equation 5 and figure 7.
@@ -41,9 +41,9 @@ class DomainRelevance(ContributionMetric):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         alpha: in [0, 1), the weight of the old score. The paper gives no value.
-        truth: ``[n, n]``, above 0 for a relevant pair. By default, in a ``FederatedLoop``, the label overlap
-            (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: the overlap
-            is used only to evaluate the scores.
+        truth: ``[n, n]``, above 0 for a relevant pair; it is used only to evaluate the scores. None: in a
+            ``FederatedLoop``, the label overlap (:func:`flsv.functional.label_overlap`) of the clients' training
+            samples, which no real client knows.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -119,8 +119,8 @@ class DomainRelevance(ContributionMetric):
         return others.nanmean(0)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return how well the scores separate relevant pairs from others, and the share of relevant pairs that were
-        evaluated; nothing without a truth.
+        """Return ``auroc``, how well the scores separate relevant pairs from others, and ``found``, the share of
+        relevant pairs that were evaluated; an empty dictionary if :attr:`truth` is None.
         """
         truth = self.truth
         if truth is None:
