@@ -110,7 +110,8 @@ def by_value(values: Sequence[float]) -> list[int]:
 
 
 def nearest_first(classes: Mapping[str, str]) -> list[str]:
-    """Return the names of metrics, sorted by how close their values are to those of retraining; unknown ones come last.
+    """Return the names of metrics in the order of their classes in ``NEAREST``: by the benchmark's result on how close
+    the values of a class are to those of retraining. Metrics of other classes come last, in the order of ``classes``.
 
     Args:
         classes: ``{name of the metric: name of its class}``.
