@@ -1,7 +1,7 @@
 """Allocation of a budget to clients in proportion to their contributions.
 
-Contributions are in a metric's own unit, may be negative, and are NaN for clients that took part in no round. Payment
-needs a rule for negative values. Such a rule is a choice and does not follow from the values, so the caller names it.
+Contributions are in a metric's own unit, may be negative, and are NaN for clients that took part in no round. A payment
+cannot be negative, so the caller has to choose a rule for negative values.
 """
 
 from __future__ import annotations

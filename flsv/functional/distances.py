@@ -49,7 +49,7 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
 
 
 def all_finite(vector: Tensor) -> bool:
-    """Check that no entry of a vector is infinite or NaN, without a second vector in memory.
+    """Return whether no entry of a vector is infinite or NaN, without a second vector in memory.
 
     Args:
         vector: the vector to check, ``[P]``.

@@ -6,8 +6,8 @@ with M values is therefore the row of 2 M + 1 numbers
     first [M] | average [M] | seen [1]
 
 where ``first`` is the first value, ``average`` the moving average started at zero, and ``seen`` the number of values in
-it. With the momentum mu the moving average after c values is ``mu^c * first + average``. A later row is merged by
-``average <- mu^(seen of the later row) * average + average of the later row``.
+it. With the momentum mu the moving average after c values is ``mu^c * first + average``. To merge the row of a later
+period, ``average`` is multiplied by mu^(``seen`` of the later row), and ``average`` of the later row is added.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
         momentum: the momentum mu of the moving average.
 
     Returns:
-        ``[n, 2M+1]``.
+        The merged rows, ``[n, 2M+1]``.
     """
     merged = rows[0]
     width = (merged.shape[-1] - 1) // 2
@@ -59,7 +59,7 @@ def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: flo
         momentum: the momentum mu of the moving average.
 
     Returns:
-        ``[n, 2M+1]``.
+        The new rows, ``[n, 2M+1]``.
     """
     now = torch.zeros_like(rows)
     now[client_ids] = momentum_row(values.to(rows), momentum)

@@ -90,9 +90,11 @@ class CalibratedOTGradient(WassersteinContribution):
         map_clients(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
-        """Compute the clients' shares of unflagged samples, ``[num_clients]``; NaN for clients that never took part."""
+        """Compute 1 minus each client's share of flagged samples, ``[num_clients]``; NaN for clients that never took
+        part."""
         return 1 - self.flagged
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's distance and share of flagged samples ``[num_clients]``."""
+        """Return each client's ``distance`` from the target and ``flagged``, its share of flagged samples, both
+        ``[num_clients]``."""
         return {**super().diagnostics(), "flagged": self.flagged.clone()}

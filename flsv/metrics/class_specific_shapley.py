@@ -149,7 +149,7 @@ class ClassSpecificShapley(ContributionMetric):
     def update(
         self, client_ids: Tensor, client_heads: Tensor, server_head: Tensor, num_samples: Tensor | None = None
     ) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
@@ -177,7 +177,8 @@ class ClassSpecificShapley(ContributionMetric):
         self.note_round(client_ids, mean)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients, num_classes]``, NaN for clients that never took part."""
+        """Compute the moving averages of the cosines, ``[num_clients, num_classes]``; NaN for clients that never took
+        part."""
         return momentum_value(self.history, self.momentum)[:, : self.num_classes]
 
     def per_client(self, value: Tensor) -> Tensor:

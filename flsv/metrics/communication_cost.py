@@ -96,7 +96,7 @@ class CommunicationCost(ContributionMetric):
         uploaded_bytes: Tensor | None = None,
         downloaded_bytes: Tensor | None = None,
     ) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

@@ -156,7 +156,7 @@ class ContributionEstimation(ContributionMetric):
         aggregate: Tensor,
         clients: Sequence[Client],
     ) -> None:
-        """Add a round, and ask its clients for scores.
+        """Update the states with one round, and ask its clients for scores.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

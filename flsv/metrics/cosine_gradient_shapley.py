@@ -105,7 +105,7 @@ class CosineGradientShapley(ContributionMetric):
         num_samples: Tensor | None = None,
         aggregation_weights: Tensor | None = None,
     ) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

@@ -89,12 +89,12 @@ class DomainRelevance(ContributionMetric):
         self.add_state("history", torch.zeros(num_clients**2, 3), dist_reduce_fx=reduction)
 
     def update(self, client_ids: Tensor, peer_values: Tensor) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            peer_values: ``[k, n]``, the value of each of the n clients' models to each of the round's k clients; NaN
-                for models that were not evaluated.
+            peer_values: ``[k, n]``; entry (i, j) is the value of client j's model to the i-th of the round's k clients,
+                NaN if this client has not evaluated the model.
         """
         n = self.num_clients
         assert n is not None
@@ -111,8 +111,8 @@ class DomainRelevance(ContributionMetric):
         return momentum_value(self.history, self.alpha, init=0.0).view(self.num_clients, -1)
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Compute the mean of the scores that other clients gave to each client's model, ``[num_clients]``; NaN if
-        there are none.
+        """Compute the mean of the scores that other clients gave to each client's model, ``[num_clients]``; NaN for a
+        model without a score.
         """
         others = value.clone()
         others.fill_diagonal_(float("nan"))

@@ -129,7 +129,7 @@ class GradientAgreement(ContributionMetric):
     def update(
         self, client_ids: Tensor, gradient_products: Tensor, client_updates: Tensor | ClientMatrix, num_samples: Tensor
     ) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

@@ -96,7 +96,7 @@ class GradientShapley(ContributionMetric):
         self.add_state("history", torch.zeros(num_clients, 3), dist_reduce_fx=reduction)
 
     def update(self, client_ids: Tensor, gradient_products: Tensor, hessian_products: Tensor | None = None) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

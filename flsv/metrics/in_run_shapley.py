@@ -107,7 +107,7 @@ class InRunShapley(ContributionMetric):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether samples must have classes; for a loss that the module logs they need not."""
+        """Whether the training samples must have classes: True unless ``loss`` is the name of a logged loss."""
         return self.loss is None
 
     @property
@@ -129,7 +129,7 @@ class InRunShapley(ContributionMetric):
         hessian_products: Tensor | None = None,
         server_lr: float = 1.0,
     ) -> None:
-        """Add a round of k clients; the arguments are explained at the class.
+        """Update the states with one round of k clients; the arguments are explained at the class.
 
         Args:
             client_ids: ``[k]``.
@@ -156,7 +156,8 @@ class InRunShapley(ContributionMetric):
         self.note_round(client_ids, values.sum(1))
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients, M + order]``, NaN for clients that never took part."""
+        """Compute the sums over rounds ``[num_clients, M + order]``, see :meth:`columns`; NaN for clients that never
+        took part."""
         return self.total.masked_fill((self.seen == 0)[:, None], float("nan"))
 
     def columns(self) -> list[str]:

@@ -115,8 +115,8 @@ class WithIntervals(Metric):
         return variance, blocks - 1
 
     def error_freedom(self) -> Tensor | float:
-        """Return the degrees of freedom of the standard errors in ``diagnostics``, ``[num_clients]`` or one number for
-        all.
+        """Return the degrees of freedom of the standard errors ``stderr`` in ``diagnostics``, ``[num_clients]`` or one
+        number for all; by default inf.
         """
         return math.inf
 

@@ -1,8 +1,8 @@
 """Pictures of contributions: heatmaps for per-class values, bars for one value per client, lines for values over
 rounds.
 
-The figures are not registered with pyplot, so that they need not be closed. Notebooks show them by
-:func:`flsv.utilities.plots.shows`.
+The figures are not registered with pyplot, so that they need not be closed. :func:`flsv.utilities.plots.shows` makes
+notebooks show them.
 """
 
 from __future__ import annotations

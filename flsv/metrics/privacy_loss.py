@@ -69,11 +69,11 @@ class PrivacyLoss(ContributionMetric):
         self.add_state("participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, client_ids: Tensor) -> None:
-        """Add a round; ``client_ids [k]`` are the ids of the k clients that have sent something."""
+        """Count a round; ``client_ids [k]`` are the ids of the k clients that have sent an update in it."""
         self.participations = self.participations.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
-        """Compute epsilon ``[num_clients]``, NaN for clients that never took part."""
+        """Compute the epsilon that each client has spent, ``[num_clients]``; NaN for clients that never took part."""
         epsilons = [self.privacy.epsilon(rounds) if rounds else float("nan") for rounds in self.participations.tolist()]
         return torch.tensor(epsilons, device=self.participations.device)
 

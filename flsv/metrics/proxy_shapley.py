@@ -198,8 +198,8 @@ class ProxyShapley(MeasuredMetric):
         self.evaluations = self.evaluations + found.evaluations
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
-        part.
+        """Return the values of the latest proxy game, ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a
+        client that never took part, and before the first game.
         """
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)

@@ -346,8 +346,8 @@ class ShadowShapley(MeasuredMetric):
         self.ends[-1] = torch.stack([nobody, everybody]).to(self.ends).reshape(2, -1)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
-        part.
+        """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never
+        took part, and as long as there are none, see :attr:`pending`.
         """
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)

@@ -10,7 +10,7 @@ from flsv.functional.cgsv import EPSILON, cosines
 
 
 def parameters_of(round: Round) -> ClientMatrix:
-    """Return the matrix of the round's updates without the columns of buffers, which have no gradient."""
+    """Return the round's updates ``[k, P]`` of the P parameters, without the columns of buffers."""
     return round.matrix.until(round.space.num_parameters)
 
 

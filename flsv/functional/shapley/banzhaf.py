@@ -42,8 +42,8 @@ def banzhaf(
         num_players: the number n of players, at most 22 if there is neither a budget nor a target.
         budget: largest number of distinct evaluations, at least 2; None: 2^n.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: sample coalitions, and stop as soon as every standard error is at most this number, in the
-            utility's unit.
+        target_stderr: sample coalitions, and stop once every standard error is at most this number, in the utility's
+            unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``; ``stderr`` is 0 for exact values.

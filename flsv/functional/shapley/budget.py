@@ -1,8 +1,8 @@
 """The budget and the stopping rule that all sampled estimators share.
 
-**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may evaluate. Without a budget, an
-estimator evaluates 50 n coalitions for n players (never more than all 2^n). If the budget suffices for all 2^n
-coalitions of at most 22 players, the exact value is returned.
+**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may evaluate. The default is 50 n
+for n players, or all 2^n if there is a target. If the budget suffices for all 2^n coalitions of at most 22 players, the
+exact value is returned.
 
 **Stopping on a budget leaves an estimate unbiased.** The decision to stop depends on masks only, never on utilities,
 and not on how the players are numbered. The expected weight of a sample is then the same for every relabeling of the

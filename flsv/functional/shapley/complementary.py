@@ -43,10 +43,11 @@ def complementary_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations, default 50 n. The minimum has, for every player and
-            size, a pair with the player on either side: 50 for 10 players, about 2 n (1 + log n) in general.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum has, for
+            every player and size, a pair with the player on either side: 50 for 10 players, about 2 n (1 + log n) in
+            general.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the

@@ -78,10 +78,10 @@ def difference_shapley(
         base: the number of the player that all others are compared with.
         shared: True: compare all players on the same coalitions; False: draw coalitions for each player separately, as
             the paper's algorithm 3 does.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is one sample of every difference at
-            one coalition size: n + 3 evaluations, or 2 n with ``shared=False``.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+            sample of every difference at one coalition size: n + 3 evaluations, or 2 n with ``shared=False``.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values``, ``stderr`` and ``differences``, ``[n]`` or ``[n, M]``. The values are exact, with

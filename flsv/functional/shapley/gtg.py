@@ -61,9 +61,10 @@ def gtg_shapley(
             values are 0 (the paper's epsilon_b), as the same fraction; None: no truncation between rounds.
         convergence: the relative change of the running mean below which it counts as converged; None: sample until
             the budget is spent.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is one order, n + 1 evaluations.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+            order, n + 1 evaluations.
         generator: the random generator that draws the orders; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. In a truncated round the values are 0,

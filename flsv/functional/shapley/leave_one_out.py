@@ -27,7 +27,7 @@ def leave_one_out(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations, at least n + 1.
+        budget: largest number of distinct evaluations, at least n + 1; None: n + 1.
         generator: not used; it is here because every estimator takes it.
         target_stderr: not used, since the standard error is 0.
 

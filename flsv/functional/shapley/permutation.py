@@ -97,15 +97,16 @@ def permutation_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        antithetic: draw each order together with its reverse.
+        antithetic: whether to draw each order together with its reverse.
         truncation: stop an order once every column of the utility is within this number of the grand coalition's
             utility, in the utility's unit (TMC); None: never stop.
         num_permutations: the largest number of orders (rounded up to pairs), such as pFedSV's 3 n; None: as many as the
             budget suffices for.
-        budget: largest number of distinct evaluations, default 50 n, or no limit if ``num_permutations`` is given. The
-            minimum is the largest number of evaluations for one pair, 2 n (n + 1 with ``antithetic=False``).
+        budget: largest number of distinct evaluations; None: 50 n, 2^n with ``target_stderr``, or no limit with
+            ``num_permutations``. The minimum is the largest number of evaluations for one pair, 2 n (n + 1 with
+            ``antithetic=False``).
         generator: the random generator that draws the orders; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
         size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
             the Shapley value.
 

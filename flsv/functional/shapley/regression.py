@@ -21,7 +21,8 @@ from flsv.functional.shapley.memoized_game import MemoizedGame
 
 
 def centered(layer: Layer) -> Tensor:
-    """Return the membership of a layer's m coalitions minus its mean: float64 ``[m, n]``, whose rows sum to 0."""
+    """Return the membership vectors of a layer's m drawn coalitions minus s/n, with s their size: float64 ``[m, n]``,
+    each row of which sums to 0."""
     return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
 
 
@@ -96,10 +97,10 @@ def regression_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is all coalitions of size 1 and n - 1
-            and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is all
+            coalitions of size 1 and n - 1 and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the

@@ -74,10 +74,10 @@ CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's
 
 @dataclass
 class Surrogate:
-    """A fitted game g(S) = offset + sum_T a_T k(S, T).
+    """A game g(S) = offset + sum_T a_T k(S, T), fitted to coalitions T.
 
     Attributes:
-        parts: the kernels whose weighted sum is k, each with its weight.
+        parts: the kernels whose weighted sum is the kernel k, each with its weight.
         coalitions: the coalitions T of the fit, bool ``[m, n]``.
         coefficients: a_T, float64 ``[m, M]``.
         offset: ``[M]``, added to every utility.
@@ -146,7 +146,7 @@ def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
         residuals: ``[m, M]``, the residual r(S) of a coalition minus r(N \ S) of its complement.
 
     Returns:
-        ``[m, n, M]``, the layer's part of the Shapley values as each pair estimates it.
+        ``[m, n, M]``; entry j is the estimate of the layer's part of the Shapley values from pair j alone.
     """
     return kernel_share(layer) * layer.masks.shape[1] / 2 * centered(layer).unsqueeze(-1) * residuals.unsqueeze(1)
 
@@ -242,11 +242,12 @@ def surrogate_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        unbiased: correct only by the residuals of coalitions that are held out of the fit.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is all coalitions of size 1 and n - 1
-            and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
+        unbiased: whether to correct by the residuals of coalitions that were held out of the fit, in five folds,
+            instead of all sampled coalitions. This removes the bias, and usually increases the error.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is all
+            coalitions of size 1 and n - 1 and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the

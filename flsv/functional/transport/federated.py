@@ -63,7 +63,7 @@ class TransportClient:
         return self._x.shape[1]
 
     def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        """Answer the server's points with interpolated points and a distance.
+        """Compute the answer to the server's points: interpolated points and a distance.
 
         Args:
             gamma: the server's points, ``[S, d]``.

@@ -29,7 +29,7 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
     Args:
         x: equally heavy samples, ``[m, d]``.
         x2: equally heavy samples, ``[m2, d]``.
-        t: the part of the way, in (0, 1): 0 would be ``x``, 1 would be ``x2``.
+        t: the position between ``x`` (0) and ``x2`` (1), in (0, 1).
         p: the exponent of the distance in the optimal plan's cost, at least 1.
 
     Returns:

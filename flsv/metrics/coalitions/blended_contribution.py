@@ -100,7 +100,7 @@ class BlendedContribution(
         round_index: int = 0,
         aggregation_weights: Tensor | None = None,
     ) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.

@@ -269,7 +269,8 @@ class CoalitionValue(MeasuredMetric):
                 classes.
             generator: the estimator's generator of random numbers.
             round_index: the round's index, from 0.
-            aggregation_weights: ``[k]``; not used, since the utility contains them.
+            aggregation_weights: not used, since the game has the weights; a ``FederatedLoop`` updates a metric with
+                this argument after the aggregation.
         """
         factor = self.fold.factor(round_index)
         if factor == 0:
@@ -281,8 +282,8 @@ class CoalitionValue(MeasuredMetric):
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
-        part.
+        """Compute the values of all rounds together, by the fold, ``[num_clients]`` or ``[num_clients, num_classes]``;
+        NaN for a client that never took part.
         """
         value = self.fold.compute(self)
         return value if self.per_class else value.squeeze(-1)
