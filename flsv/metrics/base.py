@@ -77,8 +77,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         return self.per_class
 
     prior: float | None = None
-    """Value that samplers, aggregators and personalizers assume for a client that never took part; None: they get NaN,
-    as ``compute`` returns for such a client in any case.
+    """Value that samplers, aggregators and personalizers assume for a client that never took part; None: they get NaN.
+    ``compute`` returns NaN for such a client in either case.
     """
 
     uses_ground_truth = False

@@ -202,7 +202,7 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def pending(self) -> str | None:
-        """Text on why ``compute`` has no values yet: coalitions are trained after the run. None: it does not wait."""
+        """Text that says that there are no values yet, since coalitions are trained after the run; None otherwise."""
         return self._pending
 
     def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:

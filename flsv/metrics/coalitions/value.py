@@ -59,7 +59,7 @@ class MeasuredMetric(ContributionMetric):
 
     @property
     def evaluates(self) -> bool:  # type: ignore[override]  # depends on the judges
-        """Whether clients evaluate models on their own validation samples: if ``judges`` is ``"clients"``."""
+        """Whether clients evaluate models on their own validation samples: True if ``judges`` is ``"clients"``."""
         return self.judges == "clients"
 
     @property
@@ -269,8 +269,8 @@ class CoalitionValue(MeasuredMetric):
                 classes.
             generator: the estimator's generator of random numbers.
             round_index: the round's index, from 0.
-            aggregation_weights: not used, since the game has the weights; a ``FederatedLoop`` updates a metric with
-                this argument after the aggregation.
+            aggregation_weights: not used, since the game has the weights. A ``FederatedLoop`` passes them only if the
+                ``weighting`` is that of the aggregation, and then updates the metric after the aggregation.
         """
         factor = self.fold.factor(round_index)
         if factor == 0:
