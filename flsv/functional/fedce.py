@@ -75,7 +75,7 @@ def contribution_estimates(
         cosines: the clients' means of cos_i over the rounds so far, ``[n]``, in [-1, 1].
         scores: the clients' means of m_i over the rounds so far, ``[n]``, in [0, 1].
         combine: ``"times"``: multiply a and e; ``"plus"``: add them.
-        floor: the least share of a client.
+        floor: the number to which smaller shares are raised, see above.
         cap: the bound on the errors e, as a multiple of their median over the clients; None: no bound.
 
     Returns:

@@ -123,7 +123,8 @@ def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _closed(rows: Tensor) -> Tensor:
-    """Return the rows ``[n, 12]`` after adding each row's open block to the sums over its closed blocks."""
+    """Close the open block of each row, that is add it to the sums over closed blocks; return the new rows
+    ``[n, 12]``."""
     count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
     none = torch.zeros_like(s)
     sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))

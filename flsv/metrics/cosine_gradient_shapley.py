@@ -135,7 +135,7 @@ class CosineGradientShapley(ContributionMetric):
         self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def compute(self) -> Tensor:
-        """Compute the reputations ``[num_clients]``, NaN for clients that never took part."""
+        """Compute the reputations ``[num_clients]``, which sum to 1; NaN for clients that never took part."""
         return self.reputation / self.reputation.nansum()
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -78,7 +78,8 @@ class DomainRelevance(ContributionMetric):
 
     @property
     def truth(self) -> Tensor | None:
-        """``[n, n]``, above 0 for a relevant pair; None if relevance is not known."""
+        """The argument ``truth``, or the clients' label overlap: ``[n, n]``, above 0 for a relevant pair; None if
+        neither is known."""
         if self._truth is None and self.class_counts is not None:
             return label_overlap(self.class_counts.cpu())
         return self._truth

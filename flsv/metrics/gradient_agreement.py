@@ -190,8 +190,8 @@ class GradientAgreement(ContributionMetric):
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
-    """Compute the slope of a logged loss along the update of each of a round's k clients, float64 ``[k]``, positive if
-    the loss rises. The difference quotients take k + 1 evaluations of ``measure``.
+    """Compute the slopes of a logged loss along the updates of a round's k clients, float64 ``[k]``, positive if the
+    loss rises. The difference quotients take k + 1 evaluations of ``measure``, the performance measure of this loss.
     """
     players = len(round)
     utility = round.play(measure, torch.full((players,), STEP))

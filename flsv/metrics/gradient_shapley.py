@@ -110,5 +110,6 @@ class GradientShapley(ContributionMetric):
         self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]``, in nats, NaN for clients that never took part."""
+        """Compute the moving averages of the rounds' Shapley values, ``[num_clients]``, in nats; NaN for clients that
+        never took part."""
         return momentum_value(self.history, self.momentum).squeeze(-1)

@@ -141,10 +141,10 @@ class ProxyShapley(MeasuredMetric):
         self._last = rounds - 1
 
     def check_server(self, server_data: LocalData | None, model: Tensor) -> None:
-        """Compute the features of the validation samples once before training, as a trial.
+        """Try before training whether the features and the performance can be computed on the validation samples.
 
         Raises:
-            ConfigurationError: this or the performance measure does not work, see the class.
+            ConfigurationError: they cannot, see the class.
         """
         if server_data is not None:  # without validation data the loop has refused the metric
             self._server(server_data, model)

@@ -197,7 +197,7 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def trains(self) -> Coalitions:
-        """The coalitions whose models are to be trained for the metric."""
+        """The coalitions whose models are to be trained for the metric, as the argument ``coalitions`` names them."""
         return self.coalitions
 
     @property
@@ -257,12 +257,13 @@ class ShadowShapley(MeasuredMetric):
     ) -> None:
         """Compute the values of the coalitions' game after a round, in the rounds that ``every`` selects.
 
-        If coalitions are trained after the run, only the utilities are stored until then, see :meth:`complete`.
+        If coalitions are trained after the run, the values are not computed here but by :meth:`complete`; only the
+        utilities of the empty and the full coalition are stored.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one; before coalitions are
-                trained after the run, only these two.
+            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one; only these two if
+                coalitions are trained after the run.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``, the performance of the coalitions' models.
             round_index: the round's index, from 0.
         """

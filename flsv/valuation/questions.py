@@ -156,6 +156,9 @@ def enter(
         t: position of the interpolants between the client's samples (0) and the server's points (1).
         p: exponent of the Wasserstein distance.
         allow_reconstruction: whether to answer so many points that the server could reconstruct samples.
+
+    Returns:
+        The numbers of the client's samples and features. Without finite samples nothing is stored under ``key``.
     """
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)

@@ -91,7 +91,7 @@ players.
 
     @property
     def exact(self) -> bool:
-        """Return whether to enumerate all coalitions: the budget suffices for them, and there is no target."""
+        """Return whether to enumerate all coalitions instead of sampling: no target, and a budget for all."""
         return self.target_stderr is None and self.buys_all
 
     @property

@@ -115,7 +115,7 @@ def difference_shapley(
 
 
 class _Strata:
-    """Samples of Shapley values for each size of the coalitions S, and the estimates made of them.
+    """Samples of Shapley values by the size of the coalitions S (see the module), and the estimates made of them.
 
     Args:
         run: the game, the budget and the target of the call.
@@ -256,7 +256,7 @@ def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
 def _wrap(
     game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf
 ) -> DifferenceEstimate:
-    """Make the result from values and standard errors, float64 ``[n, M]``; differences are to player ``base``."""
+    """Make a :class:`DifferenceEstimate` of values and standard errors, float64 ``[n, M]``, for the base player."""
     plain = game.estimate(values, stderr, freedom)
     differences = game.estimate(values[base] - values, stderr).values
     return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, differences, base, freedom=plain.freedom)

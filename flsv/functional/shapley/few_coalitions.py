@@ -126,7 +126,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
 
 
 def _complements(num_players: int) -> Tensor:
-    """Draw coalitions of all sizes from 2 to n - 2, each with its complement, about n (n - 1) / 2 in all.
+    """Draw about n (n - 1) / 2 coalitions of all sizes from 2 to n - 2, each with its complement, bool ``[J, n]``.
 
     They are the same in every call. Sizes are equally frequent, and all players are in equally many coalitions."""
     n, draw, drawn = num_players, torch.Generator().manual_seed(0), list[Tensor]()
@@ -216,14 +216,14 @@ def few_coalitions_shapley(
 
 
 def _whole_sizes(masks: Tensor) -> bool:
-    """Return whether the distinct coalitions ``masks [K, n]`` contain, of each size, either all coalitions or none."""
+    """Return whether the K coalitions ``masks [K, n]``, all different, include of each size either all or none."""
     n, counts = masks.shape[1], torch.bincount(masks.sum(1), minlength=masks.shape[1] + 1).tolist()
     return all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))
 
 
 def _beyond(prior: tuple[Tensor, Tensor], masks: Tensor, utilities: Tensor, noise: float | None) -> ShapleyEstimate:
-    """Compute :func:`few_coalitions_shapley` with a ``prior``: a multiple of the cheaper game's values, plus the values
-    of the game that remains if this multiple of the cheaper game is subtracted."""
+    """Compute :func:`few_coalitions_shapley` with a ``prior``: subtract a multiple of the cheaper game's utilities, fit
+    the game that remains, and add the same multiple of the cheaper game's values to its values."""
     game, (cheap, values) = torch.as_tensor(utilities).detach().cpu().double(), (p.cpu().double() for p in prior)
     if cheap.shape != game.shape or values.shape != (masks.shape[1], *game.shape[1:]):
         raise ValueError(

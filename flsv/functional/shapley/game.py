@@ -140,5 +140,5 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
 
 
 def result_dtype(values: Tensor) -> torch.dtype:
-    """Return the dtype of estimates from these utilities: float64 for float64, otherwise float32."""
+    """Return the dtype of estimates from the utilities ``values``: float64 if they are float64, otherwise float32."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32

@@ -61,7 +61,7 @@ class Layer:
 
     @property
     def fraction(self) -> float:
-        """Return the number of drawn coalitions (or pairs) divided by that of all."""
+        """Return the drawn fraction of the layer: the number of drawn coalitions (or pairs) divided by ``capacity``."""
         return len(self.masks) / self.capacity
 
 

@@ -22,7 +22,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class AnsweringClient(Protocol):
-    """Client of :func:`wasserstein_barycenter`; ``dim`` and ``answer`` are those of :class:`TransportClient`."""
+    """Protocol of the clients of :func:`wasserstein_barycenter`, with the members ``dim`` and ``answer`` of
+    :class:`TransportClient`."""
 
     @property
     def dim(self) -> int: ...

@@ -219,8 +219,11 @@ def _half_way(plan: Tensor, iterations: int) -> Finished:
     marginal.
 
     Args:
-        plan: ``[m, m2]``, the plan to scale, relative to uniform masses.
+        plan: ``[m, m2]``, the masses to scale, times m m2, so that the mean of a row or column should be 1.
         iterations: the largest number of iterations.
+
+    Returns:
+        The scalings' logarithms, the number of iterations and the remaining error, see ``Finished``.
     """
     u, v = plan.new_ones(len(plan)), plan.new_ones(plan.shape[1])
     steps, error = 0, math.inf
@@ -242,8 +245,11 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
     from the decrease of the error.
 
     Args:
-        plan: ``[m, m2]``, the plan to scale, relative to uniform masses.
+        plan: as for :func:`_half_way`.
         iterations: the largest number of iterations.
+
+    Returns:
+        As for :func:`_half_way`.
     """
     u, v = plan.new_zeros(len(plan)), plan.new_zeros(plan.shape[1])
     omega, most, before, error, steps = 1.0, MOST_OMEGA, math.inf, math.inf, 0

@@ -52,8 +52,8 @@ class MovingAverage(Fold):
         return values
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        """Return the values and standard errors of a round's estimate that enter the average; subclasses may normalize
-        them."""
+        """Return the values and standard errors of a round's estimate as they enter the average: here unchanged, in
+        :class:`SurrogateAverage` normalized."""
         return estimate.values, estimate.stderr
 
     def compute(self, metric: Any) -> Tensor:
