@@ -91,7 +91,7 @@ players.
 
     @property
     def exact(self) -> bool:
-        """Return whether to enumerate all coalitions instead of sampling: no target, and a budget for all."""
+        """Return whether all coalitions are enumerated: there is no target, and the budget suffices for them."""
         return self.target_stderr is None and self.buys_all
 
     @property
