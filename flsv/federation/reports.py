@@ -244,11 +244,15 @@ class RunReports:
 
 
 class ClientPictures(Sink):
-    """Sink that lets the clients of a round write their pictures, each client into its own folder.
+    """Sink that writes the pictures and tables which clients have stored of their own data, such as their most harmful
+    samples.
+
+    After each round in which figures are drawn, the engine writes them for the round's clients, each client's into its
+    own folder, without sending them to the server.
 
     Args:
         engine: the engine that trains the clients.
-        folder: the folder that contains the clients' folders.
+        folder: the folder ``clients`` of the run, which contains the clients' folders.
     """
 
     def __init__(self, engine: OneProcess, folder: Path) -> None:

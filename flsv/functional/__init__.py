@@ -1,4 +1,4 @@
-"""The mathematics: functions on tensors, without Lightning; nothing that takes a ``Client``, a ``Round`` or a file."""
+"""The formulas of metrics and strategies, as functions on tensors that know no Lightning, clients, rounds or files."""
 
 from flsv.functional.allocation import allocate
 from flsv.functional.divergences import divergence_weights, label_divergence

@@ -1,7 +1,7 @@
 """Allocation of a budget to clients in proportion to their contributions.
 
-Contributions are in a metric's own unit, may be negative, and are NaN for clients that took part in no round. Payment
-needs a rule for negative values. Such a rule is a choice and does not follow from the values, so the caller names it.
+Contributions are in a metric's own unit, may be negative, and are NaN for clients that took part in no round. A payment
+cannot be negative, so the caller has to choose a rule for negative values.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def allocate(
         as float64 can (``math.fsum`` differs from the budget by rounding of the last place only).
 
     Raises:
-        ConfigurationError: the rule is unknown; the budget is below 0, not a multiple of the unit, or 2^53 units and
-            more; ``values`` is infinite, empty or not a vector; no client has a positive claim; or a value is below 0
-            with ``"refuse"``.
+        ConfigurationError: the rule is unknown; the budget is below 0, not a multiple of the unit, or 2^53 units or
+            more; ``values`` is empty or not a vector; a value is infinite; the rule gives no client anything (such as
+            ``"zero"`` if no value is above 0); or a value is below 0 with ``"refuse"``.
 
     Example:
         >>> allocate(torch.tensor([3.0, 1.0, -1.0, float("nan")]), 100.0)
@@ -98,7 +98,7 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
         units: the sum of the result.
 
     Returns:
-        Whole numbers in proportion to the shares.
+        One whole number per share: its exact part of ``units``, rounded down or up.
 
     Example:
         >>> largest_remainder([0.5, 0.3, 0.2], 4)
@@ -119,16 +119,16 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
 def _scaled(values: Tensor) -> Tensor:
     """Multiply values by the power of two that brings the largest magnitude into [0.5, 1).
 
-    It changes no share, and no sum or square of the values overflows or vanishes.
+    Shares stay the same, and sums and squares of the values neither overflow nor underflow.
     """
     _, exponent = math.frexp(float(values.abs().max())) if len(values) else (0.0, 0)
     return torch.from_numpy(np.ldexp(values.numpy(), -exponent))
 
 
 def _claims(values: Tensor, negatives: Negatives) -> Tensor:
-    """Compute clients' claims from their values: numbers of at least 0, by the rule for negative values.
+    """Compute numbers ``[n]`` of at least 0, in proportion to which the budget is divided, from values ``[n]``.
 
-    The rules are those of :func:`allocate`.
+    ``negatives`` is the rule for negative values, see :func:`allocate`.
     """
     if negatives == "shift":
         return values - values.min().clamp(max=0) if len(values) else values
@@ -141,7 +141,7 @@ def _claims(values: Tensor, negatives: Negatives) -> Tensor:
 
 
 def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
-    """Change the largest amount so that the amounts sum to the budget, and return the amounts."""
+    """Change the largest amount in place so that the amounts sum to the budget, and return the list."""
     largest = max(range(len(amounts)), key=amounts.__getitem__)
     rest = math.fsum(amount for i, amount in enumerate(amounts) if i != largest)
     amounts[largest] = max(0.0, budget - rest)
@@ -149,7 +149,7 @@ def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
 
 
 def _checked(values: Tensor, negatives: Negatives) -> Tensor:
-    """Convert values to float64 on the CPU, and raise unless the rule for negative values can be applied to them."""
+    """Convert values to float64 on the CPU; raise ConfigurationError if :func:`allocate` cannot use them."""
     values = torch.as_tensor(values).detach().cpu().double()
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(
@@ -168,6 +168,6 @@ def _checked(values: Tensor, negatives: Negatives) -> Tensor:
 
 
 def _few(values: Tensor) -> str:
-    """Format the first values for an error message."""
+    """Format up to six values for an error message."""
     shown = ", ".join(f"{value:.4g}" for value in values[:6].tolist())
     return f"[{shown}{', ...' if len(values) > 6 else ''}]"

@@ -4,8 +4,8 @@ Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machi
 
     u_i = scale d_i / |d_i|,   u_N = sum_i r_i u_i,   phi_i = cos(u_i, u_N)
 
-with d_i the participants' updates and r_i their reputations, see :func:`updated_reputation`. Lengths are taken as
-|d_i| + 1e-7.
+with d_i the participants' updates, r_i their reputations (:func:`updated_reputation`), and ``scale`` a constant that
+does not change phi. The division by |d_i| is a division by |d_i| + 1e-7, so that an update may be zero.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float =
 
     .. math:: r_i \leftarrow \max(\alpha r_i + (1 - \alpha) \phi_i, \text{floor})
 
-    with the reputations r_i, which are then divided by their sum, and the cosines phi_i. With the floor no participant
-    is excluded for good. As in the authors' code, r is 0 before the first round, after which the reputations are
-    phi / sum(phi) (up to the floor), whatever weights the updates have in the aggregate.
+    with r_i the reputations, which are divided by their sum afterwards, and phi_i the cosines. The floor keeps
+    participants from being excluded for good. As in the authors' code, all r_i are 0 before the first round. After it
+    the reputations are phi / sum(phi) (up to the floor), whatever weights the updates have in the aggregate.
 
     Args:
         reputation: the reputations before the round, ``[k]``; None before the first round.
@@ -83,10 +83,11 @@ def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float =
 
 
 def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
-    """Compute the weights of a cohort's updates: their reputations before the round.
+    """Return the reputations before a round of the k participants in its cohort, which weight their updates.
 
-    In the first round they are the data shares, as in the authors' code. A participant that joins later starts from
-    the mean of the known reputations; the paper assumes full participation and does not cover this case.
+    In the first round, as in the authors' code, a participant has its share of the cohort's samples as reputation. A
+    participant that joins later starts from the mean of the known reputations; the paper assumes full participation
+    and does not cover this case.
 
     Args:
         reputation: the reputations of all n participants, ``[n]``, NaN for participants without one; None before the
@@ -95,7 +96,7 @@ def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples
         num_samples: the cohort's numbers of training samples, ``[k]``.
 
     Returns:
-        float64 ``[k]``.
+        float64 ``[k]``; the sum is 1 in the first round and arbitrary later.
 
     Example:
         >>> cohort_reputation(None, torch.tensor([0, 2]), torch.tensor([30, 10]))

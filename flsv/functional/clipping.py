@@ -1,15 +1,14 @@
 """Clipping of a client's claims: the length of its update and its number of samples.
 
-Nobody else can check these two claims, and a client can exaggerate both: Bagdasaryan et al., "How To Backdoor Federated
-Learning", AISTATS 2020, multiply an update, and a client that repeats each sample three times has three times as many
-samples. Metrics that are linear in one of the claims reward this. Sun et al., "Can You Really Backdoor Federated
-Learning?", arXiv:1911.07963, 2019, bound norms by a constant. Here the claim c_i of client i is bounded relative to the
-claims of its cohort,
+The server cannot check these two claims, and a client can exaggerate both: it can multiply its update (Bagdasaryan et
+al., "How To Backdoor Federated Learning", AISTATS 2020), and it can list each sample several times. Metrics that are
+linear in one of the claims reward this. Sun et al., "Can You Really Backdoor Federated Learning?", arXiv:1911.07963,
+2019, bound norms by a constant. Here the claim c_i of client i is bounded relative to the claims of its cohort,
 
     min(c_i, cap median_j c_j),
 
-so that half of the cohort has to collude to move it at will. A client below the bound can still raise its claim up to
-the bound; a claim above the bound has no further effect.
+so that half of the cohort has to collude to move the bound at will. A client below the bound can still raise its claim
+up to the bound; raising it further has no effect.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from torch import Tensor
 
 
 def length_factors(norms: Tensor, cap: float) -> Tensor:
-    """Compute the factors that shorten updates to a bound on their lengths.
+    """Compute the factor by which each update has to be multiplied so that its length is at most a bound.
 
     Args:
         norms: the updates' lengths, ``[k]``, not negative.
         cap: the bound, as a multiple of the median of the finite lengths above 0.
 
     Returns:
-        float64 ``[k]`` in (0, 1], on the CPU: min(1, cap median / norm).
+        float64 ``[k]`` in (0, 1], on the CPU: min(1, cap median / norm); 1 for a length that is 0 or not finite.
 
     Example:
         >>> length_factors(torch.tensor([1.0, 2.0, 8.0, 0.0]), cap=2.0)
@@ -45,7 +44,7 @@ def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
 
     Args:
         num_samples: the reported numbers, integers ``[k]``.
-        cap: the bound, as a multiple of the reported numbers' median, rounded up to a whole number; None: no bound.
+        cap: the bound, as a multiple of the median of ``num_samples``; the product is rounded up. None: no bound.
 
     Returns:
         The capped numbers, ``[k]``, in the dtype of ``num_samples``.
@@ -67,11 +66,11 @@ def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Ten
         rows: the k trained models, ``[k, P]``; not changed.
         start: the model from which all of them started, ``[P]``, or ``[k, P]`` with one per model.
         factors: the factor of each model's update (model minus start), ``[k]``.
-        end: how many leading entries are parameters; the entries behind them, buffers, stay as they are.
+        end: the number of parameters, which come first in a row; the buffers after them are not scaled.
 
     Returns:
-        The models with scaled updates, ``[k, P]``; ``rows`` itself if all factors are 1. A model with a factor of 1
-        stays equal to the bit.
+        The models with scaled updates, ``[k, P]``; ``rows`` itself if all factors are 1. A model whose factor is 1 does
+        not change in any bit.
 
     Example:
         >>> scale_updates(torch.tensor([[3.0, 7.0], [2.0, 7.0]]), torch.ones(2), torch.tensor([0.5, 1.0]), end=1)

@@ -1,8 +1,8 @@
 """Common entries: the columns of a matrix in which all rows agree.
 
-A weighted average of k equal numbers is that number in mathematics; with rounded weights it may be the next
-floating-point number. Weights that no client trains, and constant buffers, would then drift from round to round. The
-functions here find the columns in which all models agree, and put their values back into an average.
+A weighted average of k equal numbers should be that number, but because of rounding it may be the next floating-point
+number. Weights that no client trains, and constant buffers, would then drift from round to round. The functions here
+find the columns in which all models agree, and restore these columns' exact values in an average.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: Columns per block on a CPU, whose cache they fit, and on other devices, where every block costs a kernel launch.
+#: Columns per block: on a CPU few, so that a block fits the cache; on other devices many, since each block costs a
+#: kernel launch.
 _BLOCK = 2**16
 _DEVICE_BLOCK = 2**22
 
@@ -20,14 +21,14 @@ _DEVICE_BLOCK = 2**22
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Find the columns in which all rows are equal, block by block.
 
-    On a CPU blocks without such a column are left out, and if models differ everywhere, as after training, only two
-    rows are compared.
+    On a CPU, blocks without such a column are not yielded, and the comparison of rows ends as soon as a block has none:
+    after training, when models differ everywhere, only two rows are compared.
 
     Args:
         rows: one model per row, ``[k, P]``, at least one.
 
     Yields:
-        A block's slice of columns, and bool ``[width]``: True for columns in which all rows are equal.
+        For each block, its slice of columns, and bool ``[width]``, True for columns in which all rows are equal.
 
     Example:
         >>> [(block, same.tolist()) for block, same in common_entries(torch.tensor([[1.0, 2.0], [1.0, 3.0]]))]
@@ -55,14 +56,14 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
-    """Set the entries of averages in which all averaged rows agree to the rows' common values.
+    """Replace the entries of an average by the rows' common value wherever all averaged rows agree.
 
     Args:
-        average: the averages of the rows, ``[..., P]``, changed in place.
+        average: one or more weighted averages of the rows, ``[..., P]``, changed in place.
         rows: the averaged rows, ``[k, P]``.
 
     Returns:
-        ``average``; its entries equal those of the rows to the bit if all rows agree.
+        ``average``.
 
     Example:
         >>> rows = torch.tensor([[0.1], [0.1]])

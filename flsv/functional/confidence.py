@@ -15,10 +15,10 @@ def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
     Args:
         variance: ``[n]``, the estimated variance of each number.
         freedom: ``[n]``, the degrees of freedom of that estimate.
-        level: the interval's level, in (0, 1).
+        level: the confidence level, in (0, 1).
 
     Returns:
-        ``[n]``; NaN without any degrees of freedom.
+        ``[n]``; NaN where ``freedom`` is not above 0.
 
     Example:
         >>> half_width(torch.tensor([4.0]), torch.tensor([10.0]), 0.9)
@@ -28,11 +28,11 @@ def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
 
 
 def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
-    """Compute half the width of an interval in standard errors: Student's t quantile at (1 + level) / 2.
+    """Compute Student's t quantile at (1 + level) / 2: half the width of a confidence interval, in standard errors.
 
     Args:
-        level: the interval's level, in (0, 1).
-        freedom: degrees of freedom of the standard error, any shape; inf: the normal quantile.
+        level: the confidence level, in (0, 1).
+        freedom: degrees of freedom of the standard error, any shape; inf gives the normal quantile.
 
     Returns:
         float64, of the shape of ``freedom``.

@@ -9,12 +9,11 @@ with the mean over the rounds t in which both clients took part. For clients wit
 -1 / (k - 1), however well their updates agree; for two clients that train on the same samples it is near 1. To look for
 clients that are too similar over rounds is the idea of Fung, Yoon, Beschastnikh, "The Limitations of Federated Learning
 in Sybil Settings", RAID 2020 (FoolsGold), who take cosines of summed updates. The subtraction of the mean is added
-here, so that clients whose updates agree because they learn the same are not suspected. A single coincidence is not
-evidence: a pair is judged only after three rounds with a similarity of 0.4 or more in each, and all rounds have equal
-weight.
+here, so that clients whose updates agree because they learn the same are not suspected. To rule out coincidences, a
+pair can count as copies only after three rounds, each with a similarity of 0.4 or more; all rounds have equal weight.
 
-The mean is taken over the whole cohort. If a third of a cohort or more sends updates with a component that the other
-clients' updates do not have, the mean does not remove this component, and the similarities of these clients rise.
+Limitation: the mean direction is that of the whole cohort. If a third of the cohort or more shares a component that the
+other updates lack, subtracting the mean does not remove it, and the similarities within this third rise.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ ALIKE = 0.7
 digits_dirichlet and digits_label_noise of the benchmark's tuning set: honest clients stay below 0.62 there, and eight
 of nine copies reach 0.7 within ten rounds, most of them in the first."""
 ROUNDS = 3
-"""In how many rounds two clients must be similar to count as copies, and how many of their first common rounds
-:mod:`flsv.functional.isolated_groups` reads."""
+"""The number of rounds in which two clients must be similar to count as copies; also the number of their first common
+rounds to which the rule of :mod:`flsv.functional.isolated_groups` is applied."""
 SPEAKING = 0.4
 """Similarity from which on two clients count as similar in a round; chosen on the same federations as ``ALIKE``.
 ``docs/results/cheating.md`` has how often honest, copying and framed clients are named on other federations."""
 
 
 def products_without_mean(gram: Tensor) -> Tensor:
-    """Compute the scalar products of the updates' directions, after the mean direction is subtracted from each.
+    """Compute the scalar products e_i . e_j of the updates' directions, each minus the cohort's mean direction.
 
     Args:
         gram: the scalar products of the k updates with each other, ``[k, k]``.
 
     Returns:
-        float64 ``[k, k]``; 0 for updates that are zero or not finite, which do not enter the mean.
+        float64 ``[k, k]``. An update that is zero or not finite has the products 0, and does not enter the mean.
 
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [-2.0, 0.0]])
@@ -82,14 +81,14 @@ def similarities(gram: Tensor) -> Tensor:
 
 
 def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
-    """Find groups of clients that are all similar to each other and not similar to any other client.
+    """Find groups of clients in which each client is similar to all other members, and to no client outside.
 
-    Two clients are in a group only if all clients that are similar to one of them are also similar to the other: the
-    sum of two different updates is similar to both of them, but is not a copy.
+    A client that is similar to two clients that differ, such as one that sends the sum of their updates, is therefore
+    in no group with them.
 
     Args:
         similar: the similarities of k clients, ``[k, k]``, see :func:`similarities`, or their mean over rounds.
-        threshold: the least similarity of two similar clients.
+        threshold: the similarity from which on two clients count as similar.
 
     Returns:
         bool ``[k, k]``, symmetric, True for two clients of the same group.
@@ -111,13 +110,13 @@ def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
 
 
 def groups_of(pairs: Tensor) -> list[list[int]]:
-    """Find the groups of clients that are connected by pairs.
+    """Find the connected components of a graph of clients that have two or more members.
 
     Args:
         pairs: bool ``[n, n]``, symmetric, True for two connected clients.
 
     Returns:
-        The members of each group of two or more clients, ascending; the groups are ordered by their first member.
+        The members of each component, ascending; the components are ordered by their first member.
 
     Example:
         >>> pairs = torch.zeros(4, 4, dtype=torch.bool)

@@ -1,9 +1,9 @@
 """Euclidean distances of models and samples, without overflow and without a second matrix.
 
-The square of an entry above 1.8e19 is infinite in float32, so that the float32 norm of such an update is infinite. In
-float64 the squares of all float32 numbers are finite. And float32 loses digits: on a CPU, torch's norm of an update of
-10^5 entries is off by 3e-7 to 3e-6, of 10^7 entries by 6e-5 to 4e-4. Per entry float64 takes three operations for some
-40 bytes that are read and written, so that memory is what limits it, also on cards that are slow in float64.
+They are computed in float64 for two reasons. The square of an entry above 1.8e19 is infinite in float32, but finite in
+float64. And float32 loses digits: on a CPU, torch's norm of an update of 10^5 entries is off by 3e-7 to 3e-6, of 10^7
+entries by 6e-5 to 4e-4. Float64 costs little time, even on GPUs that are slow in it: an entry takes three operations,
+while some 40 bytes are read and written, so that memory bandwidth is the limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: How many numbers are converted to float64 at a time: on an accelerator, and on a CPU, in whose cache they stay.
+#: The number of entries converted to float64 at a time: on an accelerator, and on a CPU, where they have to fit the
+#: cache.
 BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
 
 
@@ -23,7 +24,7 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
         origin: the point from which all distances are measured, ``[P]``, or ``[k, P]`` with one per point.
 
     Returns:
-        float64 ``[k]``; NaN for rows that hold NaN.
+        float64 ``[k]``; NaN for points that contain NaN.
 
     Example:
         >>> distances(torch.tensor([[3e30, 4e30], [0.0, 0.0]]), torch.zeros(2))
@@ -48,7 +49,7 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
 
 
 def all_finite(vector: Tensor) -> bool:
-    """Check that no entry of a vector is infinite or NaN, without a second vector in memory.
+    """Return whether no entry of a vector is infinite or NaN, without a second vector in memory.
 
     Args:
         vector: the vector to check, ``[P]``.
@@ -62,7 +63,7 @@ def all_finite(vector: Tensor) -> bool:
 
 
 def _at_once(points: Tensor) -> int:
-    """Return how many numbers are converted to float64 at a time."""
+    """Return the number of entries to convert to float64 at a time on the device of ``points``."""
     return CPU_BLOCK if points.device.type == "cpu" else BLOCK
 
 
@@ -85,7 +86,7 @@ def _lengths(steps: Tensor, scale: bool) -> Tensor:
 
 
 def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
-    """Compute sum_i weights_i points_i in float64.
+    """Compute sum_i weights_i points_i in float64; the weights are not normalized.
 
     Args:
         points: k points, ``[k, P]``.

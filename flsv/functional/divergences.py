@@ -95,22 +95,22 @@ def divergence_weights(
 
     with D_k the weight of client k, N_k its share of all samples, and F_k the divergence of its labels.
 
-    Departures, without which the formula cannot be used. Raw Kullback-Leibler divergences make it negative in the
-    paper's own scenarios (two of ten classes: F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0), so F is first made to sum to 1
-    over the clients. Negative weights become 0, as in FedDisco. The weights are made to sum to 1: as published, with
-    a = 0.6 and b = 0.1, the weights of five equal clients sum to 1.5, which is a larger step of the server
-    (``FedAvg(server_lr=...)``) and not a better weighting.
+    Departures from the paper, without which the weights are unusable: (1) F is divided by its sum over the clients. Raw
+    Kullback-Leibler divergences give negative weights in the paper's own scenarios (for a client with two of ten
+    classes, F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0). (2) Negative weights become 0, as in FedDisco. (3) The weights
+    are divided by their sum. As published, with a = 0.6 and b = 0.1, the weights of five equal clients sum to 1.5,
+    which only enlarges the server's step (``FedAvg(server_lr=...)``).
 
     Args:
         num_samples: the clients' numbers of training samples, ``[k]``, not all 0.
         divergence: the clients' divergences F, ``[k]``, see :func:`label_divergence`.
         a: the factor of the divergences: the larger, the less weight a client with unusual labels has.
         b: the number added to every weight: the larger, the more equal the weights are.
-        normalize_divergence: divide the divergences by their sum first; if all are 0 they stay 0.
+        normalize_divergence: whether to divide the divergences by their sum first; if all are 0 they stay 0.
 
     Returns:
-        The weights, float64 ``[k]``, not negative, which sum to 1. If no client has a positive weight, they are the
-        shares of samples, with a warning.
+        The weights, float64 ``[k]``, not negative, which sum to 1. If the formula gives no client a positive weight,
+        the weights are the clients' shares of the samples, and there is a warning.
 
     Raises:
         ValueError: the shapes do not fit, a number is negative or not finite, or there are no samples.

@@ -1,8 +1,8 @@
-"""FedCE: contribution estimation from the directions of updates and the errors of the other clients' model.
+"""FedCE: contribution estimates from the direction of each client's update and the error of the model without it.
 
-A client contributes more if its update points away from the others' updates, and if the model without the client has a
-large error on the client's data. Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution
-Estimation", CVPR 2023; formulas as in the authors' code (NVIDIA FLARE, ``research/fed-ce``).
+A client's estimate is larger if its update points away from the others' updates, and if the aggregate of the others'
+models has a large error on the client's data. Jiang et al., "Fair Federated Medical Image Segmentation via Client
+Contribution Estimation", CVPR 2023; formulas as in the authors' code (NVIDIA FLARE, ``research/fed-ce``).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
         weights: the updates' weights c in the sum, ``[k]``.
 
     Returns:
-        float64 ``[k]`` in [-1, 1]; 0 for an update of zero, and if the others' sum is zero.
+        float64 ``[k]`` in [-1, 1]; 0 for a client whose update, or whose sum of the others' updates, is zero.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: the shapes do not fit.
 
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
@@ -61,22 +61,22 @@ def contribution_estimates(
     """Compute FedCE's weights from mean cosines and mean scores.
 
     Let cos_i be the cosine of client i's update with the others' (see :func:`leave_one_out_cosines`), and m_i the score
-    of the aggregate without client i on the client's own validation samples. With means over the rounds, the weight is
+    of the aggregate without client i on the client's own validation samples. With means over the rounds,
 
-        a_i = 1 - mean cos_i,    e_i = 1 - mean m_i,    c_i <- a_i e_i ("times") or a_i + e_i ("plus").
+        a_i = 1 - mean cos_i,    e_i = 1 - mean m_i,    weight c_i = a_i e_i ("times") or a_i + e_i ("plus").
 
-    a and e are first divided by their sums, and c is divided by its sum at the end. Each time numbers below ``floor``
-    are raised to ``floor``.
+    a and e are divided by their sums before they are combined, and c is divided by its sum at the end. After each of
+    the three divisions, numbers below ``floor`` are raised to ``floor``.
 
-    Clients report their scores themselves, and the lower the reported score, the larger the weight. Without a bound on
-    the errors e a client can raise its weight at will; ``cap`` is such a bound.
+    Clients report their scores themselves, and the lower the reported score, the larger the weight. ``cap`` bounds the
+    errors e, so that a client cannot raise its weight at will.
 
     Args:
         cosines: the clients' means of cos_i over the rounds so far, ``[n]``, in [-1, 1].
         scores: the clients' means of m_i over the rounds so far, ``[n]``, in [0, 1].
         combine: ``"times"``: multiply a and e; ``"plus"``: add them.
-        floor: the least share of a client.
-        cap: the bound on errors, in medians of the cohort's errors; None: no bound.
+        floor: the number to which smaller shares are raised, see above.
+        cap: the bound on the errors e, as a multiple of their median over the clients; None: no bound.
 
     Returns:
         The weights, float64 ``[n]``. As in the authors' code, their sum is above 1 if the floor raises a weight.
@@ -102,7 +102,7 @@ def contribution_estimates(
 
 
 def _shares(values: Tensor, floor: float) -> Tensor:
-    """Divide values by their sum, with ``floor`` as the least share; equal shares where the sum is 0."""
+    """Divide values by their sum (equal shares if the sum is 0), and raise shares below ``floor`` to ``floor``."""
     total = values.sum()
     shares = values / total if total > 0 else torch.full_like(values, 1 / max(len(values), 1))
     return shares.clamp_min(floor)
@@ -117,10 +117,10 @@ def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
         weight: the weight w of this model in the average, in [0, 1].
 
     Returns:
-        ``[P]``; None if no other client has any weight.
+        ``[P]``; None if ``weight`` is 1, so that the other clients have no weight.
 
     Raises:
-        ValueError: a weight outside [0, 1].
+        ValueError: ``weight`` is outside [0, 1].
 
     Example:
         >>> without_own(torch.tensor([3.0, 5.0]), torch.tensor([1.0, 1.0]), 0.5)

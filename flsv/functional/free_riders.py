@@ -1,9 +1,9 @@
 """Free riders: clients that send back the server's last step without training.
 
-The cosine of such an update with the server's last step is 1. It can also be near 1 for an honest client that learns
-smoothly and whose weight exceeds that of all others, since the step is then nearly its own. As with copies
-(:mod:`flsv.functional.copies`), free riders are told from honest clients by the directions of the updates without the
-updates' mean direction.
+The cosine of such an update with the server's last step is 1. An honest client can have a cosine near 1, too: if its
+weight is much larger than all others', the server's step is nearly its own last update. As with copies
+(:mod:`flsv.functional.copies`), the mean direction of all updates is therefore subtracted before directions are
+compared.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 ECHO = 0.9
-"""The similarity of :func:`last_step_similarity` from which on an update counts as the server's last step. It was
-chosen on the benchmark's tuning set, where honest clients' means stay below 0.6 and free riders' means are 1."""
+"""The value of :func:`last_step_similarity`, as a mean over rounds, from which on a client counts as a free rider. It
+was chosen on the benchmark's tuning set, where honest clients' means are below 0.6 and free riders' means are 1."""
 
 
 def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
@@ -23,9 +23,9 @@ def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samp
 
         r_i = cos(d_i / |d_i| - c, g / |g| - c),    c the mean direction of g and all updates.
 
-    It is computed twice, and the smaller result counts: once with equal weights of the clients in c, and once with the
-    weight n_j |d_j| for client j of n_j samples. If clients keep their directions from round to round, the second c is
-    the direction of g under aggregation by samples, and the first is close to it under equal weights.
+    r_i is computed with two weightings of the updates in c, and the smaller result is returned: equal weights, and the
+    weight n_j |d_j| for client j of n_j samples. If clients keep their directions from round to round, c is close to
+    the direction of g: with the second weighting if the server aggregates by samples, with the first if uniformly.
 
     Args:
         gram: the scalar products of the k updates with each other, ``[k, k]``.

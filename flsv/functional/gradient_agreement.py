@@ -1,12 +1,15 @@
-"""Gradient agreement: how much clients' updates lower the validation loss, and how far they agree with the federation.
+"""Gradient agreement: how much clients' updates lower the validation loss, and how well they agree with the aggregate.
 
-The method is this package's own, a blend of two that fail in different federations. The slope of the validation loss
-along a client's update, times the client's samples and summed over rounds, is the first-order federated Shapley value
-with fixed weights (for one sample as the player, the first-order term of Wang et al., "Data Shapley in One Training
-Run", ICLR 2025). It detects bad data and is weaker where clients differ in their mixture of classes. The cosine of an
-update with the federation's (Xu et al., CGSV, NeurIPS 2021), times samples, follows sizes and mixtures, and hardly
-detects noise on the inputs. The even blend correlates with retrained Shapley values better than either:
-``docs/benchmark.md``.
+The method is this package's own. It blends two quantities that fail in different federations.
+
+- The slope of the validation loss along a client's update, times its number of samples, summed over rounds: the
+  first-order federated Shapley value with fixed weights (with single samples as players, the first-order term of Wang
+  et al., "Data Shapley in One Training Run", ICLR 2025). It detects bad data, and is weaker where clients have
+  different mixtures of classes.
+- The cosine of a client's update with the aggregate (Xu et al., CGSV, NeurIPS 2021), times its number of samples. It
+  reflects sizes and mixtures of classes, and hardly detects noise on the inputs.
+
+The even blend correlates better with retrained Shapley values than either (``docs/benchmark.md``).
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -
     Args:
         descent: u, the decrease of the validation loss by each client's updates, to first order, in nats, ``[n]``; NaN
             for clients that took part in no round.
-        agreement: a, each client's number of samples times its mean cosine with the federation's update, ``[n]``; NaN
-            for clients that took part in no round.
+        agreement: a, each client's number of samples times the mean cosine of its updates with the aggregate, ``[n]``;
+            NaN for clients that took part in no round.
         blend: b, the weight of the agreement, in [0, 1].
 
     Returns:
@@ -49,25 +52,23 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -
 
 @checked
 def agreement_scales(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
-    """Compute the factors by which :func:`gradient_agreement` multiplies positive descents and agreements.
+    """Compute the factors s and t in phi_i = s max(u_i, 0) + t max(a_i, 0), the result of :func:`gradient_agreement`.
 
-    Args:
-        descent: as for :func:`gradient_agreement`.
-        agreement: as for :func:`gradient_agreement`.
-        blend: as for :func:`gradient_agreement`.
+    The arguments are those of :func:`gradient_agreement`.
 
     Returns:
-        The factor of the descent and that of the agreement, float64 ``[2]``.
+        s, the factor of the descent, and t, that of the agreement, float64 ``[2]``.
     """
     _, weights, totals = _weighed(descent, agreement, blend)
     return (weights / totals).squeeze(1)
 
 
 def _weighed(descent: Tensor, agreement: Tensor, blend: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the terms of :func:`gradient_agreement`, in the first row for the descent, in the second for agreement.
+    """Compute the terms of :func:`gradient_agreement`; row 0 is for the descent, row 1 for the agreement.
 
     Returns:
-        The positive parts ``[2, n]``, their weights in the blend ``[2, 1]``, and their sums over clients ``[2, 1]``.
+        max(u, 0) and max(a, 0), ``[2, n]``; their weights in the blend, ``[2, 1]``, which sum to 1, with 0 for a row
+        without a positive number; and their sums over clients, ``[2, 1]``, with 1 in place of 0.
     """
     if descent.ndim != 1 or descent.shape != agreement.shape:
         raise ValueError(f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}.")

@@ -1,14 +1,14 @@
 """Isolated groups: clients that are far more similar to each other than to any other client.
 
-How similar copies become depends on the federation: the less the clients' data differ, the more of the updates'
-directions without their mean (:mod:`flsv.functional.copies`) is noise. This second rule, the package's own, therefore
-compares a group's similarities with those of the federation's other pairs. It is applied to the first three rounds in
-which both clients of a pair took part: in nearly trained models updates differ by noise only, and the updates of
-clients with the same wrong labels are similar because of these labels.
+This rule, the package's own, supplements the fixed threshold of :mod:`flsv.functional.copies`. If clients' data hardly
+differ, most of what is left of the updates' directions without their mean is noise, and even copies are less similar
+than the threshold. So a group's similarities are compared with those to the other clients. Only the first three rounds
+in which both clients of a pair took part count: later, updates of nearly trained models differ by noise only, and
+clients with the same wrong labels become similar because of these labels.
 
-The rule needs a cohort of six, and clients that can differ in more ways than there are clients: where few classes or
-parameters leave few directions to differ in, honest clients become isolated by chance (eight clients of three classes
-and 80 parameters: by 0.6).
+The rule needs a cohort of six or more, and a model with many more directions than there are clients. With few classes
+or parameters honest clients can be isolated by chance (by 0.6 among eight clients, with three classes and 80
+parameters).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 GAP = 0.45
-"""Chosen on the benchmark's tuning set. In its 16 honest runs, and among the others in 96 runs with a copy, no pair
-stands apart by more than 0.41; of the 90 copies that are treated like the original, 83 do by 0.45 or more within three
-rounds, 69 of them in the first."""
+"""The default gap, chosen on the benchmark's tuning set. Honest clients are isolated by at most 0.41 there, in 16 runs
+without and 96 runs with a copy. Of the 90 copies that are treated like the original, 83 are isolated by 0.45 or more
+within three rounds, 69 of them in the first."""
 LEAST = 6
-"""The smallest cohort in which groups are looked for: in smaller cohorts too few other pairs show what is usual."""
+"""The smallest cohort in which groups are looked for; smaller ones have too few other pairs to compare with."""
 
 
 def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
-    """Find groups of at most half of the clients that are isolated from all others by a gap.
+    """Find groups G of at most half of the clients that are isolated from all other clients by a gap.
 
         min_{i, j in G} s_ij - max_{i in G, l not in G} s_il >= gap,    2 <= |G| <= k / 2
 
     Args:
         similar: the similarities s of k clients, ``[k, k]``, see :func:`flsv.functional.copies.similarities`. Among
             fewer than six clients no group is isolated.
-        gap: the least difference between the smallest similarity within a group G and the largest similarity of one of
-            its members to another client.
+        gap: the least difference between the smallest similarity within G and the largest similarity of a member of G
+            to a client outside.
 
     Returns:
         bool ``[k, k]``, symmetric, True for two clients of the same isolated group.

@@ -6,8 +6,8 @@ with M values is therefore the row of 2 M + 1 numbers
     first [M] | average [M] | seen [1]
 
 where ``first`` is the first value, ``average`` the moving average started at zero, and ``seen`` the number of values in
-it. With the momentum mu the moving average after c values is ``mu^c * first + average``. A later row is merged by
-``average <- mu^(seen of the later row) * average + average of the later row``.
+it. With the momentum mu the moving average after c values is ``mu^c * first + average``. To merge the row of a later
+period, ``average`` is multiplied by mu^(``seen`` of the later row), and ``average`` of the later row is added.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 
 
 def momentum_row(values: Tensor, momentum: float) -> Tensor:
-    """Return the rows of clients that have taken part in a single round.
+    """Make the rows of k clients from their values in a single round.
 
     Args:
         values: the clients' values in the round, ``[k, M]``.
         momentum: the momentum mu of the moving average.
 
     Returns:
-        ``[k, 2M+1]``.
+        ``[k, 2M+1]``: first, average and seen, see :mod:`flsv.functional.moving_average`.
     """
     return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
 
@@ -37,7 +37,7 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
         momentum: the momentum mu of the moving average.
 
     Returns:
-        ``[n, 2M+1]``.
+        The merged rows, ``[n, 2M+1]``.
     """
     merged = rows[0]
     width = (merged.shape[-1] - 1) // 2
@@ -59,7 +59,7 @@ def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: flo
         momentum: the momentum mu of the moving average.
 
     Returns:
-        ``[n, 2M+1]``.
+        The new rows, ``[n, 2M+1]``.
     """
     now = torch.zeros_like(rows)
     now[client_ids] = momentum_row(values.to(rows), momentum)
@@ -72,7 +72,7 @@ def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> 
     Args:
         rows: the clients' rows, ``[n, 2M+1]``, see :func:`momentum_row`.
         momentum: the momentum mu of the moving average.
-        init: the start value of the average; None: its first value.
+        init: the value from which all averages start; None: each starts from its first value.
 
     Returns:
         ``[n, M]``; NaN for clients without a value.
@@ -91,14 +91,14 @@ def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> 
 
 
 def momentum_squares(count: Tensor, momentum: float, init: bool = False) -> Tensor:
-    """Compute the sum of the squared factors of the values in a moving average.
+    """Compute the sum of the squared weights that the values have in a moving average.
 
     The variance of a moving average of independent values is this sum times the variance of one value.
 
     Args:
         count: the number of values in each average, ``[n]``.
         momentum: the momentum mu of the moving average.
-        init: whether the average has a start value; otherwise its first value counts in full.
+        init: whether the average starts from a constant; False: it starts from its first value.
 
     Returns:
         ``[n]``.

@@ -1,10 +1,9 @@
 """Outliers: updates that are suspiciously large for their cohort.
 
-Iglewicz and Hoaglin, "How to Detect and Handle Outliers", ASQC Basic References in Quality Control 16, 1993: the
-modified z-score, here of the logarithms of the updates' norms. Logarithms are taken since norms grow in proportion to
-the causes of their differences, such as learning rates and numbers of steps. The median and the median absolute
-deviation (MAD) stay reliable if nearly half of the cohort is wrong, whereas a single outlier can change the mean and
-the standard deviation at will.
+They are found by the modified z-score of Iglewicz and Hoaglin, "How to Detect and Handle Outliers", ASQC Basic
+References in Quality Control 16, 1993, here of the logarithms of the updates' norms: learning rates and numbers of
+steps multiply norms. The median and the median absolute deviation (MAD) stay reliable if nearly half of the cohort is
+wrong, whereas a single outlier can change the mean and the standard deviation at will.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FA
 
     Args:
         norms: the updates' norms, ``[k]``, not negative; infinite norms are too large.
-        threshold: the largest usual z-score; the authors recommend 3.5.
-        factor: the largest usual ratio to the median.
+        threshold: the largest z-score that is not an outlier; the authors recommend 3.5.
+        factor: the largest ratio of a norm to the median norm that is not an outlier.
 
     Returns:
         bool ``[k]``, True for outliers.
@@ -56,14 +55,13 @@ def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FA
 
 
 def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
-    """Find the norms that are so large that a float32 sum would lose all other updates.
+    """Find the updates that are so large that a float32 sum with them would lose the digits of all other updates.
 
-    These are norms above 8.4e6 (1 / eps of float32) times the larger of the model's norm and the median norm, and norms
-    above 1.8e19. A float32 sum with such an update loses the digits of all other updates, and models that start from
-    the sum overflow.
+    Their norms are above 8.4e6 (1 / eps of float32) times the larger of the model's norm and the median norm, or above
+    1.8e19. Models that start from a sum with such an update overflow.
 
     Args:
-        norms: the updates' norms, ``[k]``, not negative; NaN if a norm is not known, which is never found.
+        norms: the updates' norms, ``[k]``, not negative; NaN for an unknown norm, for which the result is False.
         model_norm: the norm of the model from which the updates start.
 
     Returns:

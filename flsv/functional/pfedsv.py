@@ -25,9 +25,9 @@ def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weigh
     .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
 
     with v_j the Shapley value of model j and d_j its distance from the client's own model. If no other model has a
-    value above 0, the client keeps its own model. For a model at distance 0 w is infinite; in the limit all weight goes
-    to the models at distance 0 with a value above 0, in proportion to their values. These models equal the client's own
-    model, so that the client keeps its model in this case, too.
+    value above 0, the own model has all weight. For a model at distance 0, w_j would be infinite; models at distance 0
+    with a value above 0 therefore get all weight, in proportion to their values. Such models equal the client's own
+    model, so the mixture does, too.
 
     Args:
         values: the Shapley values of s models, the client's own among them, ``[s]``.
@@ -35,7 +35,7 @@ def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weigh
             own model is not read.
         own: the index of the client's own model.
         self_weight: the distance that replaces the own model's: the ``"mean"`` or the least (``"min"``) of the others'
-            distances, or a number. The smaller it is, the nearer the own weight comes to 1, which is local training.
+            distances, or a number. The smaller it is, the closer the own weight is to 1, that is to local training.
             ``"exclude"``: the own model has no weight, unless no other model has a value above 0.
 
     Returns:

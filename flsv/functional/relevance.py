@@ -1,7 +1,7 @@
-"""Relevance of clients to each other: from their label distributions, and the AUROC of the scores they have measured.
+"""Relevance of clients to each other by their label distributions, and how well clients' scores of each other match it.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
-2024, section IV-B and figure 7. The paper shows the matrices; the AUROC that compares them is this package's addition.
+2024, section IV-B and figure 7. The paper shows both matrices; the AUROC that compares them is this package's addition.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor
 
 
 def label_overlap(class_counts: Tensor) -> Tensor:
-    """Compute the overlap of two clients' label distributions, sum_c min(p_ic, p_jc), for all pairs.
+    """Compute the overlap of label distributions for all pairs of clients: sum_c min(p_ic, p_jc) for clients i and j.
 
-    It is above 0 for two clients with a label in common, which is the paper's definition of relevance. Where nearly
-    every client has a few samples of every class (Dirichlet partitions), ``label_overlap(counts) > 0.1`` is more
-    informative.
+    p_ic is the share of class c in client i's samples. The overlap is above 0 for two clients with a class in common,
+    which is the paper's definition of relevance. Where nearly every client has a few samples of every class (Dirichlet
+    partitions), ``label_overlap(counts) > 0.1`` is more informative.
 
     Args:
         class_counts: the numbers of samples of each client and class, ``[n, M]``.
@@ -42,11 +42,12 @@ def label_overlap(class_counts: Tensor) -> Tensor:
 
 
 def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
-    """Compute the probability that a relevant pair of clients has a higher score than an irrelevant one; ties count
-    half.
+    """Compute the AUROC of scores: the probability that a relevant pair scores higher than an irrelevant one.
+
+    Ties count half. A pair is an ordered pair of two different clients.
 
     Args:
-        relevance: ``[n, n]`` scores; pairs that are NaN (never scored) and the diagonal are left out.
+        relevance: ``[n, n]``, the pairs' scores; NaN for pairs without a score, which are left out.
         truth: ``[n, n]``, above 0 (or True) for relevant pairs.
 
     Returns:

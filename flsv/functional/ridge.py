@@ -1,4 +1,4 @@
-r"""Ridge regression from sums over samples, so that a coalition's fit is a sum of its members' statistics and a solve.
+r"""Ridge regression from sums over samples: a coalition's fit takes the sum of its members' statistics and one solve.
 
 Let the m samples of a client have features in the rows of Phi ``[m, r + 1]``, whose last column is 1, and targets in
 the rows of Y ``[m, M]``; for M classes, 1 at the sample's class and 0 elsewhere. The ridge fit of the pooled samples of
@@ -6,7 +6,7 @@ a coalition S (Hoerl and Kennard 1970), whose intercept is not penalized, is
 
 .. math:: W_S = \Bigl(\sum_{i \in S} \Phi_i^T \Phi_i + \lambda D\Bigr)^{-1} \sum_{i \in S} \Phi_i^T Y_i,
 
-where D is the identity but for a 0 at the intercept. It depends on the clients' samples by the two sums alone.
+where D is the identity with a 0 at the intercept. Only the two sums depend on the clients' samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 def principal_axes(x: Tensor, components: int) -> tuple[Tensor, Tensor]:
     """Compute the first principal axes of samples, scaled so that the projected samples have a total variance of 1.
 
-    With features of a fixed total variance, one penalty suits features of any scale.
+    The same ridge penalty then suits samples of any scale.
 
     Args:
         x: ``[m, d]``, the samples.
@@ -42,15 +42,17 @@ def principal_axes(x: Tensor, components: int) -> tuple[Tensor, Tensor]:
 
 
 def ridge_statistics(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the two sums over samples that ridge regression needs; samples that are not finite are left out.
+    """Compute the two sums over samples that ridge regression needs.
+
+    A sample with a feature or target that is not finite is left out.
 
     Args:
         features: ``[m, r]``, the samples' features, without the constant.
-        targets: ``[m, M]``, the samples' targets.
+        targets: ``[m, M]``, the samples' targets y.
 
     Returns:
-        The sums of phi phi^T, float64 ``[r + 1, r + 1]``, whose last entry is the number of samples, and of phi y^T,
-        float64 ``[r + 1, M]``.
+        With phi a sample's r features followed by 1: the sum of phi phi^T, float64 ``[r + 1, r + 1]``, whose last entry
+        is the number of samples; and the sum of phi y^T, float64 ``[r + 1, M]``.
 
     Example:
         >>> ridge_statistics(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [4.0]]))
@@ -69,12 +71,12 @@ def with_constant(features: Tensor) -> Tensor:
 
 
 def ridge_weights(gram: Tensor, moments: Tensor, penalty: float) -> Tensor:
-    """Solve ridge regressions, each from the sums of the samples' statistics.
+    """Fit K ridge regressions, one for each of K sets of samples, from the sums of :func:`ridge_statistics`.
 
     Args:
-        gram: float64 ``[K, r + 1, r + 1]``, sums of phi phi^T for each of K sets of samples.
-        moments: float64 ``[K, r + 1, M]``, sums of phi y^T.
-        penalty: lambda, above 0; the intercept, the last feature's weight, is not penalized.
+        gram: float64 ``[K, r + 1, r + 1]``, each set's sum of phi phi^T.
+        moments: float64 ``[K, r + 1, M]``, each set's sum of phi y^T.
+        penalty: lambda, above 0; the intercept, the last of the r + 1 weights, is not penalized.
 
     Returns:
         The weights, float64 ``[K, r + 1, M]``; 0 for a set without samples.

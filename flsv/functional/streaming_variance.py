@@ -1,14 +1,14 @@
 """Streaming variance: the spread of a client's values over rounds, from running sums.
 
-A metric's value is a weighted sum of the values of single rounds: a sum, a mean, a moving average. If rounds were
-resampled in blocks with replacement (Künsch, "The jackknife and the bootstrap for general stationary observations",
-Annals of Statistics 17, 1989), the variance of their mean would be, in the limit of many draws, the mean square of the
-blocks' deviations. So nothing is drawn here: the sums of the blocks are updated round by round, which takes constant
-memory, is deterministic, and continues after a restart.
+A metric's value is a weighted sum of the values of single rounds: a sum, a mean, a moving average. The block bootstrap
+(Künsch, "The jackknife and the bootstrap for general stationary observations", Annals of Statistics 17, 1989) resamples
+blocks of rounds with replacement; in the limit of many draws, its variance of the mean is the mean square of the
+blocks' deviations. This limit is computed here from sums over blocks, which are updated round by round: that takes
+constant memory, is deterministic, and continues after a restart.
 
-Blocks do not overlap. Block j has floor(sqrt(j)) rounds, so that the last block of T rounds is about T^(1/3) long, the
-length of the least error (Hall, Horowitz and Jing, Biometrika 82, 1995), although T is not known in advance. Only the
-rounds in which a client took part count.
+Blocks do not overlap. Block j has floor(sqrt(j)) rounds. The last block of T rounds is then about T^(1/3) long, which
+has the least error (Hall, Horowitz and Jing, Biometrika 82, 1995), although T is not known in advance. For each client
+only the rounds in which it took part count.
 
 The state is one row of 12 numbers per client,
 
@@ -40,8 +40,8 @@ def spread_add(
         rows: one row of running sums per client, ``[n, 12]``, zeros before the first round.
         client_ids: the indices of the k clients in the round, ``[k]``.
         values: these clients' values of this round alone, ``[k]``.
-        factor: the factor of this round in the metric's value: 1 in a sum.
-        keep: the number by which the factors of earlier rounds are multiplied: 1 in a sum.
+        factor: the weight of this round's values in the metric's value, such as 1 in a sum.
+        keep: the number by which the weights of earlier rounds are multiplied, such as 1 in a sum.
 
     Returns:
         The new rows, ``[n, 12]``.
@@ -61,7 +61,8 @@ def spread_add(
 def spread_merge(stretches: Tensor) -> Tensor:
     """Merge the clients' rows of running sums from successive periods of rounds.
 
-    A period of one round joins the open block of the earlier periods; before a longer period that block is closed.
+    A period of one round is added to the open block of the earlier periods. Before a longer period is added, the open
+    block is closed.
 
     Args:
         stretches: the rows of W periods, ``[W, n, 12]``, earliest first.
@@ -96,11 +97,11 @@ def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the variance of each client's value of a round about its trend, from differences of successive rounds.
 
-    The values that rounds add to a *sum* fall or rise in the course of training, most of all in the first rounds. This
-    trend is not an error of the sum, but deviations from the rounds' mean would include it. The variance is therefore
-    half the mean square of successive differences (von Neumann, Kent, Bellinson and Hart, "The mean square successive
-    difference", Annals of Mathematical Statistics 12, 1941), in which only the steps of a trend remain. It assumes that
-    the values of successive rounds vary independently about the trend.
+    It is for metrics that *sum* the rounds' values. These values fall or rise in the course of training, most of all in
+    the first rounds. Such a trend is not an error of the sum, but deviations from the rounds' mean would include it.
+    The variance is therefore half the mean square of successive differences (von Neumann, Kent, Bellinson and Hart,
+    "The mean square successive difference", Annals of Mathematical Statistics 12, 1941), which a slow trend hardly
+    changes. It assumes that the values of successive rounds vary independently about the trend.
 
     Args:
         rows: the clients' running sums, ``[n, 12]``, see :func:`spread_add`.
@@ -122,7 +123,8 @@ def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _closed(rows: Tensor) -> Tensor:
-    """Return the rows ``[n, 12]`` after adding each row's open block to the sums over its closed blocks."""
+    """Close the open block of each row, that is add it to the sums over closed blocks; return the new rows
+    ``[n, 12]``."""
     count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
     none = torch.zeros_like(s)
     sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))
@@ -130,8 +132,7 @@ def _closed(rows: Tensor) -> Tensor:
 
 
 def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | Tensor = 1.0) -> Tensor:
-    """Return the rows ``[k, 12]`` with a round's values ``[k]`` added; ``factor`` and ``keep`` as in
-    :func:`spread_add`."""
+    """Add a round's values ``[k]`` to the rows ``[k, 12]`` of its k clients, see :func:`spread_add`."""
     full = rows[:, 8] >= (rows[:, 6] + 1).sqrt().floor()
     rows = torch.where(full[:, None], _closed(rows), rows)
     count, first, total, squares, cross, lengths, blocks, s, length, factors, last, steps = rows.unbind(-1)

@@ -1,5 +1,6 @@
-"""Contribution metrics: stateful torchmetrics on the functions of ``flsv.functional``, by the question they answer; no
-formula and no evaluation of a model is written here.
+"""Contribution metrics: stateful torchmetrics that call the functions of ``flsv.functional`` and store their results.
+
+By the question that they answer:
 
 - Whose updates agree with the majority? ClassSpecificShapley, CosineGradientShapley.
 - How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,

@@ -28,8 +28,8 @@ from flsv.utilities.plots import shows
 
 
 def latest(stretches: Tensor) -> Tensor:
-    """Return for each entry the last value that is not NaN, from the states ``[W, ...]`` of W successive parts of a
-    run, earliest first.
+    """Merge the states ``[W, ...]`` of W successive parts of a run, earliest first, for ``add_state``'s reduction:
+    return for each entry its last value that is not NaN.
     """
     latest = stretches[0]
     for later in stretches[1:]:
@@ -40,17 +40,19 @@ def latest(stretches: Tensor) -> Tensor:
 class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
     """Base class of contribution metrics.
 
-    ``compute()`` returns ``[num_clients]`` or ``[num_clients, num_classes]``; values of clients that never took part
-    are NaN. A subclass defines ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of
-    ``update``'s arguments are those of :class:`flsv.Round`: inside a :class:`flsv.FederatedLoop` the metric gets the
-    attributes of the round that it names. Before each update the ``client_ids`` are checked, and whether each tensor
-    has one row per client; the state ``rounds`` counts the updates.
+    A contribution metric is a torchmetrics metric that is updated once per round. ``compute()`` returns
+    ``[num_clients]`` or ``[num_clients, num_classes]``; values of clients that never took part are NaN. A subclass
+    defines ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of ``update``'s arguments
+    are attributes of :class:`flsv.Round`: a :class:`flsv.FederatedLoop` passes these attributes of each round. This
+    class checks before each update that the ``client_ids`` are valid and that each tensor has one row per client, and
+    counts the updates in the state ``rounds``.
 
-    The memory does not grow with the number of rounds, unless a metric says so: each round is folded into the states. A
-    state's reduction must therefore merge two such states, the later state second (``forward``, ``merge_state`` and a
-    sync between processes call it).
+    The states do not grow with the number of rounds, unless a metric says so: ``update`` accumulates each round into
+    them. A state's reduction must be able to merge the states of two parts of a run, the later part second;
+    ``forward``, ``merge_state`` and a sync between processes call it.
 
-    Arguments that a subclass stores before it calls this constructor are read-only: the states depend on them.
+    Arguments that a subclass stores before it calls this constructor are read-only afterwards, since the states depend
+    on them.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
@@ -76,34 +78,34 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
 
     prior: float | None = None
     """Value that samplers, aggregators and personalizers assume for a client that never took part; None: they get NaN.
-    ``compute`` does not return this value.
+    ``compute`` returns NaN for such a client in either case.
     """
 
     uses_ground_truth = False
-    """Whether values are compared with facts that no real server knows: every client's ``class_counts``."""
+    """Whether the metric compares its values with every client's ``class_counts``, which no real server knows."""
 
     evaluates = False
-    """Whether clients evaluate models for the metric on their own validation samples: then every client must have
-    validation samples.
+    """Whether clients evaluate models for the metric on their own validation samples, which every client must then
+    have.
     """
 
     to_pay_by = False
-    """True: shares of a budget may be shown by the values, which measure how much a client adds to the model."""
+    """Whether reports may divide a budget by the values: True if they measure how much a client adds to the model."""
 
     mergeable = True
-    """Whether the metric's states of several parts of a run can be merged, by ``merge_state`` or between processes."""
+    """Whether the states of several parts of a run can be merged, by ``merge_state`` or a sync between processes."""
 
     unit = "contribution"
-    """Unit of a value, as on an axis. With ``sign`` and ``cost`` it is part of the :meth:`guide`."""
+    """Unit of a value, as on an axis. :meth:`guide` returns ``unit``, ``sign`` and ``cost``."""
 
     sign = ""
-    """Meaning of positive, negative and zero values."""
+    """Meaning of positive, negative and zero values, in words; if empty, whether more or less is better."""
 
     cost = "see its documentation."
     """Cost of a round, in words."""
 
     reported_by: str | None = None
-    """The setting, in words, that makes clients report the metric's inputs; None if every round has these inputs."""
+    """Code of the setting that makes clients report the metric's inputs; None if every round has these inputs."""
 
     def __init__(
         self,
@@ -130,15 +132,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         class_counts: Tensor | None = None,
         client_names: Sequence[str] | None = None,
     ) -> None:
-        """Take the number of clients and classes from the federation, or check them against it.
+        """Set the federation's numbers of clients and classes, or check that the metric's numbers equal them.
 
         Args:
             num_clients: n, the number of clients.
             num_classes: M, the number of classes.
             class_names: names of the classes, for pictures.
             class_counts: ``[n, M]``, the numbers of training samples of each client and class, which no server of a
-                real federation would know. Only a metric with ``uses_ground_truth`` stores them, to compare its values
-                with them.
+                real federation would know. They are stored only if :attr:`uses_ground_truth`.
             client_names: names of the clients, for pictures.
 
         Raises:
@@ -160,7 +161,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
             self._create_states()
 
     def check(self, num_samples: Tensor) -> None:
-        """Check the clients' numbers of training samples, which the server knows; called before training.
+        """Check before training that the metric works with the clients' numbers of training samples; by default it
+        does.
 
         Args:
             num_samples: ``[n]``, the numbers of training samples.
@@ -170,23 +172,34 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         """
 
     def check_rounds(self, rounds: int) -> None:
-        """Warn if a run of ``rounds`` rounds will not have some of the values; called before training if the number is
-        known.
+        """Prepare for a run of ``rounds`` rounds, and warn if it is too short for the metric's values; by default do
+        nothing. Called before training if the number of rounds is known.
         """
 
     def check_server(self, server_data: LocalData | None, model: Tensor) -> None:
-        """Raise ConfigurationError if the metric cannot work with the server's validation data (None: there are none)
-        or with the model ``[P]`` from which training goes on; called before training."""
+        """Check before training that the metric works with the server's data; by default it does.
+
+        Args:
+            server_data: the server's validation data; None: it has none.
+            model: ``[P]``, the global model at the start of training.
+
+        Raises:
+            ConfigurationError: the metric cannot work with them.
+        """
 
     @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        """Declare the states with ``add_state``; called once, as soon as the needed sizes are known."""
+        """Declare the metric's states with ``add_state``; called once, as soon as both sizes are known.
+
+        Args:
+            num_clients: n, the number of clients.
+            num_classes: M, the number of classes; it may be None if ``per_class`` is False.
+        """
 
     if hasattr(Metric, "merge_state"):  # torchmetrics 1.5
 
         def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-            """Merge the rounds of another metric, or of its state, into this metric; they count as earlier than this
-            metric's rounds.
+            """Merge the rounds of another metric, or of its state, into this metric, as rounds before its own.
 
             Raises:
                 ConfigurationError: the other metric has another size or other settings.
@@ -223,25 +236,25 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
             )
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return further values to log after an update, by name: scalars ``[]`` or one number per client
+        """Return further values to log after each round, ``{name: value}``: scalars ``[]`` or one number per client
         ``[num_clients]``.
         """
         return {}
 
     def columns(self) -> list[str] | None:
-        """Return the names of the columns of ``[num_clients, M]`` values in the reports; None: the columns are the
+        """Return the names of the M columns of values ``[num_clients, M]`` for the reports; None if the columns are the
         classes.
         """
         return None
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Reduce a value that ``compute`` returned to one number per client ``[num_clients]``: by default the mean over
-        classes.
+        """Reduce the result ``value`` of ``compute`` to one number per client ``[num_clients]``; by default, take the
+        mean over the classes.
         """
         return value.mean(-1) if value.ndim == 2 else value
 
     def __repr__(self) -> str:
-        """Return the class's name with the arguments that differ from their defaults."""
+        """Return the class's name with the arguments that differ from their defaults, without sizes and tensors."""
         parameters = inspect.signature(type(self)).parameters
         values = {name: getattr(self, name) for name in parameters if hasattr(self, name) and name not in _OF_THE_DATA}
         shown = [
@@ -265,7 +278,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
             cls.plot = shows(cls.plot)  # type: ignore[method-assign]  # wrapped on purpose
 
     def guide(self) -> Guide:
-        """Return a guide to reading the values: their unit, sign, needs and cost."""
+        """Return the values' unit, the meaning of their sign, the metric's needs and its cost, in words."""
         sign = self.sign or ("more is better." if self.higher_is_better else "less is better.")
         return Guide(self.unit, sign, needs_in_words(self), self.cost)
 
@@ -283,16 +296,16 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         rounds' values. :func:`flsv.utilities.plots.waterfall` is in the style of shap.
 
         Args:
-            val: a value that ``compute`` or ``forward`` returned, or a list of such values, one per round; by default
+            val: a result of ``compute`` or ``forward``, or a list of such results, one per round; by default
                 ``compute()``.
-            ax: a matplotlib axis to draw into.
+            ax: a matplotlib axis to draw into; by default that of a new figure.
             limits: lowest and highest value of the scale; by default the lowest and highest of ``val``.
-            stderr: standard errors ``[num_clients]``, drawn on the bars; without ``val``, ``diagnostics`` provides the
-                default.
+            stderr: standard errors ``[num_clients]``, drawn on the bars; by default those in ``diagnostics`` if ``val``
+                is None, otherwise none.
             title: title of the picture; by default the class's name.
 
         Returns:
-            ``(figure, axis)``. As the last line of a notebook's cell the pair is shown as the picture.
+            ``(figure, axis)``. A notebook shows the pair as a picture if it is the last line of a cell.
         """
         if val is None:
             val = self.compute()
@@ -310,15 +323,16 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
-        """Apply a function to the states, as ``torch.nn.Module`` does for ``to``, ``cuda`` and ``set_dtype``; the last
-        leaves integer states alone, since they are counts."""
+        """Apply ``fn`` to the states, as ``torch.nn.Module`` does in ``to``, ``cuda`` and ``set_dtype``; ``set_dtype``
+        does not convert integer states, which are counts."""
         if not self._dtype_convert:
             return super()._apply(fn, exclude_state)
         return super()._apply(lambda tensor: fn(tensor) if tensor.is_floating_point() else tensor, exclude_state)
 
     @property
     def update_called(self) -> bool:
-        """Return whether the metric has been updated, also before it was saved: torchmetrics' own count is not."""
+        """Return whether the metric has ever been updated; unlike torchmetrics' own count, also after loading a
+        state."""
         return super().update_called or bool(getattr(self, "rounds", 0))
 
     @property
@@ -333,7 +347,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         self.persistent(True)
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
-        """Wrap ``update`` as torchmetrics does; the wrapper also checks the round's clients and counts the rounds."""
+        """Wrap ``update`` as torchmetrics does; the wrapper also checks the round's arguments and counts the rounds."""
         arguments = inspect.signature(update)
 
         @functools.wraps(update)
@@ -355,14 +369,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         return super()._wrap_update(counted)
 
     def _check_asked(self, client_ids: Tensor, clients: Sequence[Client]) -> None:
-        """Raise unless the objects ``clients`` are the round's clients, in the order of ``client_ids``."""
+        """Raise ValueError unless ``clients`` are the round's clients, in the order of ``client_ids``."""
         if [client.id for client in clients] != on_host(client_ids):
             raise ValueError(f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}.")
 
     @staticmethod
     def _matrix(client_ids: Tensor, client_updates: Tensor | ClientMatrix) -> ClientMatrix:
-        """Convert a tensor of updates ``[k, P]`` to a :class:`ClientMatrix`, which a ``FederatedLoop`` passes instead
-        of a tensor.
+        """Convert updates ``[k, P]`` to a :class:`ClientMatrix`; return a :class:`ClientMatrix`, which a
+        ``FederatedLoop`` passes, unchanged.
         """
         if not isinstance(client_updates, Tensor):
             return client_updates
@@ -371,12 +385,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, WithIntervals):
         return ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates))
 
 
-#: Names of the constructor's arguments whose values a metric takes from the federation.
+#: Names of the constructor's arguments that a ``FederatedLoop`` sets.
 _OF_THE_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
-    """Return ``{name: value}`` for the metric's fold and its arguments that are numbers, texts or dataclasses."""
+    """Return ``{name: value}`` of the constructor's arguments and the fold, as far as they are numbers, texts,
+    dictionaries, dataclasses or None."""
     names = [*inspect.signature(type(metric)).parameters, "fold"]
     values = {name: getattr(metric, name, None) for name in names}
     plain = (int, float, str, dict, type(None))

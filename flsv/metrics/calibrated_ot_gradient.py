@@ -26,13 +26,13 @@ class CalibratedOTGradient(WassersteinContribution):
     .. math::
         g_l = f_l - \frac{1}{m - 1} \sum_{j \ne l} f_j
 
-    with m the number of the client's samples and f_l the dual potential of sample l, of the optimal transport to the
-    measure that the protocol sends to the client. A client's gradients sum to 0, so their mean carries no information:
-    the client's contribution is 1 minus the share of its flagged samples, so that more is better. The gradients stay at
-    the client (``client.ask(flsv.valuation.sample_values)``), and so does a picture of the most harmful images; the
-    number of flagged samples and a histogram are sent. ``flsv value`` draws the histograms.
+    with m the number of the client's samples, and f_l the dual potential of sample l in the optimal transport to the
+    points that the server has sent. A client's gradients sum to 0, so their mean carries no information. The client's
+    contribution is therefore 1 minus the share of its flagged samples, so that more is better. The gradients stay at
+    the client (``client.ask(flsv.valuation.sample_values)``), and so does a picture of the most harmful images. The
+    client sends only the number of flagged samples and a histogram. ``flsv value`` draws the histograms.
 
-    Inputs, and all arguments that are not listed here, are the same as for :class:`WassersteinContribution`.
+    The inputs of ``update``, and all arguments that are not listed here, are those of :class:`WassersteinContribution`.
     ``compute`` returns ``[num_clients]`` in [0, 1], NaN for clients that never took part. ``diagnostics`` returns the
     distances and the shares of flagged samples.
 
@@ -41,8 +41,8 @@ class CalibratedOTGradient(WassersteinContribution):
         samples per client, where it flags nearly as many correct as wrong samples.
 
     Args:
-        rule: which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the paper's rule,
-            which flags about half of a clean client's samples.
+        rule: the rule by which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the
+            paper's rule, which flags about half of a clean client's samples.
         pictures: the number of images in each client's picture of harmful samples; 0: no picture.
 
     Example:
@@ -90,9 +90,11 @@ class CalibratedOTGradient(WassersteinContribution):
         map_clients(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
-        """Compute the clients' shares of unflagged samples, ``[num_clients]``; NaN for clients that never took part."""
+        """Compute 1 minus each client's share of flagged samples, ``[num_clients]``; NaN for clients that never took
+        part."""
         return 1 - self.flagged
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's distance and share of flagged samples ``[num_clients]``."""
+        """Return each client's ``distance`` from the target and ``flagged``, its share of flagged samples, both
+        ``[num_clients]``."""
         return {**super().diagnostics(), "flagged": self.flagged.clone()}

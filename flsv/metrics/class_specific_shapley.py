@@ -111,7 +111,7 @@ class ClassSpecificShapley(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, str]:
-        """``{argument: attribute}`` for those arguments of ``update`` that have another name in :class:`flsv.Round`."""
+        """``{argument of update: attribute of the round}`` for arguments whose names differ from the attributes'."""
         if self.source == "update":
             return {}
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
@@ -149,7 +149,7 @@ class ClassSpecificShapley(ContributionMetric):
     def update(
         self, client_ids: Tensor, client_heads: Tensor, server_head: Tensor, num_samples: Tensor | None = None
     ) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
@@ -177,12 +177,13 @@ class ClassSpecificShapley(ContributionMetric):
         self.note_round(client_ids, mean)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients, num_classes]``, NaN for clients that never took part."""
+        """Compute the moving averages of the cosines, ``[num_clients, num_classes]``; NaN for clients that never took
+        part."""
         return momentum_value(self.history, self.momentum)[:, : self.num_classes]
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Compute the mean over classes ``[num_clients]``, in [-1, 1], times the clients' samples with
-        ``weighting="samples"``; NaN for clients that never took part.
+        """Compute each client's mean over the classes ``[num_clients]``, in [-1, 1]; with ``weighting="samples"``
+        multiply it by the moving average of the client's number of samples. NaN for clients that never took part.
         """
         mean = super().per_client(value)
         return mean * momentum_value(self.history, self.momentum)[:, -1].to(mean) if self._weighs else mean

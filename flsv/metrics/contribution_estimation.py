@@ -23,7 +23,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def _aggregate(round: Round) -> Tensor:
-    """Compute the average ``[P]`` of the clients' models, by the round's aggregation weights scaled to sum to 1."""
+    """Compute the average ``[P]`` of the clients' models, with the aggregation weights scaled to sum to 1."""
     assert round.aggregation_weights is not None
     return round.combine(_shares(round.aggregation_weights).to(round.client_vectors))
 
@@ -53,11 +53,11 @@ class ContributionEstimation(ContributionMetric):
 
     with :math:`d_i` client *i*'s update, and :math:`m_i` the score, on its validation samples, of the average of the
     other clients' models; bars are means over rounds. A client's contribution is larger the less its update agrees with
-    the other clients' updates, and the worse the others' model performs on its own validation samples: the metric
-    rewards being different. Noise, too, is different: the estimate does not measure usefulness, and does not protect
-    against free riders and bad data. Measured on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): a client
-    that returns the model unchanged has 0.45, the honest ones 0.10 to 0.13; one whose labels are all wrong 0.44, the
-    others 0.09 to 0.13. :class:`flsv.aggregation.FedCE` uses the estimates as weights.
+    the other clients' updates, and the worse the others' model performs on its own validation samples. The metric thus
+    rewards being different, which noise and bad data are, too: it does not measure usefulness and does not protect
+    against free riders. Measured on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): a client that returns
+    the model unchanged has 0.45, and the honest clients have 0.10 to 0.13; a client whose labels are all wrong has
+    0.44, and the others have 0.09 to 0.13. :class:`flsv.aggregation.FedCE` uses the estimates as weights.
 
     As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only),
     ``aggregation_weights [k]``, ``aggregate [P]`` (the clients' models averaged with these weights) and the
@@ -65,12 +65,11 @@ class ContributionEstimation(ContributionMetric):
     ``[num_clients]``, values that sum to 1 up to the floor; NaN for clients that never took part. ``diagnostics``
     returns the mean cosines and the mean errors.
 
-    Differences from the authors' code, in which all clients take part in all rounds: means are over the rounds in which
-    a client took part; the aggregate is scored in the round in which it is computed, while the authors' clients score
-    it at the beginning of their next round; the directions of the other clients are weighted as in the aggregate, as
-    the comments in the authors' code say, while that code has equal weights. As in the authors' code, every client's
-    mean score includes an initial score of 0. A client at a site of its own that does not answer has no score in that
-    round, and the round is left out of its estimate.
+    Differences from the authors' code: (1) Clients may be absent; means are over the rounds in which a client took
+    part. (2) Clients score the aggregate in the round in which it is computed, not at the beginning of their next
+    round. (3) The other clients' updates have their weights in the aggregate; in the authors' code the weights are
+    equal, contrary to its comments. As in the authors' code, every client's mean score includes an initial score of 0.
+    If a client on a remote site does not answer, the round is left out of its estimate.
 
     When not to use it:
         For payment: it rewards being different, so noise, wrong labels and unchanged models have high values. With two
@@ -83,8 +82,8 @@ class ContributionEstimation(ContributionMetric):
             that the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
         floor: the smallest share of a client.
         mode: ``"max"`` for a value that the module logs.
-        cap: the largest mean error of a client, as a multiple of the median over all clients; larger errors, which
-            clients report themselves, are cut. None, as in the paper: no cap.
+        cap: the largest mean error that counts, as a multiple of the median over all clients; clients report errors
+            themselves, and could exaggerate. None, as in the paper: no cap.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -116,7 +115,7 @@ class ContributionEstimation(ContributionMetric):
     per_class = False
     to_pay_by = False
     evaluates = True
-    #: Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``.
+    #: Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of, "aggregate": _aggregate}
     # No over_rounds, and so no intervals: shares of means over rounds are not means of the rounds' shares.
     plot_lower_bound = 0.0
@@ -157,14 +156,14 @@ class ContributionEstimation(ContributionMetric):
         aggregate: Tensor,
         clients: Sequence[Client],
     ) -> None:
-        """Add a round, and ask its clients for scores.
+        """Update the states with one round, and ask its clients for scores.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers).
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
             aggregate: ``[P]``, the clients' models averaged with these weights.
-            clients: the round's clients.
+            clients: the round's clients, in the order of ``client_ids``.
         """
         self._check_asked(client_ids, clients)
         weights = _shares(aggregation_weights)
@@ -194,8 +193,8 @@ class ContributionEstimation(ContributionMetric):
         return value
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's mean cosine with the other clients' updates, and its mean error of the others' model,
-        ``[num_clients]``.
+        """Return each client's mean ``cosine`` with the other clients' updates, and the mean ``error`` of the others'
+        model on its samples, both ``[num_clients]``.
         """
         cosines, scores = self._means()
         return {"cosine": cosines, "error": 1 - scores}

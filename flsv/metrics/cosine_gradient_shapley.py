@@ -39,12 +39,12 @@ class CosineGradientShapley(ContributionMetric):
     The paper has full participation only. Here a round redistributes the sum of its clients' reputations among them, so
     that absent clients keep their reputations; a client that joins late starts from the mean of the known reputations.
 
-    A reputation depends on all rounds in their order, so parts of a run cannot be merged, nor two processes' rounds
-    synchronized: both raise an error. ``forward`` updates twice.
+    A reputation depends on the order of all rounds. Merging parts of a run, or a sync between processes, therefore
+    raises an error, and ``forward`` calls ``update`` twice.
 
     When not to use it:
         For payment: it compares directions, and does not measure by how much a model has improved. Where some clients'
-        data are rare and correct: a client that differs from the majority has a low reputation. With a majority that is
+        data are rare and correct: a client that differs from the majority has a low reputation. Where the majority is
         wrong.
 
     Args:
@@ -75,7 +75,7 @@ class CosineGradientShapley(ContributionMetric):
     to_pay_by = False
     full_state_update = True
     mergeable = False
-    #: Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``.
+    #: Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of}
     over_rounds = "sum"
     plot_lower_bound = 0.0
@@ -105,7 +105,7 @@ class CosineGradientShapley(ContributionMetric):
         num_samples: Tensor | None = None,
         aggregation_weights: Tensor | None = None,
     ) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
@@ -135,9 +135,9 @@ class CosineGradientShapley(ContributionMetric):
         self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def compute(self) -> Tensor:
-        """Compute the reputations ``[num_clients]``, NaN for clients that never took part."""
+        """Compute the reputations ``[num_clients]``, which sum to 1; NaN for clients that never took part."""
         return self.reputation / self.reputation.nansum()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's last cosine with the aggregate ``[num_clients]``."""
+        """Return ``phi [num_clients]``, each client's cosine with the aggregate in its last round."""
         return {"phi": self.phi.clone()}

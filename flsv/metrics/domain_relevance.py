@@ -1,4 +1,4 @@
-"""DomainRelevance: a matrix of scores, how useful each client's model is to each other client (pFedSV).
+"""DomainRelevance: a matrix of scores of how useful each client's model is to each other client (pFedSV).
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, equation 5 and figure 7.
@@ -41,9 +41,9 @@ class DomainRelevance(ContributionMetric):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         alpha: in [0, 1), the weight of the old score. The paper gives no value.
-        truth: ``[n, n]``, above 0 for a relevant pair. By default, in a ``FederatedLoop``, the label overlap
-            (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: the overlap
-            is used only to evaluate the scores.
+        truth: ``[n, n]``, above 0 for a relevant pair; it is used only to evaluate the scores. None: in a
+            ``FederatedLoop``, the label overlap (:func:`flsv.functional.label_overlap`) of the clients' training
+            samples, which no real client knows.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -78,7 +78,8 @@ class DomainRelevance(ContributionMetric):
 
     @property
     def truth(self) -> Tensor | None:
-        """``[n, n]``, above 0 for a relevant pair; None if relevance is not known."""
+        """The argument ``truth``, or the clients' label overlap: ``[n, n]``, above 0 for a relevant pair; None if
+        neither is known."""
         if self._truth is None and self.class_counts is not None:
             return label_overlap(self.class_counts.cpu())
         return self._truth
@@ -89,12 +90,12 @@ class DomainRelevance(ContributionMetric):
         self.add_state("history", torch.zeros(num_clients**2, 3), dist_reduce_fx=reduction)
 
     def update(self, client_ids: Tensor, peer_values: Tensor) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            peer_values: ``[k, n]``, the value of each of the n clients' models to each of the round's k clients; NaN
-                for models that were not evaluated.
+            peer_values: ``[k, n]``; entry (i, j) is the value of client j's model to the i-th of the round's k clients,
+                NaN if this client has not evaluated the model.
         """
         n = self.num_clients
         assert n is not None
@@ -111,16 +112,16 @@ class DomainRelevance(ContributionMetric):
         return momentum_value(self.history, self.alpha, init=0.0).view(self.num_clients, -1)
 
     def per_client(self, value: Tensor) -> Tensor:
-        """Compute the mean of the scores that other clients gave to each client's model, ``[num_clients]``; NaN if
-        there are none.
+        """Compute the mean of the scores that other clients gave to each client's model, ``[num_clients]``; NaN for a
+        model without a score.
         """
         others = value.clone()
         others.fill_diagonal_(float("nan"))
         return others.nanmean(0)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return how well the scores separate relevant pairs from others, and the share of relevant pairs that were
-        evaluated; nothing without a truth.
+        """Return ``auroc``, how well the scores separate relevant pairs from others, and ``found``, the share of
+        relevant pairs that were evaluated; an empty dictionary if :attr:`truth` is None.
         """
         truth = self.truth
         if truth is None:

@@ -17,7 +17,7 @@ from flsv.metrics.intervals import OverRounds
 from flsv.metrics.update_cosines import cosines_with_sum, parameters_of
 from flsv.utilities.declared import Share
 
-#: Step along an update, as a share of it, for the difference quotient of a logged loss.
+#: Step of the difference quotients of a logged loss, as a fraction of an update.
 STEP = 0.05
 EPSILON = 1e-12
 
@@ -37,9 +37,9 @@ class GradientAgreement(ContributionMetric):
     raises the loss and opposes the other clients' updates.
 
     **Absence.** Early rounds reduce the loss more than late ones, so a plain sum would punish clients that were absent
-    early. So :math:`u_i` is a ratio estimate: the client's sum over its own rounds, divided by the sum of the cohorts'
-    mean absolute values in these rounds, times the sum of these means over all rounds. With full participation the
-    estimate equals the plain sum.
+    early. So :math:`u_i` is a ratio estimate: the sum over the client's rounds is multiplied by the sum of the cohorts'
+    mean absolute values over all rounds, and divided by that over the client's rounds. With full participation it
+    equals the plain sum.
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i), ``client_updates [k, P]``
     (parameters only) and ``num_samples [k]``. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
@@ -112,7 +112,7 @@ class GradientAgreement(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
+        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
         return {"gradient_products": self._slopes, "client_updates": parameters_of}
 
     def _slopes(self, round: Round) -> Tensor:
@@ -129,7 +129,7 @@ class GradientAgreement(ContributionMetric):
     def update(
         self, client_ids: Tensor, gradient_products: Tensor, client_updates: Tensor | ClientMatrix, num_samples: Tensor
     ) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
@@ -167,8 +167,8 @@ class GradientAgreement(ContributionMetric):
         return gradient_agreement(*self._parts(), self.blend).float()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return how much each client's updates lower the loss, times its number of samples, and its mean cosine,
-        ``[num_clients]``.
+        """Return ``descent``, the terms :math:`u_i`, and ``cosine``, each client's mean cosine with the sum of updates,
+        both ``[num_clients]``.
         """
         return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
 
@@ -190,8 +190,8 @@ class GradientAgreement(ContributionMetric):
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
-    """Compute by how much a logged value worsens along each client's update, as difference quotients, float64 ``[k]``:
-    this costs k + 1 evaluations for the round's k clients.
+    """Compute the slopes of a logged loss along the updates of a round's k clients, float64 ``[k]``, positive if the
+    loss rises. The difference quotients take k + 1 evaluations of ``measure``, the performance measure of this loss.
     """
     players = len(round)
     utility = round.play(measure, torch.full((players,), STEP))

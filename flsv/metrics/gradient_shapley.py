@@ -14,7 +14,7 @@ from flsv.games.performance import loss_measure
 from flsv.metrics.base import ContributionMetric
 from flsv.utilities.declared import Momentum
 
-#: Conditions on the arguments.
+#: Condition on the arguments, and the message if it is violated: order 2 needs the classifier's own loss.
 _RULES = ((lambda given: given.order == 1 or given.loss is None, "of a loss that is logged there is the first order."),)
 
 
@@ -88,7 +88,7 @@ class GradientShapley(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
+        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
         return _products(self)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -96,7 +96,7 @@ class GradientShapley(ContributionMetric):
         self.add_state("history", torch.zeros(num_clients, 3), dist_reduce_fx=reduction)
 
     def update(self, client_ids: Tensor, gradient_products: Tensor, hessian_products: Tensor | None = None) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
@@ -110,5 +110,6 @@ class GradientShapley(ContributionMetric):
         self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]``, in nats, NaN for clients that never took part."""
+        """Compute the moving averages of the rounds' Shapley values, ``[num_clients]``, in nats; NaN for clients that
+        never took part."""
         return momentum_value(self.history, self.momentum).squeeze(-1)

@@ -30,16 +30,16 @@ class InRunShapley(ContributionMetric):
     with :math:`\eta` the server's learning rate, :math:`w_i` client i's weight, :math:`d_i` its update, z its samples,
     :math:`l_z` their losses and :math:`f_{t(z)}` the factor with which the gradient of the local step t(z), which used
     z, enters the update. ``order=1`` uses the first term of :math:`\phi_i` only. The server computes :math:`\phi_i`
-    from the update alone, so that a client cannot raise its value by its report
-    (:class:`flsv.training.algorithms.InRunValues`), which only divides the value among classes. The column ``"rest"``
-    is the part that no sample has caused: weight decay, clipping, momentum of an earlier round, changes by uploads or
-    attacks, steps that the client did not examine. The column ``"curvature"`` is the second-order term: how far the
-    updates of all clients together overshoot. It is one number per client and not per class, since it depends on the
-    whole round's step D, which is not known during local training.
+    from the updates alone. The client's report (:class:`flsv.training.algorithms.InRunValues`) only divides this value
+    among classes, so a client cannot raise its value by its report. The column ``"rest"`` is the part of the value that
+    is due to no sample: to weight decay, clipping, momentum of an earlier round, changes by uploads or attacks, and
+    steps in which the client computed no sample values. The column ``"curvature"`` is the second-order term: how far
+    the updates of all clients together overshoot. It is not divided among classes, since it depends on the whole
+    round's step D, which is not known during local training.
 
-    Values are summed over rounds, as the paper sums them over steps; absent clients get 0. The sum of a client's row
-    equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is accurate if updates are
-    small.
+    Values are summed over rounds, as the paper sums them over steps; a client gets 0 in a round in which it is absent.
+    The sum of a client's row equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is
+    accurate if updates are small.
 
     Measured on the digits (FedAvg, 6 equal clients, 8 rounds, lr 0.1, one run each): a client whose labels are all
     wrong has -0.07, the others 0.19 to 0.25; where 30 % of all labels are wrong, the values of single samples separate
@@ -107,12 +107,12 @@ class InRunShapley(ContributionMetric):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether samples must have classes; for a loss that the module logs they need not."""
+        """Whether the training samples must have classes: True unless ``loss`` is the name of a logged loss."""
         return self.loss is None
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
+        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
         return _products(self) | {"server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -129,8 +129,15 @@ class InRunShapley(ContributionMetric):
         hessian_products: Tensor | None = None,
         server_lr: float = 1.0,
     ) -> None:
-        """Add one round of k clients; the first five arguments have the shapes ``[k]``, ``[k, M]``, ``[k]``, ``[k]``,
-        ``[k, k]``.
+        """Update the states with one round of k clients; the arguments are explained at the class.
+
+        Args:
+            client_ids: ``[k]``.
+            in_run_values: ``[k, M]``.
+            gradient_products: ``[k]``.
+            aggregation_weights: ``[k]``.
+            hessian_products: ``[k, k]`` for ``order=2``, None for ``order=1``.
+            server_lr: the server's learning rate.
         """
         if in_run_values.shape != (len(client_ids), self.num_classes):
             raise ValueError(
@@ -149,7 +156,8 @@ class InRunShapley(ContributionMetric):
         self.note_round(client_ids, values.sum(1))
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients, M + order]``, NaN for clients that never took part."""
+        """Compute the sums over rounds ``[num_clients, M + order]``, see :meth:`columns`; NaN for clients that never
+        took part."""
         return self.total.masked_fill((self.seen == 0)[:, None], float("nan"))
 
     def columns(self) -> list[str]:

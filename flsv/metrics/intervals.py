@@ -1,4 +1,4 @@
-"""Intervals of a metric's values, from the spread of the rounds' values or the estimator's standard error."""
+"""Intervals of a metric's values, from the spread of the rounds' values and the estimator's standard error."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OverRounds = Literal["sum", "momentum", "mean"] | None
 class WithIntervals(Metric):
     """Base class of metrics whose value is computed from the values of single rounds.
 
-    A subclass that has intervals declares in ``over_rounds`` how rounds are combined, and passes each round's own
-    values to :meth:`note_round` in ``update``. The state ``round_spread`` is added, saved and merged like other states,
-    and tables, charts, reports and ``flsv bench`` show the intervals.
+    A subclass with intervals declares in ``over_rounds`` how it combines rounds, and its ``update`` passes the values
+    of each round to :meth:`note_round`. This class adds the state ``round_spread`` for them, from which
+    :meth:`intervals` computes the intervals that tables, charts, reports and ``flsv bench`` show.
 
     Example:
         >>> from flsv.metrics.base import ContributionMetric
@@ -48,11 +48,12 @@ class WithIntervals(Metric):
     """
 
     over_rounds: OverRounds = None
-    """How a client's value is computed from its rounds' values: as their weighted sum, moving average or mean. None: in
-    another way, and there are no intervals.
+    """How a client's value is computed from the values of its rounds: ``"sum"`` (weighted), ``"momentum"`` (moving
+    average) or ``"mean"``. None: in another way; then there are no intervals.
 
-    A value that is a sum of p such terms has p rows per client in ``round_spread``, term by term. Half the width of its
-    interval is the sum of the terms' half widths, as if the terms were perfectly correlated: too wide if they are not.
+    A metric whose value is a sum of p such terms has p n rows in ``round_spread`` for n clients, term after term. Half
+    the width of an interval is then the sum of the terms' half widths, which is too wide unless the terms are perfectly
+    correlated.
     """
 
     momentum: float = 0.0
@@ -64,21 +65,21 @@ class WithIntervals(Metric):
         """Compute the low and high ends ``[num_clients]`` of an interval around every client's overall value.
 
         The interval is for the value that the same training would have with other, similar rounds. Half its width is
-        Student's t quantile times a standard error: for a sum, from the differences between the client's successive
-        rounds, else from a block bootstrap of its rounds' values (both in closed form, see
-        :mod:`flsv.functional.streaming_variance`); or the estimator's standard error if it is known and larger. If the
-        rounds' values rise or fall in the course of training, their changes from round to round count as spread, so few
-        rounds with steep gains make the interval too wide. For a metric that keeps the last round's value only, the
-        width is the spread of single rounds. **Not** covered: other seeds, participants or validation sets (for seeds
-        see ``flsv repeat``), and the metric's difference from values by retraining.
+        Student's t quantile times a standard error. The standard error of a sum comes from the differences between the
+        client's successive rounds, that of an average from a block bootstrap of its rounds' values (both in closed
+        form, see :mod:`flsv.functional.streaming_variance`). If the estimator's standard error gives a wider interval,
+        that is used. Changes of the rounds' values in the course of training count as spread, so few rounds with steep
+        gains make the interval too wide. For a metric that keeps the last round's value only, the width is the spread
+        of single rounds. **Not** covered are other seeds (see ``flsv repeat``), participants and validation sets, and
+        the metric's difference from values by retraining.
 
         Args:
             level: the confidence level, in (0, 1).
             value: the clients' overall values ``[num_clients]``; by default the current values.
 
         Returns:
-            The low and the high ends; None for a metric without intervals. NaN for a client with fewer than two rounds
-            and no standard error.
+            The low and the high ends, clipped to the metric's bounds; NaN for a client with fewer than two rounds and
+            no standard error. None for a metric without intervals.
 
         Example:
             >>> from flsv.metrics import CumulativeShapley
@@ -105,8 +106,8 @@ class WithIntervals(Metric):
         return self._bounded(value - half), self._bounded(value + half)
 
     def _variance(self) -> tuple[Tensor, Tensor]:
-        """Estimate, for each row of ``round_spread``, the variance of a single round's value, and the estimate's
-        degrees of freedom.
+        """Estimate the variance of a single round's value for each row of ``round_spread``; return the estimates and
+        their degrees of freedom.
         """
         if self.over_rounds == "sum":
             return step_variance(self.round_spread)
@@ -114,8 +115,8 @@ class WithIntervals(Metric):
         return variance, blocks - 1
 
     def error_freedom(self) -> Tensor | float:
-        """Return the degrees of freedom of the standard errors in ``diagnostics``, ``[num_clients]`` or one number for
-        all.
+        """Return the degrees of freedom of the standard errors ``stderr`` in ``diagnostics``, ``[num_clients]`` or one
+        number for all; by default inf.
         """
         return math.inf
 
@@ -124,7 +125,7 @@ class WithIntervals(Metric):
         return end if low is None and high is None else end.clamp(low, high)
 
     def _squares(self) -> Tensor:
-        """Return the sum of the squared factors with which each of the n clients' rounds enter its value, ``[n]``."""
+        """Return, for each row of ``round_spread``, the sum of the squared weights of its rounds in the value."""
         count, factors = self.round_spread[:, 0], self.round_spread[:, 9]
         if self.over_rounds == "momentum":
             return momentum_squares(count, self.momentum, init=self.init is not None)
@@ -137,15 +138,15 @@ class WithIntervals(Metric):
     def note_round(
         self, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
     ) -> None:
-        """Record the clients' values of a single round, once in every ``update``; if ``over_rounds`` is None, nothing
-        is recorded.
+        """Record the clients' values of a single round for the intervals; call it once in every ``update``.
+
+        If ``over_rounds`` is None, nothing is recorded.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            values: ``[k]``, the clients' values from this round only, over all classes.
-            factor: the factor of the values in a ``"sum"``, ``[k]`` or one number for all clients, such as one that
-                depends on the client's probability to be drawn.
-            keep: factor by which all earlier factors are multiplied, if past rounds get less weight.
+            values: ``[k]``, the clients' values from this round only, one number over all classes.
+            factor: for a ``"sum"``, the weight of this round's values in it, ``[k]`` or one number for all clients.
+            keep: the number by which the weights of all earlier rounds are multiplied; 1 leaves them as they are.
         """
         if self.over_rounds is not None:
             self.round_spread = spread_add(self.round_spread, client_ids, values.detach(), factor, keep)

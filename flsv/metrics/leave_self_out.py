@@ -1,4 +1,4 @@
-"""leave_self_out: a question to clients: the score of the aggregate without the client's own model."""
+"""leave_self_out: a function that the server runs at a client, to score the aggregate without the client's model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def leave_self_out(
     """Compute, at a client, the score of the average of all other clients' models on the client's validation samples.
 
     Args:
-        local: the data of the client, which has taken part in the round.
+        local: the client's data; the client has taken part in the round.
         aggregate: ``[P]``, the weighted average of all clients' models.
         weight: the client's weight in the average.
         performance: the performance measure.
 
     Returns:
-        The score, float64 ``[]``. If the other clients have no weight, it is the score of the model that the client
-        started from.
+        The score, float64 ``[]``. If the other clients have no weight, the model that the client started from is scored
+        instead.
     """
     assert local.start is not None
     assert local.sent is not None
@@ -39,12 +39,22 @@ def leave_self_out(
 def scores_without_own(
     clients: Sequence[Client], aggregate: Tensor, weights: Tensor, performance: str | ModelScore
 ) -> tuple[Tensor, Tensor]:
-    """Ask each of the k clients for the score of the aggregate ``[P]`` without its own model, which has the weight
-    ``weights[i]``.
+    """Ask each of k clients for the score of the aggregate without the client's own model, see :func:`leave_self_out`.
+
+    A warning names each client that does not answer, or not with a number.
+
+    Args:
+        clients: the k clients.
+        aggregate: ``[P]``, the weighted average of the clients' models.
+        weights: ``[k]``, the clients' weights in this average.
+        performance: the performance measure.
 
     Returns:
-        The scores from the clients that have answered, in the clients' order, float64, and which clients these are,
-        bool ``[k]``. A warning names each client without a valid answer.
+        The scores of the clients that have answered, in their order, float64; and bool ``[k]``, True for a client that
+        has answered.
+
+    Raises:
+        ValueError: a score is not finite.
     """
     own = dict(zip([client.id for client in clients], weights.tolist()))
     question = partial(leave_self_out, performance=performance)

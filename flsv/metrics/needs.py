@@ -1,5 +1,5 @@
-"""Guides to metrics' values; a metric's needs are derived from the arguments of its ``update`` and from class
-attributes.
+"""Descriptions of metrics for tables and reports. A metric's needs are derived from the arguments of its ``update`` and
+from class attributes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-#: ``{word: need}``: a need in words, by the word that stands for it in tables, in the order of display.
+#: What a metric may need, ``{keyword for tables: description}``, in the order of display.
 NEEDS = {
     "validation": "the server has validation data",
     "updates": "the server sees every client's own update",
@@ -25,7 +25,8 @@ NEEDS = {
     "samples": "all samples lie in one place",
 }
 _UPDATES, _HEADS, _GAMES = ("updates",), ("updates", "head"), ("validation", "updates")
-#: ``{argument: needs}``: the needs that an argument of ``update`` implies, beyond clients' ids and numbers of samples.
+#: ``{argument: needs}``: the keywords of :data:`NEEDS` that an argument of ``update`` implies. Arguments that are
+#: missing here imply no need.
 OF_A_NAME = {
     **dict.fromkeys(("client_updates", "client_vectors", "matrix"), _UPDATES),
     **dict.fromkeys(("client_heads", "client_head_weights", "server_head", "server_head_weights", "head"), _HEADS),
@@ -38,7 +39,8 @@ OF_A_NAME = {
     "all_clients": ("answers",),
     "peer_values": ("client validation",),
 }
-#: Attributes of a :class:`flsv.Round` with a row for each of its clients, and the shapes of rows that are tensors.
+#: ``BY_CLIENT``: attributes of a :class:`flsv.Round` that have one row per client. ``SHAPES``: the further axes of some
+#: of them, for messages.
 BY_CLIENT = {
     "num_samples", "losses", "num_steps", "client_updates", "client_vectors", "client_heads", "client_head_weights",
     "start_vectors", "inclusion_probabilities", "aggregation_weights", "uploaded", "downloaded", "uploaded_bytes",
@@ -48,8 +50,7 @@ SHAPES = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M
 
 
 def needs_of(metric: Metric) -> tuple[str, ...]:
-    """Return the needs of a metric, as keys of :data:`NEEDS`, from the attributes of :class:`flsv.Round` that are
-    arguments of its ``update`` and from its class attributes.
+    """Return the needs of a metric, as keys of :data:`NEEDS`.
 
     Args:
         metric: a metric of flsv, a metric of your own, or any torchmetrics metric.
@@ -74,7 +75,7 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
 
 
 def needs_in_words(metric: Metric) -> str:
-    """Describe a metric's needs in a sentence.
+    """Describe a metric's needs in words.
 
     Example:
         >>> from flsv.metrics import CosineGradientShapley
@@ -91,7 +92,7 @@ class Guide:
 
     Args:
         unit: the unit of a value, as on an axis.
-        sign: meaning of positive, negative and zero values.
+        sign: the meaning of positive, negative and zero values.
         needs: the data that the server must have or receive.
         cost: the cost of a round.
     """
@@ -102,7 +103,7 @@ class Guide:
     cost: str
 
     def lines(self) -> dict[str, str]:
-        """Return ``{heading: sentence}``."""
+        """Return the guide as ``{heading: sentence}``."""
         return {"unit": self.unit, "sign": self.sign, "needs": self.needs, "cost": self.cost}
 
 

@@ -1,8 +1,8 @@
 """Pictures of contributions: heatmaps for per-class values, bars for one value per client, lines for values over
 rounds.
 
-The figures are not registered with pyplot, so that they need not be closed. Notebooks show them by
-:func:`flsv.utilities.plots.shows`.
+The figures are not registered with pyplot, so that they need not be closed. :func:`flsv.utilities.plots.shows` makes
+notebooks show them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def plot_contributions(
             a line.
         ax: a matplotlib axis to draw into; by default that of a new figure, which is not registered with pyplot.
         name: the title.
-        class_names: labels of the M columns.
-        columns: a word before the columns' numbers if they have no names, and below the axis, such as ``"class"``.
-        client_names: names of the n clients.
+        class_names: labels of the M columns; None: they are numbered.
+        columns: the word for a column, such as ``"class"``, below the axis and before the number of a column without a
+            name; empty: no word.
+        client_names: names of the n clients; None: they are numbered.
         unit: the unit of a value.
         limits: lowest and highest value of the scale; by default the lowest and highest of ``val``.
         stderr: standard errors ``[n]``, drawn on the bars.
@@ -77,8 +78,12 @@ def plot_contributions(
 
 
 def new_figure(val: Tensor | Sequence[Tensor], below: int = 0, beside: int = 0) -> Figure:
-    """Make an empty figure of a size for a picture of ``val``, with room for labels of ``below`` characters below the
-    axis and of ``beside`` characters on its left.
+    """Make an empty figure, as large as a picture of ``val`` needs to be.
+
+    Args:
+        val: the values to draw, as for :func:`plot_contributions`.
+        below: length in characters of the longest label below the axis.
+        beside: length in characters of the longest label on the left of the axis.
     """
     from matplotlib.figure import Figure
 

@@ -16,16 +16,17 @@ from flsv.privacy.gaussian import GaussianPrivacy
 
 
 class PrivacyLoss(ContributionMetric):
-    r"""Each client's :math:`\epsilon_i(T_i)` at the mechanism's delta, from the number :math:`T_i` of rounds in which
-    it took part.
+    r"""The epsilon that each client has spent so far, at the delta of the privacy mechanism.
 
     .. math::
         \epsilon_i = \epsilon\bigl(T_i; \text{clip}, \text{noise}, \delta\bigr)
 
+    with :math:`T_i` the number of rounds in which client *i* took part.
+
     As input to ``update``: ``client_ids [k]``. ``compute`` gives ``[num_clients]``, infinite if no noise is added, NaN
-    for clients that never took part. ``diagnostics`` returns :math:`T_i` and, under a budget, the rounds that each
-    client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy`` adds this metric, as
-    ``"epsilon"``.
+    for clients that never took part. ``diagnostics`` returns :math:`T_i` and, if the mechanism has a ``max_epsilon``,
+    the number of rounds that each client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy``
+    adds this metric under the name ``"epsilon"``.
 
     When not to use it:
         As a contribution, or to compare runs with different deltas: it bounds the information in updates, and does not
@@ -56,7 +57,7 @@ class PrivacyLoss(ContributionMetric):
     per_class = False
     plot_lower_bound = 0.0
 
-    #: Argument of ``update``, and the round's attribute for it: it includes clients whose updates the server dropped.
+    #: ``{argument of update: attribute of the round}``; ``senders`` includes clients whose updates the server dropped.
     round_fields: ClassVar[dict[str, Any]] = {"client_ids": "senders"}
     participations: Tensor
 
@@ -68,23 +69,24 @@ class PrivacyLoss(ContributionMetric):
         self.add_state("participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, client_ids: Tensor) -> None:
-        """Add a round; ``client_ids [k]`` are the ids of the k clients that have sent something."""
+        """Count a round; ``client_ids [k]`` are the ids of the k clients that have sent an update in it."""
         self.participations = self.participations.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
-        """Compute epsilon ``[num_clients]``, NaN for clients that never took part."""
+        """Compute the epsilon that each client has spent, ``[num_clients]``; NaN for clients that never took part."""
         epsilons = [self.privacy.epsilon(rounds) if rounds else float("nan") for rounds in self.participations.tolist()]
         return torch.tensor(epsilons, device=self.participations.device)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of rounds in which each client took part, and, under a budget, the number of rounds that it
-        can still afford, ``[num_clients]``.
+        """Return the number of ``rounds`` in which each client took part and, if the mechanism has a ``max_epsilon``,
+        the number of ``affordable`` further rounds, both ``[num_clients]``.
         """
         affordable, taken = self.privacy.affordable_rounds(), self.participations.float()
         return {"rounds": taken} if affordable is None else {"rounds": taken, "affordable": affordable - taken}
 
     def spent(self) -> str | None:
-        """Return a text on the client whose budget another round would exceed, or None if all clients can afford it.
+        """Return a message on the client with the most rounds if another round would exceed its ``max_epsilon``; None
+        if all clients can afford another round.
 
         All clients are examined, since the clients of the next round are not drawn yet.
         """

@@ -27,15 +27,16 @@ class ProxyShapley(MeasuredMetric):
         \phi_i = \sum_{S \not\ni i} \frac{|S|!\,(n - |S| - 1)!}{n!} \bigl(U(S \cup i) - U(S)\bigr),
         \qquad U(S) = \tfrac12 \bigl(U_{model}(S) + U_{inputs}(S)\bigr)
 
-    :math:`U_{model}(S)` is the performance, on the server's validation set, of a ridge regression on what the present
-    model's last linear layer is given, fitted to the samples of the clients in S; :math:`U_{inputs}(S)` the same on the
-    inputs themselves. Both kinds of features are reduced to their first 64 principal axes on the validation set. Each
-    client sends two sums over its samples (:mod:`flsv.games.proxy_game`), after one pass of its samples through the
-    model; each coalition is then a sum and a solve, so that the costs hardly depend on the network.
+    :math:`U_{model}(S)` is the performance, on the server's validation set, of a ridge regression that is fitted to the
+    samples of the clients in S. Its features are the inputs of the current model's last linear layer. For
+    :math:`U_{inputs}(S)` the features are the model's inputs themselves. Both kinds of features are projected on the
+    first 64 principal axes of the validation set. Each client sends two sums over its samples
+    (:mod:`flsv.games.proxy_game`), after one pass of its samples through the model. The server then needs one sum and
+    one solve per coalition, so that the cost hardly depends on the network.
 
-    A classifier's linear models have a one for the class of a sample and zeros for the others as their targets.
-    Without clients all outputs are 0; the accuracy is then 1/M of M classes. All n clients are asked, whether they take
-    part in the round or not.
+    For a classifier the targets of the regression are one-hot classes. The model of the empty coalition has the output
+    0 for every class; its accuracy is 1/M for M classes. All n clients are asked, whether they take part in the round
+    or not.
 
     As input to ``update``: ``client_ids [k]``, ``all_clients``, the server's ``validation`` data and its next model
     ``server_vector [P]``, ``round_index``, and a ``generator``. ``compute`` gives ``[num_clients]``, in the
@@ -45,9 +46,9 @@ class ProxyShapley(MeasuredMetric):
         For payment, or to rank clients of a federation that can be measured otherwise: on twelve federations made after
         its rules were chosen it was no better than :class:`BlendedContribution`, and worse with wrong labels and rare
         classes; with eight to twenty clients :class:`GradientAgreement` was better (``docs/results/proxy.md``). If
-        coalitions can be trained, take :class:`ShadowShapley`. Where clients hide their samples' second moments, which
-        are what they send; beside ``GaussianPrivacy`` it is refused. Where the federation is far from trained: the
-        linear models are always fully fitted.
+        coalitions can be trained, take :class:`ShadowShapley`. Where clients must not reveal the second moments of
+        their samples, which they send; with ``GaussianPrivacy`` the metric raises an error. Where the model is far from
+        trained: the linear models are always fully fitted.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
@@ -56,16 +57,16 @@ class ProxyShapley(MeasuredMetric):
             ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, or a torchmetrics metric of outputs and
             targets. A value that the module logs with ``mode="min"``, such as ``"val_loss"``, stands for the linear
             models' own loss: the mean squared error of targets that are numbers, the cross-entropy of classes.
-        features: ``"both"``; ``"model"``: only the inputs of the last linear layer, also for inputs that are no
-            floating-point numbers; ``"inputs"``: only the inputs, also for modules without a linear layer.
+        features: ``"both"``; ``"model"``: only the inputs of the last linear layer, which suits model inputs that are
+            not floating-point; ``"inputs"``: only the model's inputs, which suits modules without a linear layer.
         head: name of the layer whose inputs are the features, as in ``module.named_modules()``; None: timm's
             ``get_classifier()``, or the last ``nn.Linear``.
         components: the largest number of features of each kind.
         penalty: the ridge penalty, for features of a total variance of 1.
-        budget: the largest number of coalitions: if there are more, the values are estimated from random orders of
-            the clients, with a standard error in ``diagnostics``.
-        every: compute values every ``every`` rounds and after the last. None: after the last round; if their number is
-            not known, after every round. A run that may stop earlier needs a number.
+        budget: the largest number of coalitions to evaluate. If there are more, the values are estimated from random
+            orders of the clients, with a standard error in ``diagnostics``.
+        every: compute values every ``every`` rounds and after the last. None: after the last round only, or after every
+            round if the number of rounds is not known. Set a number if the run may stop early.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: ``"min"`` for a logged loss, or for a torchmetrics metric without ``higher_is_better``.
         kwargs: further arguments of ``torchmetrics.Metric``.
@@ -117,11 +118,13 @@ class ProxyShapley(MeasuredMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Arguments of ``update``, and the fields or functions of the round that give them in a ``FederatedLoop``."""
+        """``{argument of update: attribute of the round, or function of the round}``, for a ``FederatedLoop``."""
         return {"validation": "server_data", "generator": lambda round: round.generator(type(self).__name__)}
 
     def check(self, num_samples: Tensor) -> None:
-        """Note the clients' numbers of samples: statistics of more samples are scaled down.
+        """Store the numbers of samples that the clients have announced, and check the budget.
+
+        Statistics that a client sends of more samples than it has announced are scaled down.
 
         Raises:
             ConfigurationError: there are so many clients that the budget does not suffice for one pair of orders.
@@ -138,10 +141,10 @@ class ProxyShapley(MeasuredMetric):
         self._last = rounds - 1
 
     def check_server(self, server_data: LocalData | None, model: Tensor) -> None:
-        """Try the server's side before training.
+        """Try before training whether the features and the performance can be computed on the validation samples.
 
         Raises:
-            ConfigurationError: it does not work, see the class.
+            ConfigurationError: they cannot, see the class.
         """
         if server_data is not None:  # without validation data the loop has refused the metric
             self._server(server_data, model)
@@ -175,7 +178,7 @@ class ProxyShapley(MeasuredMetric):
             validation: the server's validation data.
             server_vector: ``[P]``, the model after the round.
             round_index: the round's index, from 0.
-            generator: draws the orders of the clients, where the coalitions are too many.
+            generator: the random generator of the orders, if there are more coalitions than the budget.
         """
         self.seen = self.seen.clone()
         self.seen[client_ids] += 1
@@ -184,7 +187,7 @@ class ProxyShapley(MeasuredMetric):
             self._value(self._server(validation, server_vector).ask(all_clients, self._samples), generator)
 
     def _value(self, game: ProxyGame, generator: torch.Generator | None) -> None:
-        """Store the values of a game; clients that do not play it keep their values."""
+        """Compute and store the values of a game; clients that are not among its players keep their values."""
         if not game.players:
             return
         found = permutation_shapley(game, len(game.players), budget=self.budget, generator=generator)
@@ -195,14 +198,16 @@ class ProxyShapley(MeasuredMetric):
         self.evaluations = self.evaluations + found.evaluations
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
-        part.
+        """Return the values of the latest proxy game, ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a
+        client that never took part, and before the first game.
         """
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of evaluated coalitions, and each value's standard error where they were drawn."""
+        """Return the number of ``evaluations`` of coalitions and, if coalitions were drawn at random and values are not
+        per class, the values' ``stderr [num_clients]``.
+        """
         found = {"evaluations": self.evaluations.clone()}
         drawn = bool((self.errors > 0).any()) and not self.per_class
         return {**found, "stderr": self.errors.squeeze(-1).clone()} if drawn else found

@@ -12,7 +12,7 @@ from flsv.utilities.host_copies import on_host
 
 
 def check_clients(client_ids: Tensor, num_clients: int) -> None:
-    """Raise ValueError unless the ids ``[k]`` are of different clients of a federation of ``num_clients``."""
+    """Raise ValueError unless ``client_ids [k]``, at least one, are different numbers in 0 .. ``num_clients`` - 1."""
     if client_ids.numel() == 0:
         raise ValueError("client_ids is empty: a round needs at least one client.")
     ids = on_host(client_ids)
@@ -24,8 +24,8 @@ def check_clients(client_ids: Tensor, num_clients: int) -> None:
 
 
 def check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the tensors in ``arguments`` have a row for each of the k clients: a single row would be
-    broadcast to all clients."""
+    """Raise ValueError unless the tensors in ``arguments`` that have one row per client have k = len(client_ids) rows:
+    a single row would be broadcast to all clients."""
     for name in BY_CLIENT & arguments.keys():
         value = arguments[name]
         if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:

@@ -1,7 +1,6 @@
-"""ShadowShapley: the values that retraining every coalition gives, computed during the run.
+"""ShadowShapley: the values that retraining every coalition gives, computed in the run itself.
 
-:class:`flsv.retraining.shadow.ShadowTraining` trains the coalitions' models; this module evaluates them and computes
-the Shapley values of their game.
+:mod:`flsv.retraining` trains the coalitions' models; this module computes Shapley values from their utilities.
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ from flsv.metrics.intervals import LEVEL
 from flsv.utilities.declared import Count
 from flsv.utilities.host_copies import to_host
 
-#: Number of last rounds whose values are compared for the intervals.
+#: The number of last rounds whose values' spread enters the intervals.
 RECENT = 3
 
 
 def _rolled(stretches: Tensor) -> Tensor:
-    """Return the last L of the values ``[W, L, ...]`` of W successive parts of a run, after NaN if they are fewer."""
+    """Merge the states ``[W, L, ...]`` of W successive parts of a run, each with the values after its last L rounds:
+    return the last L values of the run, with NaN in front if there are fewer."""
     values = stretches.flatten(0, 1)
     known = values[~values.flatten(1).isnan().all(1)]
     return torch.cat([torch.full_like(stretches[0], float("nan")), known])[-stretches.shape[1] :]
@@ -53,50 +53,50 @@ class ShadowShapley(MeasuredMetric):
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
         U(S) = u(\text{the model that S alone has trained})
 
-    U(S) is the performance u of the model that only the clients in S have trained, N the set of all n clients. Any
-    LightningModule is possible, with any callbacks. If the module allows it, each client also trains the models of the
-    coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
-    :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). If it does not, the
-    values are computed after training: when the run has ended, each coalition is trained by a fit of its own, in a fork
-    of the process as it was when the fit began or, where it cannot be forked, by a copy of the Trainer; ranks divide
-    these fits. As many forks train at once as there are cores, and copies one after the other. In both ways a coalition
-    is also trained that proves the others: that of all clients must come to the run's own model. Which of the two ways
-    is used, why, and at what cost is logged before the first round (``docs/reference/compatibility.md`` lists kinds of
-    modules, and what the proof does not see), and logged again if during training the batched
-    models turn out to differ from separate ones: then the values are computed after training. In both ways, U(S) after
-    a round is the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the
-    values are exact; with fewer coalitions they are estimates by :func:`flsv.functional.few_coalitions_shapley`. They
-    equal the values of ``flsv retrain`` with the same seed and number of rounds: coalition models carry over between
-    rounds, so values are not summed over rounds.
+    U(S) is the performance u, on the server's validation set, of the model that only the clients in S have trained, and
+    N the set of all n clients. Coalition models carry over between rounds, so values are not summed over rounds. With
+    ``coalitions="all"`` the values are exact; with fewer coalitions they are estimates by
+    :func:`flsv.functional.few_coalitions_shapley`. They equal the values of ``flsv retrain`` with the same seed and
+    number of rounds. Any LightningModule is possible, with any callbacks.
 
-    With a sampler each coalition draws its own cohorts among its members, as many clients as the run draws, or all if
-    it has fewer: "the same protocol without me" (:meth:`flsv.sampling.ClientSampler.among`). All coalitions draw with
-    the same random numbers, so that the full coalition draws the run's cohorts. Clients then also train in rounds for
-    which the run has not drawn them, in this process and not in their visits: refused are clients on sites, and
-    samplers that choose by values or losses, which each coalition would have of its own. The full coalition is trained
-    as the others are and compared with the run after every round.
+    **How coalitions are trained.** (1) *During the run*, if the module allows it: each client also trains the models of
+    the coalitions that it is in, on its own batches, as rows of one batched model. The loop adds the client algorithm
+    :class:`flsv.retraining.shadow.ShadowTraining` for this. (2) *After the run* otherwise: each coalition is trained by
+    a fit of its own, in a fork of the process as it was when the run began or, where forks are impossible, by a copy of
+    the Trainer. As many forks train at once as there are cores, copies one after the other; ranks divide the fits.
+    Further fits check the models: in (1) a coalition drawn at random is trained again by a fit, where forks are
+    possible; in (2) the coalition of all clients must reach the run's own model. The way, its reason and its cost are
+    logged before the first round. If the batched models turn out to differ from separate ones during training, the run
+    changes to (2) and logs it. ``docs/reference/compatibility.md`` lists kinds of modules, and errors that the check
+    does not find.
 
-    For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
-    ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
-    convolution on a CPU as much as so many trainings. If coalitions are trained by fits of their own, a coalition of s
-    of n clients costs s / n of the federation's fit: ``"all"`` 2^(n - 1) - 1 (3, 7, 15, 31, 63 for n = 3 to 7),
+    **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
+    has fewer: "the same protocol without me" (:meth:`flsv.sampling.ClientSampler.among`). All coalitions draw with the
+    same random numbers, so that the full coalition draws the run's cohorts; its model is compared with the run's after
+    every round. Clients also train in rounds for which the run has not drawn them. Clients on remote sites are
+    therefore refused with a sampler, and so are samplers that choose by values or losses, which would differ between
+    coalitions.
+
+    **Cost.** For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"``
+    2 n - 1, ``"all"`` 2^(n - 1) - 1. As rows of one batched model, an MLP's models cost little, but those of a
+    convolutional network on a CPU as much as separate trainings. After the run, a coalition of s of n clients costs
+    s / n of the federation's fit: ``"all"`` 2^(n - 1) - 1 fits (3, 7, 15, 31, 63 for n = 3 to 7),
     ``"pairs+leave-one-out"`` 2 n - 1, ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds this cost.
     With pairs only, marginal contributions to larger coalitions are not observed, so clients that help large groups are
     underpaid.
 
-    The values depend on this run's seed. The brackets hold the mean over many seeds in about 9 of 10 cases: they are
-    made of what seeds differ by in trials and of what is seen in the run, see :mod:`flsv.functional.shapley.one_seed`;
-    ``flsv repeat`` and ``flsv retrain`` measure the difference in this federation.
+    **Intervals.** The values depend on this run's seed. The brackets hold the mean over many seeds in about 9 of 10
+    cases; their width comes from differences between seeds in other federations and from this run's own spread, see
+    :mod:`flsv.functional.shapley.one_seed`. ``flsv repeat`` and ``flsv retrain`` measure the difference between seeds
+    in this federation.
 
-    Each coalition has an aggregator, filters and the metric that the aggregator reads of its own; attacks, compression
-    and client algorithms apply to every coalition. Refused before training are personalizers; parts of the module that
-    stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
-    of these models; and, of what rows cannot train,
-    clients on sites.
-
-    A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
-    federation had; other callbacks take part. The utilities of trained coalitions are stored in ``coalitions.csv``:
-    after a kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
+    **Other settings.** Each coalition has its own aggregator, filters and metric that the aggregator reads; attacks,
+    compression and client algorithms apply to every coalition. An error is raised before training for personalizers;
+    for parts of the module that stay at the clients; for colluders, who compare the updates of one cohort; for privacy,
+    whose noise would be spent on each of these models; and for clients on remote sites if rows are not possible. A fit
+    of a coalition has as many rounds as the run had, and the run's callbacks, but no loggers, checkpoints, progress
+    bars, early stopping or time limit. The utilities of trained coalitions are stored in ``coalitions.csv``: after a
+    kill ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
 
     With ``judges="clients"`` the clients score the coalitions' models on their own held-out samples, and the server
     needs no validation data, see :mod:`flsv.games.judges`. In trials a client that reported false scores raised its
@@ -112,22 +112,21 @@ class ShadowShapley(MeasuredMetric):
     part is NaN.
 
     When not to use it:
-        With large models or slow sites: clients train and send several models. Where sites must not tell more than one
-        update: coalitions' models say more. With ``judges="clients"``, to pay clients who may lie about what they
-        judge. Once, after the run, ``flsv retrain`` gives the same values.
+        With large models or slow sites: clients train and send several models. Where a site must not reveal more than
+        one update per round. With ``judges="clients"``, to pay clients who may report false scores. If values are
+        needed only once, after the run: ``flsv retrain`` gives the same values.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
             its own.
-        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-two-out"`` of ten to
-            twelve, ``"pairs+leave-one-out"`` of others; by fits the truest of ``"all"``, these two, ``"both"`` and
-            ``"singles"`` within ``max_fits``),
-            ``"singles"`` (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all
-            but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two),
-            ``"complements"`` (each alone, all but one, and coalitions of all sizes between, each with its complement:
-            as many as ``"pairs+leave-one-out"``, and three times the visits of 20 clients), ``"all"``,
-            or a list of lists of members. The empty and the full coalition are always evaluated.
+        coalitions: a design of :func:`flsv.functional.few_coalitions` or a list of coalitions, each a list of its
+            members' numbers. The designs are ``"singles"``, ``"pairs"``, ``"leave-one-out"``, ``"both"``,
+            ``"pairs+leave-one-out"``, ``"pairs+leave-two-out"``, ``"complements"`` and ``"all"``. ``"auto"``: if
+            coalitions are trained during the run, ``"all"`` for up to seven clients, ``"pairs+leave-two-out"`` for ten
+            to twelve, otherwise ``"pairs+leave-one-out"``; if after the run, the most accurate of ``"all"``,
+            ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``. The
+            empty and the full coalition are always evaluated.
         performance: the performance measure of a model, see :mod:`flsv.games.performance`.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
@@ -193,28 +192,34 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
+        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
         return {"utility": self._game}
 
     @property
     def trains(self) -> Coalitions:
-        """The coalitions whose models are trained for the metric."""
+        """The coalitions whose models are to be trained for the metric, as the argument ``coalitions`` names them."""
         return self.coalitions
 
     @property
     def pending(self) -> str | None:
-        """Why there are no values yet, in words; None if no values are awaited."""
+        """Text that says that there are no values yet, since coalitions are trained after the run; None otherwise."""
         return self._pending
 
     def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:
-        """Set the function that builds untrained models with other initial weights, ``build(i, out [P])``; None: there
-        are none. Called before the first round."""
+        """Store how untrained models are built, whose utilities show the effect of initial weights on the values.
+
+        Called before the first round. Nothing is stored if clients are the judges.
+
+        Args:
+            build: ``build(i, out)`` writes the i-th untrained model into ``out [P]``; None: there are no such models.
+        """
         if self.judges == "server":  # clients would be asked to judge these models, too
             self._build = build
 
     def await_training(self, after_the_run: bool) -> None:
-        """Set whether coalitions are trained when the run has ended, see :meth:`complete`; called before the first
-        round.
+        """Set whether the coalitions are trained after the run, so that :meth:`complete` has to be called then.
+
+        Called before the first round, and again if the way of training changes during the run.
         """
         self._pending = "values stand after training" if after_the_run else None
 
@@ -250,12 +255,16 @@ class ShadowShapley(MeasuredMetric):
         utility: Callable[[Tensor], Tensor],
         round_index: int = 0,
     ) -> None:
-        """Compute the values of the coalitions' game after a round.
+        """Compute the values of the coalitions' game after a round, in the rounds that ``every`` selects.
+
+        If coalitions are trained after the run, the values are not computed here but by :meth:`complete`; only the
+        utilities of the empty and the full coalition are stored.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
-            coalitions: bool ``[K, n]``, which include the empty and the full coalition.
-            utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``.
+            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one; only these two if
+                coalitions are trained after the run.
+            utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``, the performance of the coalitions' models.
             round_index: the round's index, from 0.
         """
         if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
@@ -280,8 +289,8 @@ class ShadowShapley(MeasuredMetric):
         self.evaluations = self.evaluations + len(masks)
 
     def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
-        """Compute the Shapley values of the game ``utilities`` of the coalitions ``masks`` and store them; if a model's
-        performance is not finite, all values are NaN, and training goes on.
+        """Compute the Shapley values from the utilities ``[K]`` or ``[K, M]`` of the coalitions ``masks [K, n]``, and
+        store them. If a utility is not finite, all values become NaN, with a warning.
         """
         finite = utilities.reshape(len(masks), -1).isfinite().all(1)
         if not finite.all():
@@ -300,16 +309,16 @@ class ShadowShapley(MeasuredMetric):
         self.errors = errors.to(self.errors).reshape(self.errors.shape)
 
     def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
-        """Compute the values from coalitions that were trained after the run.
+        """Compute the values from the utilities of coalitions that were trained after the run.
 
         Args:
             masks: bool ``[K, n]``, the empty and the full coalition first.
             utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, the utilities of the other coalitions after each of the R
-                rounds in ``valued``.
+                rounds for which ``update`` has stored utilities.
 
         Returns:
-            ``{round: values}``, the values after each round in the form that ``compute`` returns; from now on
-            ``compute`` returns the last of them.
+            ``{round's index: values}``, the values after each of these rounds, in the shape of ``compute``'s result;
+            ``compute`` returns the last of them from now on.
         """
         self._pending = None
         found = {}
@@ -322,30 +331,31 @@ class ShadowShapley(MeasuredMetric):
         return found
 
     def value_again(self, round_index: int) -> None:
-        """Await a round's utilities again, for :meth:`deliver` and :meth:`complete`, because its values are wrong."""
+        """Discard the values after the round ``round_index``, which turned out to be wrong, so that :meth:`deliver` and
+        :meth:`complete` can set them."""
         self.valued = self.valued.new_tensor([round_index])
         self.ends = self.ends.new_full((1, *self.ends.shape[1:]), torch.nan)
 
     def deliver(self, nobody: Tensor, everybody: Tensor) -> None:
-        """Set the utilities of the empty and the full coalition after the last valued round.
+        """Set the utilities of the empty and the full coalition after the last round of :meth:`complete`.
 
         Args:
-            nobody: ``[]`` or ``[M]``, the utility of the untrained model.
+            nobody: ``[]`` or ``[M]``, the utility of the initial model.
             everybody: ``[]`` or ``[M]``, the utility of the model that the run delivers.
         """
         self.ends = self.ends.clone()
         self.ends[-1] = torch.stack([nobody, everybody]).to(self.ends).reshape(2, -1)
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
-        part.
+        """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never
+        took part, and as long as there are none, see :attr:`pending`.
         """
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Compute the low and high ends ``[num_clients]`` of the brackets, see
-        :data:`flsv.functional.shapley.one_seed.BRACKETS`; None for values per class and for values of an earlier round.
+        """Compute the low and high ends ``[num_clients]`` of the intervals in brackets, see
+        :mod:`flsv.functional.shapley.one_seed`; None for values per class, and if ``value`` is not the current value.
 
         Args:
             level: the confidence level, in (0, 1).
@@ -369,7 +379,7 @@ class ShadowShapley(MeasuredMetric):
         return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of evaluated models, unless most are still to be trained, and, if clients judge, their last
-        score of the federation's model."""
+        """Return the number of ``evaluations`` of models, unless coalitions are still to be trained; if the clients are
+        the judges, also ``judged``, their last score of the federation's own model."""
         found = {"evaluations": self.evaluations.clone()} if self._pending is None else {}
         return found if self._judged is None else found | {"judged": self._judged}

@@ -10,20 +10,19 @@ from flsv.functional.cgsv import EPSILON, cosines
 
 
 def parameters_of(round: Round) -> ClientMatrix:
-    """Return the matrix of the round's updates without the columns of buffers, which have no gradient."""
+    """Return the round's updates ``[k, P]`` of the P parameters, without the columns of buffers."""
     return round.matrix.until(round.space.num_parameters)
 
 
 def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """Compute the cosine ``[k]`` of each of k updates with the weighted sum of all updates, in which each update is
-    scaled to length 1.
+    """Compute the cosines ``[k]`` of k updates with a weighted sum of these updates, each scaled to length 1.
 
     Args:
         matrix: the updates ``[k, P]``.
         norms: ``[k]``, the updates' lengths.
         weights: ``[k]``, the updates' weights in the sum, on the device and in the dtype of ``norms``.
-        epsilon: number that is added to each length before the update is divided by it; the cosines' denominators are
-            without it.
+        epsilon: number that is added to each length by which an update is divided in the sum; the denominators of the
+            cosines do not contain it.
     """
     total = matrix.combine(weights / (norms + epsilon))
     return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))

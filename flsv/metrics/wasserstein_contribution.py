@@ -25,17 +25,16 @@ class WassersteinContribution(ContributionMetric):
     .. math::
         \phi_i = \frac{1 / W(P_i, Q)}{\sum_j 1 / W(P_j, Q)}
 
-    with W the Wasserstein distance between client *i*'s training samples and the server's validation set or, where
-    there is none, the barycenter of the round's clients. The distance is computed by a protocol in which only
-    interpolating measures and distances are sent; no coalition is evaluated, and the cost is linear in the number of
-    clients.
+    with W the Wasserstein distance between client *i*'s training samples and the server's validation set or, if there
+    is none, the barycenter of the round's clients. Server and clients compute it together, and send only interpolated
+    points and distances; no coalition is evaluated, and the cost is linear in the number of clients.
 
     As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
     ``global_vector [P]`` for features that need it, ``round_index`` and a ``generator``. ``compute`` gives
     ``[num_clients]``, shares that sum to 1 over the clients seen; NaN for clients that never took part or have no
     samples. ``diagnostics`` returns the distances, in units of the features. A client that does not take part in a
-    round keeps its last distance; with features of the model, distances of different rounds have different units, so
-    compare only distances of one round.
+    round keeps its last distance. Features of the model change their scale from round to round, so compare only
+    distances of the same round.
 
     When not to use it:
         To value the effect of data on training: it compares samples, not models. With images and no good features;
@@ -44,14 +43,14 @@ class WassersteinContribution(ContributionMetric):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.valuation.features.Features`.
-        support: points of the interpolating measures; None: 100, or as many as the smallest client can afford without
-            giving its samples away, see :class:`flsv.valuation.FedBary`.
-        iterations: the number of iterations of the protocol.
+        support: the number of points that clients and server exchange; None: 100, or as many as the client with the
+            fewest samples can send without revealing them, see :class:`flsv.valuation.FedBary`.
+        iterations: the number of exchanges between the server and each client.
         label_weight: the weight of the label term in the distance; 0: no label term.
-        covariance: how the spread of a class enters the label term.
-        every: the number of rounds between two updates; 0: every client is valued once, which is enough for features
-            that need no model.
-        allow_reconstruction: allow a support from which the server can reconstruct samples.
+        covariance: covariance of a class in the label term: ``"diag"``, ``"none"`` or ``"full"``.
+        every: compute distances every ``every`` rounds; 0: once for every client, which is enough for features that
+            need no model.
+        allow_reconstruction: whether to allow a support from which the server can reconstruct samples.
         options: further arguments of :class:`flsv.valuation.FedBary`.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
@@ -108,11 +107,15 @@ class WassersteinContribution(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
+        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
         return {"generator": lambda round: round.generator(type(self).__name__)}
 
     def check(self, num_samples: Tensor) -> None:
-        """Choose a support that suits the client with the fewest samples."""
+        """Store the clients' numbers of samples, and check that the support suits the client with the fewest.
+
+        Raises:
+            ConfigurationError: this client has too few samples.
+        """
         self._sizes = dict(enumerate(num_samples.tolist()))
         self.valuer.support_for(self._sizes)
 
@@ -128,7 +131,16 @@ class WassersteinContribution(ContributionMetric):
         round_index: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Run the protocol with a round's k clients, ``clients``, whose ids are ``client_ids [k]``."""
+        """Compute the distances of a round's clients, in the rounds that ``every`` selects.
+
+        Args:
+            client_ids: ``[k]``, the ids of the round's k clients.
+            clients: these clients, in the same order.
+            server_data: the server's data; None: the target is the clients' barycenter.
+            global_vector: ``[P]``, the global model, for features that need it.
+            round_index: the round's index, from 0.
+            generator: the random generator of the start points; None: torch's default.
+        """
         self._check_asked(client_ids, clients)
         if self.every:
             wanted = list(clients) if round_index % self.every == 0 else []
@@ -141,7 +153,7 @@ class WassersteinContribution(ContributionMetric):
             self._take(wanted, valuation)
 
     def _take(self, clients: Sequence[Client], valuation: Valuation) -> None:
-        """Store the distances of a valuation of ``clients`` in the states."""
+        """Store the distances of ``valuation``, a valuation of ``clients``, in the states."""
         self.distances = self.distances.clone()
         self.distances[list(valuation.clients)] = valuation.distances.to(self.distances)
 
@@ -150,5 +162,5 @@ class WassersteinContribution(ContributionMetric):
         return contribution_shares(self.distances)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return each client's distance ``[num_clients]``."""
+        """Return each client's last ``distance`` from the target ``[num_clients]``."""
         return {"distance": self.distances.clone()}

@@ -1,8 +1,8 @@
 """FedBary: valuation of clients and samples before any training, from interpolating measures and Wasserstein distances.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024: Algorithm 1 for clients, section
-4.3 for samples. The target with which clients are compared is the server's validation set or, without one, the clients'
-Wasserstein barycenter.
+4.3 for samples. The *target* with which clients are compared is the server's validation set or, without one, the
+clients' Wasserstein barycenter.
 
 Departures from the paper: the distance has a term for labels (``label_weight``), without which label noise stays
 undetected; potentials are those of debiased entropic transport instead of a linear program (see
@@ -37,24 +37,24 @@ from flsv.valuation import questions
 from flsv.valuation.features import Features, make_features
 from flsv.valuation.questions import Covariance, FirstAnswer, Judging, Labels, Verdict
 
-LARGEST = 100  # default number of support points for large clients
-FEW = 10  # with fewer support points, distances are too coarse
+LARGEST = 100  # default number of support points, if all clients have enough samples for it
+FEW = 10  # with fewer support points distances are coarse, and there is a warning
 
 
 @dataclass(frozen=True)
 class Valuation:
-    """Result of a valuation of k clients, as the server receives it.
+    """Result of a valuation of k clients by :meth:`FedBary.value`.
 
     Args:
-        clients: numbers of the k clients.
+        clients: ids of the k clients; all other entries are in this order.
         samples: int64 ``[k]``, number of each client's training samples that took part.
-        broken: int64 ``[k]``, number of each client's training samples that did not take part, because they are not
-            finite.
+        broken: int64 ``[k]``, number of each client's training samples that did not take part, because they or their
+            features are not finite.
         distances: ``[k]``, each client's distance W_i from the target, in units of the features; NaN for a client
-            without samples.
-        verdicts: summary of each client's values of its samples; None for a client without samples, or if samples were
-            not valued.
-        support: S, the number of support points of the measures that clients and server exchanged.
+            without finite samples.
+        verdicts: summary of the values of each client's samples; None for a client without finite samples, or if
+            samples were not valued.
+        support: S, the number of points that clients and server exchanged.
     """
 
     clients: tuple[int, ...]
@@ -66,13 +66,13 @@ class Valuation:
 
     @property
     def shares(self) -> Tensor:
-        """Contribution shares ``[k]``: (1/W_i) / sum_j (1/W_j) with the distances W; NaN for a client without
-        samples."""
+        """Contribution shares ``[k]``: (1/W_i) / sum_j (1/W_j) with the distances W; NaN where the distance is NaN."""
         return contribution_shares(self.distances)
 
     @property
     def flagged(self) -> Tensor:
-        """Number of each client's suspicious samples, int64 ``[k]``, including all samples that are not finite."""
+        """Number of each client's flagged samples, int64 ``[k]``, including all samples that are not finite; only
+        these if samples were not valued."""
         counts = [b if v is None else v.flagged for v, b in zip(self.verdicts, self.broken.tolist())]
         return torch.tensor(counts, dtype=torch.long)
 
@@ -83,17 +83,17 @@ class Valuation:
 
 
 class FedBary(ValidatedArguments):
-    """Valuation of clients by the Wasserstein distance of their data from the server's, and of samples by its
-    gradients.
+    """Valuation of clients by the Wasserstein distance of their data from the server's, and of samples by this
+    distance's gradients.
 
-    Clients send only interpolants (points between their data and the server's) and distances, and if samples are
-    valued, the number of flagged samples and a histogram. Interpolants are means of a client's samples; with a large
-    ``support`` they are means of so few samples that the server could reconstruct these, see ``allow_reconstruction``.
-    Clients work in a thread pool.
+    Clients send only interpolants (points between their data and the server's) and distances and, if samples are
+    valued, the number of flagged samples and a histogram. Interpolants are means of a client's samples. The larger
+    ``support``, the fewer samples are in a mean, up to the point where the server could reconstruct them, see
+    ``allow_reconstruction``. Clients work in a thread pool.
 
     Args:
-        features: features in which samples are compared: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a loop only),
-            or a :class:`flsv.valuation.features.Features`.
+        features: features in which samples are compared: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a
+            :class:`flsv.FederatedLoop` only), or a :class:`flsv.valuation.features.Features`.
         support: S, the number of points of the interpolating measures, the same for all clients. Fewer points cost
             less, reveal less of each client, and bias distances upwards. None: 100, or as many points as the smallest
             client can safely send (:func:`flsv.functional.transport.checks.safe_support`).
@@ -101,22 +101,22 @@ class FedBary(ValidatedArguments):
         label_weight: weight of the label term of the distance relative to the features; 0: labels are ignored.
         covariance: covariance of a class in the label term: ``"diag"``, ``"none"``, or ``"full"`` for up to 64
             features.
-        t: position of the interpolants between the client's and the server's measure, in (0, 1).
+        t: position of the interpolants between the client's samples (0) and the server's points (1).
         p: exponent of the Wasserstein distance.
         calibration: samples with which a sample's gradient is compared: the other samples of its ``"class"``, or all
             samples of the ``"client"`` (equation 11 of the paper). With ``"client"`` a gradient also depends on how
             often a class occurs, which hides wrong labels; with ``"class"`` a class that is bad as a whole is not
-            noticed.
+            detected.
         rule: rule that flags samples, see :func:`flsv.valuation.flag_samples`.
         blur: regularization of the transport, see :func:`flsv.functional.client_values`.
-        scaling: factor by which the regularization decreases per step, see :func:`flsv.functional.client_values`.
+        scaling: factor of the regularization from one stage to the next, see :func:`flsv.functional.client_values`.
         part: part of a sample that is valued: its ``"features"``, its ``"labels"`` or ``"both"``, see
             ``flsv.functional.transport.fedbary``. If the noise is known to be in one part, valuing this part alone
             finds more bad samples.
-        chunk: number of samples that are valued at once.
+        chunk: largest number of samples that a client values at once, since the costs form a matrix.
         workers: number of threads; None: as many as there are cores.
-        allow_reconstruction: whether to accept ``support`` of half a client's number of samples or more, from which the
-            server can reconstruct the samples (``docs/results/fedbary_reconstruction.md``).
+        allow_reconstruction: whether to accept a ``support`` of half a client's number of samples or more, from which
+            the server can reconstruct the samples (``docs/results/fedbary_reconstruction.md``).
 
     Raises:
         ConfigurationError: an argument is out of range. From :meth:`value`: participants have different numbers of
@@ -159,10 +159,10 @@ class FedBary(ValidatedArguments):
         self.workers, self.allow_reconstruction = workers, allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
-        """Return the number of support points for clients with these numbers of samples.
+        """Return the number of support points for clients with these numbers of samples: ``support``, or its default.
 
         Args:
-            samples: ``{client: number of samples}``; clients without samples are ignored.
+            samples: ``{client id: number of samples}``; clients without samples are ignored.
 
         Raises:
             ConfigurationError: a client has too few samples for ``support``, or for any number of points.
@@ -200,10 +200,10 @@ class FedBary(ValidatedArguments):
             clients: the k clients.
             server: the server's data with the validation set; None: the target is the clients' barycenter.
             generator: random generator; None: torch's default generator.
-            vector: parameters ``[P]`` of the current global model, for features that need a model.
+            vector: the current global model ``[P]``, for features that need it; None: there is no model yet.
             judge: whether the clients also value their samples.
-            others: ``{client: number of samples}`` of further clients. They also limit the default number of support
-                points, because distances with different numbers are not comparable.
+            others: ``{client id: number of samples}`` of clients that are valued at other times. They, too, limit the
+                default number of support points: distances with different numbers of points are not comparable.
 
         Returns:
             The clients' distances and, with ``judge``, summaries of their samples' values.
@@ -243,14 +243,14 @@ class FedBary(ValidatedArguments):
         )
 
     def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        """Compute the points of the target from the server's samples.
+        """Compute the target's points ``[m', d']`` from the server's samples.
 
         Args:
-            features: the samples' features ``[m, d]``.
+            features: the samples' features ``[m, d]``; m' samples have finite features.
             y: the samples' classes ``[m]``.
 
         Returns:
-            The points of the samples with finite features, features and label coordinates together; and d.
+            The points, each with features and label coordinates, of the samples with finite features; and d.
         """
         x = features.detach().float().cpu()
         whole = x.isfinite().all(1)
@@ -275,10 +275,10 @@ class FedBary(ValidatedArguments):
         """Compute the clients' Wasserstein barycenter, which is the target if the server has no samples.
 
         Args:
-            there: the clients with samples, and the numbers of their samples and dimensions.
+            there: the clients with finite samples, and their first answers.
             key: key of this valuation in the clients' memory.
-            seed: seed of the starting points.
-            support: number S of the barycenter's points.
+            seed: seed of the start points.
+            support: S, the number of the barycenter's points.
 
         Returns:
             The points ``[S, d']``, where d' counts features and label coordinates.
@@ -307,7 +307,7 @@ class FedBary(ValidatedArguments):
             support: number of support points.
 
         Returns:
-            The client's distance from the target, and the summary of its samples' values; None without ``judge``.
+            The client's distance from the target; and the summary of its samples' values, or None without ``judge``.
         """
         server = TransportServer(target, t=self.t, p=self.p)
         gamma = server.start(support, generator=generator_for(seed, "support", client.id))
@@ -329,7 +329,7 @@ class FedBary(ValidatedArguments):
 
 @dataclass(frozen=True)
 class _BarycenterClient:
-    """Client as :func:`flsv.functional.wasserstein_barycenter` asks it."""
+    """Adapter of a client for :func:`flsv.functional.wasserstein_barycenter`, which needs ``dim`` and ``answer``."""
 
     client: Client
     key: object

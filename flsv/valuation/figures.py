@@ -1,5 +1,5 @@
-"""Figures of a valuation for the server; and, for the client only, a picture of its most harmful samples and a CSV file
-of its flagged samples."""
+"""Figures of a valuation for the server; and, for each client only, a picture of its most harmful samples and a CSV
+file of its flagged samples."""
 
 from __future__ import annotations
 
@@ -26,8 +26,15 @@ MOST_PANELS = 24
 
 
 def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Draw a histogram of the samples' calibrated gradients for each of up to 24 clients; empty if samples were not
-    valued."""
+    """Draw a panel for each of the first 24 clients of a valuation: the histogram of its samples' calibrated gradients.
+
+    A panel's title has the client's name and its share of flagged samples. The panel of a client whose samples were not
+    valued has a title and no histogram.
+
+    Args:
+        found: the valuation, of at least one client.
+        names: the clients' names, in the order of ``found.clients``; None: they are numbered.
+    """
     from matplotlib.figure import Figure
 
     shown = min(len(found.clients), MOST_PANELS)
@@ -49,7 +56,12 @@ def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figur
 
 
 def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Draw bar charts of the clients' distances and contribution shares side by side; a NaN value has no bar."""
+    """Draw two bar charts side by side, of the clients' distances and of their contribution shares.
+
+    Args:
+        found: the valuation; a client whose distance is NaN has no bar.
+        names: the names of all clients of the federation, by their ids; None: the ids are shown.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
@@ -65,8 +77,14 @@ MOST_HARMFUL = "most_harmful"
 
 
 def keep_pictures(local: LocalData, count: int) -> None:
-    """Store a picture of a client's ``count`` most harmful samples at the client, if its samples are images and were
-    valued."""
+    """Store a picture of the client's most harmful samples at the client, if its samples are images and were valued.
+
+    This function runs at the client (``client.ask(keep_pictures, count)``). Nothing is sent to the server.
+
+    Args:
+        local: the client's own data.
+        count: largest number of samples in the picture; 0: no picture.
+    """
     found: SampleValues | None = local.memory.get(SampleValues)
     if found is None or count < 1:
         return
@@ -83,10 +101,10 @@ def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged
     """Draw images in a grid, each with its label and calibrated gradient above it, in red if the image is flagged.
 
     Args:
-        images: ``[k, C, H, W]``, with 1 or 3 channels.
-        labels: class of each image.
-        gradients: calibrated gradient of each image.
-        flagged: whether each image is flagged.
+        images: ``[k, C, H, W]``, with 1 or 3 channels; their values are scaled together to the range of colors.
+        labels: the k classes.
+        gradients: the k calibrated gradients.
+        flagged: for each image, whether it is flagged.
     """
     from matplotlib.figure import Figure
     from torchvision.utils import make_grid
@@ -113,14 +131,13 @@ FLAGGED = "flagged.csv"
 
 
 def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
-    """Write a CSV file of the samples that a client has flagged to the client's own folder; the server receives
-    nothing.
+    """Write ``flagged.csv``, a table of the client's flagged samples, into the client's own folder.
 
-    The columns are the ``index`` of the sample in the data set; its ``label`` at the client (the class's name, if there
-    are names); ``score``, the calibrated gradient in squared feature units, which is higher the more harmful the sample
-    is, and empty for a sample that is not finite; and ``why``, the reason in words. The most harmful samples come
-    first. If no sample is flagged, the file has only the header; if the client has not valued its samples, there is no
-    file.
+    This function runs at the client (``client.ask(write_flagged, ...)``). Nothing is sent to the server. The columns
+    are the ``index`` of the sample in the data set; its ``label`` at the client (the class's name, if there are names);
+    ``score``, the calibrated gradient in squared feature units, which is higher the more harmful the sample is, and
+    empty for a sample that is not finite; and ``why``, the reason in words. The most harmful samples come first. If no
+    sample is flagged, the file has only the header; if the client has not valued its samples, no file is written.
 
     Args:
         local: the client's own data.

@@ -1,8 +1,8 @@
 """Functions that run at the clients during a valuation by optimal transport; only these functions read samples.
 
-The first argument of each function is one client's data, and the server receives exactly the return value: counts,
-interpolants and distances, and for the per-sample values the number of flagged samples and a histogram. Features,
-per-sample values and pictures stay in the client's memory.
+The first argument of each function that the server asks a client to run is the client's data. The server receives
+exactly the return value: counts, interpolants and distances, and a summary of the samples' values (the number of
+flagged samples and a histogram). Features and the values of single samples stay in the client's memory.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Covariance = Literal["diag", "full", "none"]
 Embed = Callable[[LocalData, Tensor], Tensor]
 BINS = 40
 
-#: How samples are flagged, see :func:`flag_samples`.
+#: Names of the rules by which samples are flagged, see :func:`flag_samples`.
 Rule = Literal["outlier", "positive"]
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Options of the distance's label term; see :func:`flsv.functional.label_embedding`."""
+    """Options ``covariance`` and ``label_weight`` of :func:`flsv.functional.label_embedding`."""
 
     covariance: Covariance
     weight: float
@@ -45,7 +45,8 @@ class Labels:
 
 @dataclass(frozen=True)
 class Judging:
-    """Options by which clients value their samples; see :class:`flsv.valuation.FedBary`."""
+    """Options with which clients value their samples; see the arguments of the same names of
+    :class:`flsv.valuation.FedBary`."""
 
     blur: float
     scaling: float
@@ -57,13 +58,13 @@ class Judging:
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """Numbers of a client's samples and features, which it sends at the start of a valuation.
+    """Four numbers that a client sends at the start of a valuation.
 
     Args:
         samples: number of training samples that take part.
         broken: number of training samples that do not take part, because they or their features are not finite.
-        features: d, the number of features of a sample; 0 for a client without samples.
-        dim: d', the number of coordinates of a point: features and label coordinates.
+        features: d, the number of features of a sample; 0 for a client without finite samples.
+        dim: d', the number of coordinates of a point, that is features and label coordinates; 0 likewise.
     """
 
     samples: int
@@ -74,10 +75,10 @@ class FirstAnswer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Summary of a client's calibrated gradients, which it sends to the server.
+    """Summary of the calibrated gradients of a client's samples, which the client sends to the server.
 
     Args:
-        flagged: number of suspicious samples, including all samples that are not finite.
+        flagged: number of flagged samples, including all samples that are not finite.
         edges: ``[BINS + 1]``, edges of the histogram of the finite gradients, in squared feature units.
         counts: int64 ``[BINS]``, number of samples in each bin.
     """
@@ -89,13 +90,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class SampleValues:
-    """Values of a client's m samples, in the order of ``local.samples()``; these values stay at the client.
+    """Values of a client's m training samples, in the order of ``local.samples()``; they stay at the client.
 
     Args:
         gradients: ``[m]``, calibrated gradients in squared feature units, positive for harmful samples; inf for a
             sample that is not finite.
-        flagged: bool ``[m]``, True for suspicious samples.
-        why: the reason for each sample's value in words; empty if there are none yet.
+        flagged: bool ``[m]``, True for flagged samples.
+        why: m texts, the reason for each sample's value; an empty tuple if there are no reasons.
     """
 
     gradients: Tensor
@@ -105,15 +106,15 @@ class SampleValues:
 
 @dataclass(frozen=True)
 class _ClientState:
-    """State of a client during a valuation, on the CPU.
+    """State of a client during a valuation; tensors are on the CPU.
 
     Args:
-        x: ``[m, d]``, features of the client's finite samples.
+        x: ``[m, d]``, features of the client's m finite samples.
         y: ``[m]``, classes of the finite samples.
         whole: bool, one entry per sample of the client, True if the sample is finite.
         statistics: mean and covariance of each class.
-        role: object that answers the server; its exact transport runs on the CPU.
-        device: device on which features were computed and samples are valued.
+        role: the client's side of the protocol, which answers the server's points.
+        device: device on which features were computed, and on which samples are valued.
     """
 
     x: Tensor
@@ -125,12 +126,12 @@ class _ClientState:
 
 
 def embed_labels(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassStatistics]:
-    """Compute points from features and classes by appending label coordinates to the features.
+    """Compute points by appending label coordinates to the features of samples.
 
     Args:
         x: features ``[m, d]``.
         y: classes ``[m]``.
-        labels: options of the label coordinates.
+        labels: options of the label coordinates; with weight 0 none are appended.
 
     Returns:
         The points ``[m, d']``, and the statistics of the classes.
@@ -149,12 +150,15 @@ def enter(
 
     Args:
         local: the client's data.
-        key: key of this valuation in the client's memory.
-        embed: computes the features of samples.
+        key: key under which the client stores the state of this valuation in its memory.
+        embed: computes the features ``[m, d]`` of samples ``[m, ...]``, called as ``embed(local, samples)``.
         labels: options of the label term.
-        t: position of the interpolants between both measures, in (0, 1).
+        t: position of the interpolants between the client's samples (0) and the server's points (1).
         p: exponent of the Wasserstein distance.
-        allow_reconstruction: whether to accept so many points that the server could reconstruct samples.
+        allow_reconstruction: whether to answer so many points that the server could reconstruct samples.
+
+    Returns:
+        The numbers of the client's samples and features. Without finite samples nothing is stored under ``key``.
     """
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)
@@ -176,11 +180,12 @@ def enter(
 
 
 def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the interpolant ``[S, d']`` between the client's samples and the server's points, and their distance.
+    """Compute the points ``[S, d']`` that interpolate between the client's samples and the server's points, and the
+    Wasserstein distance between the samples and the server's points.
 
     Args:
         local: the client's data.
-        key: key of this valuation in the client's memory.
+        key: key of this valuation in the client's memory, see :func:`enter`.
         gamma: the server's points ``[S, d']``.
     """
     return local.memory[key].role.answer(gamma)
@@ -194,8 +199,8 @@ def judge(local: LocalData, key: Any, points: Tensor, labels: Labels, how: Judgi
 
     Args:
         local: the client's data.
-        key: key of this valuation in the client's memory.
-        points: points ``[S, d']`` between the client's measure and the target.
+        key: key of this valuation in the client's memory, see :func:`enter`.
+        points: points ``[S, d']`` from the server, between the client's samples and the target.
         labels: options of the label term.
         how: options of the valuation of samples.
         seed: seed of the random subsets.
@@ -236,13 +241,17 @@ NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
 
 
 def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tuple[str, ...]:
-    """Return the reason for each sample's value in words, in the order of ``local.samples()``.
+    """Return a text for each of the client's n samples with the reason for its value, in the order of
+    ``local.samples()``.
+
+    A sample that is not finite gets the text ``NOT_FINITE``.
 
     Args:
-        values: calibrated gradients ``[m]`` of the finite samples.
-        whole: bool, True for each finite sample.
-        y: classes ``[m]`` of the finite samples; None if samples are compared with the whole client.
-        rule: rule by which samples are flagged.
+        values: calibrated gradients ``[m]`` of the m finite samples.
+        whole: bool ``[n]``, one entry per sample of the client, True for its m finite samples.
+        y: classes ``[m]`` of the finite samples, if each was compared with its class; None: each was compared with all
+            of the client's samples.
+        rule: name of the rule by which samples are flagged, ``"outlier"`` or ``"positive"``.
     """
     peers = "the client's samples" if y is None else "its class"
     reasons = [NOT_FINITE] * len(whole)
@@ -255,17 +264,15 @@ def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tupl
 
 
 def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
-    """Calibrate gradients within each class (equation 11 of FedBary, CVPR 2024, with sums over a class).
+    """Calibrate gradients ``[m]`` within each class (equation 11 of FedBary, CVPR 2024, with sums over a class).
 
-    The results ``[m]`` sum to 0 in each class.
-
-    A potential also depends on how often the sample's class occurs at the client and in the target, which hides wrong
-    labels. A calibrated gradient is the rate of change of the distance if a sample gains weight at the cost of the
-    other samples of its class.
+    The result for a sample is the rate at which the distance grows if the sample gets more weight and the other samples
+    of its class get less. The results sum to 0 in each class. (Without this, a gradient also depends on how often the
+    sample's class occurs at the client and in the target, which hides wrong labels.)
 
     Args:
-        gradients: ``[m]``, potentials or gradients, up to a constant.
-        y: ``[m]``, classes.
+        gradients: ``[m]``, potentials or gradients, up to a constant in each class.
+        y: ``[m]``, the samples' classes.
 
     Example:
         >>> calibrated_by_class(torch.tensor([1.0, 3.0, 9.0, 9.0]), torch.tensor([0, 0, 1, 1]))
@@ -278,12 +285,13 @@ def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
 
 
 def sample_values(local: LocalData) -> SampleValues:
-    """Return the latest values of a client's samples; called only by the client itself, never by the server."""
+    """Return the values of a client's samples from its latest valuation; only the client itself calls this function, as
+    the server would receive the result."""
     return local.memory[SampleValues]
 
 
 def leave(local: LocalData, key: Any) -> None:
-    """Delete the features that the client stored under ``key`` for a valuation."""
+    """Delete the state, with the samples' features, that the client stored under ``key`` for a valuation."""
     local.memory.pop(key, None)
 
 
@@ -294,22 +302,23 @@ DEVIATIONS = 4.5
 def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = None) -> Tensor:
     """Flag samples by their calibrated gradients.
 
-    ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3): gradients above 0 are harmful. Calibrated
+    ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3) and flags gradients above 0. Calibrated
     gradients sum to 0, so this rule flags about half of the samples of a client without bad samples; the paper's "as
     many positive gradients as noisy samples" holds only for a large share of strong noise.
 
-    ``"outlier"`` assumes that at least half of the samples are good. The center c is the median of the shortest
-    interval that contains half of the gradients; the deviation s is 1.4826 times the median distance of the gradients
-    below c from c. The rule flags gradients above c + 4.5 s and above 0. Bad samples have large gradients and so affect
-    neither c nor s. With ``y`` there is a center for each class, and one deviation for all classes.
+    ``"outlier"`` assumes that at least half of the samples are good. The center c is the median of the gradients in the
+    shortest interval that contains half of them; the deviation s is 1.4826 times the median distance from c of the
+    gradients at or below c. The rule flags gradients above both c + 4.5 s and 0. Bad samples have large gradients and
+    so affect neither c nor s. With ``y`` there is a center for each class, and one deviation for all classes. Fewer
+    than three samples are never flagged.
 
     Args:
         gradients: ``[m]``, finite numbers, positive for harmful samples.
         rule: ``"outlier"`` or ``"positive"``.
-        y: ``[m]``, classes, if gradients were calibrated by class; else None.
+        y: ``[m]``, the samples' classes, if gradients were calibrated by class; else None.
 
     Returns:
-        bool ``[m]``, True for suspicious samples.
+        bool ``[m]``, True for flagged samples.
 
     Raises:
         ConfigurationError: the rule is unknown.
@@ -325,18 +334,17 @@ def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = N
 
 
 def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
-    """Compute how many deviations each gradient lies above the center, as the rule ``"outlier"`` of
-    :func:`flag_samples` does.
+    """Compute by how many deviations s each gradient is above its center c, with c and s as in the rule ``"outlier"``
+    of :func:`flag_samples`.
 
-    The rule flags a sample if the result exceeds 4.5.
+    The rule flags a sample if the result is above 4.5 and the gradient above 0.
 
     Args:
         gradients: ``[m]``, finite numbers.
-        y: ``[m]``, classes, each of which gets its own center; None: one center for all samples.
+        y: ``[m]``, the samples' classes, for one center per class; None: one center for all samples.
 
     Returns:
-        Numbers of deviations ``[m]``, negative below the center. If the deviation is 0, they are 0 at the center and
-        infinite elsewhere.
+        ``[m]``, (gradient - c) / s, negative below the center. If s is 0, it is 0 at the center and infinite elsewhere.
 
     Example:
         >>> deviations(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0])).round(decimals=1)
@@ -347,14 +355,14 @@ def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute each gradient's distance above its class's center, ``[m]``, and the scale of these distances, ``[]``.
+    """Compute each gradient minus its center, ``[m]``, and the deviation, ``[]``, see :func:`flag_samples`.
 
-    The scale is 1.4826 times the median distance of the gradients at or below their center: for normal gradients it is
-    their standard deviation, and harmful samples, which lie above, hardly change it.
+    For normal gradients the deviation is about their standard deviation. Harmful samples, which are above the center,
+    hardly change it.
 
     Args:
         gradients: ``[m]``, finite numbers.
-        y: ``[m]``, classes; None: one center for all samples.
+        y: ``[m]``, the samples' classes, for one center per class; None: one center for all samples.
     """
     above = gradients.clone()
     for label in [None] if y is None else y.unique():
@@ -364,7 +372,7 @@ def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _center(values: Tensor) -> Tensor:
-    """Compute the median of the shortest interval that contains half of the values."""
+    """Compute the median of the values in the shortest interval that contains half of the values."""
     ordered = values.sort().values
     half = len(ordered) // 2 + 1
     first = int((ordered[half - 1 :] - ordered[: len(ordered) - half + 1]).argmin())

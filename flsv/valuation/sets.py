@@ -15,7 +15,7 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 
 def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
-    """Return clients that have the given samples.
+    """Make one client from each pair of samples and classes, with these as training samples.
 
     Args:
         sets: samples ``[m, ...]`` and classes ``[m]`` of each client; m, a client's number of samples, may be 0.
@@ -32,13 +32,13 @@ def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = 
 
 
 def server_of(x: Tensor, y: Tensor) -> LocalData:
-    """Return a server whose validation set has the samples ``x [m, ...]`` of the classes ``y [m]``."""
+    """Make the server's data with a validation set of the samples ``x [m, ...]`` of the classes ``y [m]``."""
     nothing = torch.zeros(int(y.max()) + 1 if len(y) else 1, dtype=torch.long)
     return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
 
 
 def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
-    """Return the clients of a data module and its server; None instead of a server without a validation set.
+    """Return a data module's clients, and the server's data with the validation set, or None if there is no such set.
 
     Args:
         data: a :class:`flsv.FederatedDataModule` after ``setup``.

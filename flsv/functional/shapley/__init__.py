@@ -1,5 +1,5 @@
-"""Shapley values and other semivalues of a batched coalition game, exact, sampled, and in closed form; a game is any
-function of masks, and none is defined here.
+"""Shapley values and other semivalues of a batched coalition game: exact, sampled, and in closed form. A game is any
+function of masks; this package defines none.
 
 Every estimator is called the same way, ``f(utility, num_players, *, budget=None, generator=None, target_stderr=None)``,
 and returns a :class:`ShapleyEstimate`; ``ESTIMATORS`` lists them by name. To choose one:

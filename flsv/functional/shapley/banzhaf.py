@@ -31,10 +31,10 @@ def banzhaf(
     with BV_i the value of player i in the game U. All coalitions have the same weight, which makes the Banzhaf value
     the semivalue most robust to noise in the utility. It does not satisfy efficiency.
 
-    The value is exact without a budget and a target, or with a budget of 2^n for up to 22 players. Otherwise it is
-    estimated by maximum sample reuse (MSR): uniform coalitions, each of which is a sample for every player, in one of
-    the two means. Departures from MSR as published: coalitions are distinct, and the first two are complements, so that
-    every player has coalitions with and without it.
+    Without a target the value is exact if the budget is None or at least 2^n, for up to 22 players. Otherwise it is
+    estimated by maximum sample reuse (MSR): coalitions are drawn uniformly, and each is a sample for every player, in
+    one of the two means. Departures from MSR as published: coalitions are distinct, and the first two are complements,
+    so that every player has a coalition with it and one without.
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
@@ -42,8 +42,8 @@ def banzhaf(
         num_players: the number n of players, at most 22 if there is neither a budget nor a target.
         budget: largest number of distinct evaluations, at least 2; None: 2^n.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: sample coalitions, and stop as soon as every standard error is at most this number, in the
-            utility's unit.
+        target_stderr: sample coalitions, and stop once every standard error is at most this number, in the utility's
+            unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``; ``stderr`` is 0 for exact values.
@@ -77,12 +77,12 @@ def banzhaf(
 
 
 def _extend(game: MemoizedGame, masks: Tensor, total: int, generator: Generator | None) -> Tensor:
-    """Draw and evaluate further coalitions.
+    """Draw and evaluate coalitions until there are ``total``.
 
     Args:
         game: the game that evaluates the coalitions.
         masks: bool ``[m, n]``, the coalitions drawn so far.
-        total: how many coalitions to have in the end.
+        total: the number of coalitions to return, at least m.
         generator: the random generator of the draws.
 
     Returns:
@@ -105,10 +105,11 @@ def _msr(masks: Tensor, utilities: Tensor, fraction: float) -> tuple[Tensor, Ten
     Args:
         masks: bool ``[m, n]``, the drawn coalitions.
         utilities: ``[m, M]``, their utilities.
-        fraction: the number of drawn coalitions divided by that of all coalitions.
+        fraction: m / 2^n, the share of all coalitions that are drawn.
 
     Returns:
-        Values and standard errors, both ``[n, M]``; the errors are NaN with fewer than 4 draws.
+        Values and standard errors, both ``[n, M]``. With fewer than 4 draws the errors are NaN, or 0 if these are all
+        coalitions.
     """
     inside, influence_inside = stratum_means(masks, utilities)
     outside, influence_outside = stratum_means(~masks, utilities)

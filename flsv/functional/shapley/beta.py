@@ -2,12 +2,12 @@
 
 Kwon and Zou, "Beta Shapley: a Unified and Noise-reduced Data Valuation Framework for Machine Learning", AISTATS 2022.
 
-**Duplicates.** Small coalitions seldom contain both copies of a player that appears twice with the same data. The
-more weight small coalitions have, the more such a player gains. In a game of four owners of overlapping data, where U
-is 1 minus the product of 1/2 for each distinct owner, a player has a share of 0.25. If it appears twice, its two copies
-together have 0.33 under Shapley, 0.39 under Beta(16, 1) and 0.29 under Banzhaf (two copies together have exactly the
-single player's Banzhaf value), but 0.17 under Beta(1, 4) and 0 under leave-one-out. If clients that are paid might
-appear twice, use the Banzhaf value, or beta above alpha.
+**Duplicates.** Small coalitions seldom contain both copies of a player that appears twice with the same data. The more
+weight small coalitions have, the more such a player gains. An example is a game of four owners of overlapping data,
+where U is 1 - 2^-k for k distinct owners in the coalition. Each owner has a share of 0.25. If one of them appears
+twice, its two copies together have 0.33 under Shapley, 0.39 under Beta(16, 1) and 0.29 under Banzhaf (two copies
+together have exactly the single player's Banzhaf value), but 0.17 under Beta(1, 4) and 0 under leave-one-out. If paid
+clients might appear twice, use the Banzhaf value, or beta above alpha.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def beta_shapley(
         phi_i = sum_{s=1..n} q_{s-1} E[U(S) | i in S, |S| = s] - sum_{s=0..n-1} q_s E[U(S) | i not in S, |S| = s].
 
     Departure: the paper samples marginal contributions of one player at a time and stops by a convergence rule. Here a
-    coalition is a sample for all players, and the numbers of draws per size minimize the variance if utilities spread
-    equally at all sizes.
+    coalition is a sample for all players, and the numbers of draws per size minimize the variance of the estimate if
+    the variance of the utilities is the same at all sizes.
 
     Args:
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
@@ -90,10 +90,11 @@ def beta_shapley(
         alpha: the first parameter of the Beta distribution, above 0. The paper takes alpha = 16 and beta = 1 for data
             with label noise; alpha = 1 and beta = 4 are robust to duplicates.
         beta: its second parameter, above 0.
-        budget: largest number of distinct evaluations, default 50 n. The minimum has, for every player and
-            size, a coalition with the player and one without: 48 for 10 players, about 2 n (1 + log n) in general.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum has, for
+            every player and size, a coalition with the player and one without: 48 for 10 players, about 2 n (1 + log n)
+            in general.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` (unbiased) and ``stderr``, ``[n]`` or ``[n, M]``.

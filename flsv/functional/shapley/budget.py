@@ -1,13 +1,13 @@
 """The budget and the stopping rule that all sampled estimators share.
 
-**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may evaluate. Without a budget, an
-estimator evaluates 50 n coalitions for n players (never more than all 2^n). If the budget suffices for all 2^n
-coalitions of at most 22 players, the exact value is returned.
+**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may evaluate. The default is 50 n
+for n players, or all 2^n if there is a target. If the budget suffices for all 2^n coalitions of at most 22 players, the
+exact value is returned.
 
-**Stopping on a budget leaves an estimate unbiased.** Estimators stop by looking at masks only, never at utilities, and
-by rules that do not depend on the players' numbers. The expected weight of a sample is then the same for every
-relabeling of the players, as it is without stopping. Stopping on ``target_stderr`` looks at utilities, and has the
-usual small bias of sequential sampling.
+**Stopping on a budget leaves an estimate unbiased.** The decision to stop depends on masks only, never on utilities,
+and not on how the players are numbered. The expected weight of a sample is then the same for every relabeling of the
+players, as it is without stopping. Stopping on ``target_stderr`` depends on utilities, and has the usual small bias of
+sequential sampling.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIN_SAMPLES_TO_STOP = 10  # with fewer samples the standard error is too often f
 
 
 class Sampling:
-    """One call of a sampled estimator: its budget, its running estimate, and its stopping rule.
+    """The memoized game, the budget and the stopping rule of one call of a sampled estimator.
 
     Args:
         name: the estimator's name, for error messages.
@@ -34,11 +34,11 @@ class Sampling:
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
         budget: the largest number of distinct evaluations; None: 50 n, or all 2^n if there is a target.
-        minimum: how many evaluations one unbiased estimate needs; numbers above 2^n count as 2^n.
-        target_stderr: the standard error, above 0, at which to stop; None: no target.
+        minimum: the number of evaluations that an estimate needs; numbers above 2^n count as 2^n.
+        target_stderr: stop as soon as every standard error is at most this number, above 0; None: no target.
 
     Attributes:
-        budget: how many evaluations the call may spend.
+        budget: the number of evaluations that the call may spend.
         game: the memoized utility.
 
     Raises:
@@ -91,7 +91,7 @@ players.
 
     @property
     def exact(self) -> bool:
-        """Return whether to enumerate all coalitions: the budget suffices for them, and there is no target."""
+        """Return whether all coalitions are enumerated: there is no target, and the budget suffices for them."""
         return self.target_stderr is None and self.buys_all
 
     @property
@@ -100,13 +100,10 @@ players.
         return self.budget - self.game.evaluations
 
     def affordable(self, groups: Tensor) -> int:
-        """Count the groups of coalitions that the remaining budget suffices for.
+        """Count the groups of coalitions, from the first on, that the remaining budget suffices to evaluate completely.
 
         Args:
-            groups: bool ``[G, K, n]``, G groups of K coalitions, which are evaluated in this order.
-
-        Returns:
-            How many groups, from the first on, can be evaluated completely.
+            groups: bool ``[G, K, n]``, G groups of K coalitions, in the order of evaluation.
         """
         return int((self.game.cost(groups) <= self.left).sum())
 

@@ -12,7 +12,7 @@ other players, at size n - s. (The algorithm 3 that ShapleyFL describes is a dif
 Pairs are distinct and drawn as in :mod:`flsv.functional.shapley.layers`: all coalitions of the sizes 1 and n - 1, and
 for every player and size a pair with the player on either side. Zhang et al. draw with replacement and allocate the
 draws to sizes by Neyman's rule in a second stage; here the allocation is the fixed rule derived in ``layers``, which
-needs no pilot sample. Like the true values, the estimates sum to U(N) - U(empty): the gap is divided equally among the
+needs no pilot sample. The difference between U(N) - U(empty) and the sum of the estimates is divided equally among the
 players, which leaves the estimates unbiased and can only reduce their squared error.
 """
 
@@ -43,10 +43,11 @@ def complementary_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations, default 50 n. The minimum has, for every player and
-            size, a pair with the player on either side: 50 for 10 players, about 2 n (1 + log n) in general.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum has, for
+            every player and size, a pair with the player on either side: 50 for 10 players, about 2 n (1 + log n) in
+            general.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
@@ -67,7 +68,7 @@ def complementary_shapley(
 
 
 def _by_side(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values and standard errors, both ``[n, M]``, from the pairs drawn so far."""
+    """Compute Shapley values and standard errors, both ``[n, M]``, from the pairs of coalitions in ``sample``."""
     n, (empty, grand) = game.num_players, game.empty_and_grand()
     values = (grand - empty).repeat(n, 1)
     variance = torch.zeros_like(values)

@@ -6,15 +6,14 @@ Three baselines of the paper are settings of :func:`decayed_shapley` for a run o
 
 - "SOR": the sum of each client's Shapley values in all rounds. Guo et al. (section 5.2) say that "the Shapley value for
   each participant is calculated at each training epoch" on sub-models rebuilt from gradients and that the results "are
-  then aggregated"; they do not say how, and cite Song et al. for the one-round index OR alone. The sum is the plainest
-  reading, and is also that of Wang et al., "A Principled Approach to Data Valuation for Federated Learning", 2020,
-  without weights of rounds.
+  then aggregated"; they do not say how. The sum is the plainest reading. It is also the value of Wang et al., "A
+  Principled Approach to Data Valuation for Federated Learning", 2020, without weights of rounds.
 - "MR": the sum of each client's share of every round's gain, the multi-round index of Song et al., "Profit Allocation
   for Federated Learning", IEEE Big Data 2019.
 - "TMR": like MR, but round t has the weight omega^t with omega < 1, and rounds whose weight is below a threshold are
   left out: the truncated index of Wei et al., "Efficient and Fair Data Valuation for Horizontal Federated Learning",
-  2020. Guo et al. say that TMR also weights rounds by their accuracy, but give no formula, so that this is left out
-  here. They do not give omega and the threshold either; with the values chosen here 10 rounds are evaluated.
+  2020. According to Guo et al. TMR also weights rounds by their accuracy; they give no formula, so this is left out
+  here. They give no omega and no threshold either; with the values chosen here the first 10 rounds are evaluated.
 """
 
 from __future__ import annotations
@@ -44,18 +43,18 @@ def decayed_shapley(
 
     .. math:: \phi_i = \sum_{t=1}^{T} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
 
-    with phi_i(t) the Shapley value of client i in round t of T. Departure: in a round that gains nothing or loses, the
-    quotient has no meaning and is replaced, see :func:`round_shares`. Two properties of the formula remain: a round
-    that gains 0.1 % counts as much as one that gains 60 %, and the shares are unbounded if a small gain is the sum of
-    values of both signs.
+    with phi_i(t) the Shapley value of client i in round t of T. Departure: if a round's values sum to 0 or less, the
+    quotient has no meaning and is replaced, see :func:`round_shares`. Two drawbacks of the formula remain. A round that
+    gains 0.1 % counts as much as one that gains 60 %. And if values of both signs sum to a small gain, the shares are
+    unbounded.
 
     Args:
         values: ``[T, n]``, the clients' Shapley values phi_i(t) of each round, in the unit of the utility; NaN for
             clients outside the round's cohort.
         decay: omega in (0, 1].
-        threshold: leave out rounds with omega^t below this number; at most ``decay``.
-        normalize: divide each round's values by their sum. False: the result is sum_t omega^t phi_i(t), in the unit of
-            the utility.
+        threshold: rounds with omega^t below this number are left out; at most ``decay``.
+        normalize: whether to divide each round's values by their sum. False: the result is sum_t omega^t phi_i(t), in
+            the unit of the utility.
 
     Returns:
         float64 ``[n]``; NaN for clients that are not in any round.
@@ -91,8 +90,8 @@ def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> floa
 
     Args:
         round_index: the round's number, from 0.
-        decay: the factor from one round's weight to the next.
-        threshold: the least weight that counts.
+        decay: the ratio of a round's weight to that of the previous round.
+        threshold: weights below this number become 0.
 
     Example:
         >>> round_factor(1, decay=0.5), round_factor(1, decay=0.5, threshold=0.3)
@@ -105,17 +104,16 @@ def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> floa
 def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool, bool]:
     """Compute the clients' shares of a round's gain: their Shapley values divided by the values' sum.
 
-    If all values are 0 the round is skipped. If the values sum to 0 or less, they are divided by the sum of their
-    absolute values; a division by their sum would credit a client that did harm.
+    There are two exceptions. If all values are 0 the round is *skipped*: all shares are 0. If the values sum to 0 or
+    less the round is *flagged*: the values are divided by the sum of their absolute values, since a division by their
+    sum would credit clients that did harm.
 
     Args:
         values: ``[k]``, the round's Shapley values.
-        epsilon: sums below this number count as 0, in the unit of the values.
+        epsilon: sums of values or of absolute values below this number, in the unit of the values, count as 0.
 
     Returns:
-        The shares, float64 ``[k]``; whether the round is skipped (the absolute values sum to less than ``epsilon``, and
-        all shares are 0); and whether it is flagged (the values sum to less than ``epsilon``, and are divided by the
-        sum of the absolute values).
+        The shares, float64 ``[k]``; whether the round is skipped; and whether it is flagged.
 
     Example:
         >>> round_shares(torch.tensor([0.3, 0.1]))

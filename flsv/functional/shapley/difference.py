@@ -16,15 +16,16 @@ Departures:
 
 - *Shared coalitions.* Algorithm 3 draws S for each player i separately, at two evaluations per sample. With the same
   number of evaluations this is no better than plain Monte Carlo if coalitions average their updates and the utility is
-  accuracy. Here one random order of the other players serves all i at once: S is the order's first j players, and
-  U(S + k) is compared with U(S + i) for every later player i; for a player i among the first j, S is the order's last j
-  players (if j is more than half, S is the order's first j + 1 players without i, or the last j + 1 without i). A
-  sample of all differences takes n + 1 evaluations instead of 2 (n - 1), players are compared on the same coalitions,
-  and S is still uniform for each difference. ``shared=False`` is algorithm 3.
+  accuracy. Here one random order of the other players serves all i at once. For up to half of the players, S is the
+  order's first j players for every later player i, and the order's last j players for every i among the first j. For
+  larger j, S is the order's first j + 1 players without i, or its last j + 1 without i. A sample of all differences
+  then takes n + 1 evaluations instead of 2 (n - 1), players are compared on the same coalitions, and S is still uniform
+  for each difference. ``shared=False`` is algorithm 3.
 - *Small budgets.* A budget too small for one sample of every size is spent on sizes drawn at random, which leaves the
   mean over sizes unbiased.
-- *Values* follow from the differences and sum_i SV_i = U(N) - U(empty), at two more evaluations. The normalized values
-  of eq. 12, ``normalize_shapley(-differences)``, need only the differences and do not depend on k.
+- *Values* are computed from the differences and from sum_i SV_i = U(N) - U(empty), which takes two more evaluations.
+  The normalized values of eq. 12, ``normalize_shapley(-differences)``, need only the differences and do not depend on
+  k.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from flsv.utilities.errors import ConfigurationError
 
 @dataclass(frozen=True, eq=False)
 class DifferenceEstimate(ShapleyEstimate):
-    """A Shapley estimate with the differences from which its values follow.
+    """A Shapley estimate together with the differences from which its values were computed.
 
     Attributes:
         differences: the Shapley value of the base player minus that of each player, ``[n]`` or ``[n, M]``; 0 for the
@@ -77,10 +78,10 @@ def difference_shapley(
         base: the number of the player that all others are compared with.
         shared: True: compare all players on the same coalitions; False: draw coalitions for each player separately, as
             the paper's algorithm 3 does.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is one sample of every difference at
-            one coalition size: n + 3 evaluations, or 2 n with ``shared=False``.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+            sample of every difference at one coalition size: n + 3 evaluations, or 2 n with ``shared=False``.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values``, ``stderr`` and ``differences``, ``[n]`` or ``[n, M]``. The values are exact, with
@@ -114,10 +115,10 @@ def difference_shapley(
 
 
 class _Strata:
-    """Samples of the values by coalition size, and the estimates made of them.
+    """Samples of Shapley values by the size of the coalitions S (see the module), and the estimates made of them.
 
     Args:
-        run: the game, the budget and the target.
+        run: the game, the budget and the target of the call.
         base: the base player k.
         shared: whether all players are compared on the same coalitions.
         generator: the random generator of the draws; None: torch's default.
@@ -134,7 +135,7 @@ class _Strata:
         """Draw samples until the budget is spent or the target is reached.
 
         Args:
-            per_size: how many evaluations a sample of one coalition size takes.
+            per_size: the number of evaluations that a sample of one coalition size takes.
         """
         run, strata, inner = self.run, self.num_players - 1, self.num_players - 3
         # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
@@ -164,8 +165,8 @@ class _Strata:
             sizes: int ``[R]``, the size of the coalitions S in each draw.
 
         Returns:
-            The coalitions S with the base player, and S with the other player, both bool ``[R, n-1, n]``: for each
-            draw one S per player other than the base player.
+            The coalitions S + base player, and S + other player, both bool ``[R, n-1, n]``: for each draw one S for
+            each player other than the base player.
         """
         others, base = self.num_players - 1, self.base
         if self.shared:
@@ -184,7 +185,7 @@ class _Strata:
         )
 
     def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
-        """Evaluate drawn coalitions, and add the Shapley values that follow from the differences of their utilities.
+        """Evaluate drawn coalitions, and add the Shapley values computed from their utilities to the samples by size.
 
         Args:
             sizes: int ``[R]``, see :meth:`coalitions`.
@@ -206,7 +207,7 @@ class _Strata:
     def stderr(self) -> Tensor:
         """Compute the standard errors ``[n, M]``; NaN until there are enough samples.
 
-        The smallest and the largest size need one sample, since they have only one coalition S, all others need two.
+        The smallest and the largest size have only one coalition S and need one sample; all other sizes need two.
         """
         inner = self.sizes[1:-1]
         if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
@@ -227,14 +228,15 @@ class _Strata:
 
 
 def _pattern(size: int, others: int) -> Tensor:
-    """Return the coalitions S of one size on which the players of an order are compared with the base player.
+    """Return the shared coalitions S of one size, by positions in a random order of all players but the base player.
 
     Args:
         size: the size of S.
-        others: the number of players in the order, all but the base player.
+        others: the number of players in the order.
 
     Returns:
-        bool ``[others, others]``, row r: the positions in the order of the members of S for the player at position r.
+        bool ``[others, others]``; entry (r, c) is True if the player at position c is in S for the player at position
+        r.
     """
     rank = torch.arange(others)
     block = size if 2 * size <= others else size + 1
@@ -254,7 +256,7 @@ def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
 def _wrap(
     game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf
 ) -> DifferenceEstimate:
-    """Make the estimate, with differences from player ``base``, of values and standard errors float64 ``[n, M]``."""
+    """Make a :class:`DifferenceEstimate` of values and standard errors, float64 ``[n, M]``, for the base player."""
     plain = game.estimate(values, stderr, freedom)
     differences = game.estimate(values[base] - values, stderr).values
     return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, differences, base, freedom=plain.freedom)

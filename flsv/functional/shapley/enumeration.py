@@ -1,8 +1,9 @@
 """Enumeration of all 2^n coalitions of a game of n players, and semivalues from the table of their utilities.
 
-Coalition number b contains player i if and only if bit i of b is set. Viewed as ``[high bits, bit i, low bits]``, the
-table of utilities has U(S) and U(S + i) side by side for all coalitions S without i: the computation is n subtractions
-of 2^(n-1) numbers each, and the value of a player that changes no utility is exactly 0.
+Coalition number b contains player i if and only if bit i of b is set. In the table of utilities, viewed as ``[high
+bits, bit i, low bits]``, U(S) and U(S + i) are therefore side by side for all coalitions S without i. All marginal
+contributions of a player are one subtraction of 2^(n-1) numbers, and a player that changes no utility has the value 0
+exactly.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def semivalue_of_table(table: Tensor, weight: list[float]) -> Tensor:
 
     Args:
         table: ``[2^n, M]``; row b has the utilities of coalition number b, see :func:`all_coalitions`.
-        weight: n numbers; number s, from 0, is the weight of a marginal contribution to a coalition of size s.
+        weight: n numbers; ``weight[s]`` is the weight of a marginal contribution to a coalition of size s.
 
     Returns:
         float64 ``[n, M]``.
@@ -87,12 +88,12 @@ def shapley_of_table(table: Tensor) -> Tensor:
 
 
 def semivalue(utility: Utility, num_players: int, weight: list[float]) -> ShapleyEstimate:
-    """Compute a semivalue exactly, by evaluating all coalitions.
+    """Compute a semivalue exactly, by evaluating all 2^n coalitions; its standard errors are 0.
 
     Args:
         utility: the game.
         num_players: the number n of players.
-        weight: n weights of single coalitions, see :func:`semivalue_of_table`.
+        weight: the n weights of marginal contributions, see :func:`semivalue_of_table`.
     """
     total = 2**num_players
     answers = [
@@ -112,7 +113,7 @@ def check_enumerable(name: str, num_players: int, budget: int | None, alternativ
         name: the estimator's name, for the message.
         num_players: the number n of players, with 2^n coalitions.
         budget: the largest number of evaluations; None: no limit.
-        alternatives: a sentence for the message that names other estimators.
+        alternatives: the end of the message, a sentence that names other estimators.
     """
     check_num_players(num_players)
     if num_players > MAX_EXACT_PLAYERS:

@@ -2,8 +2,8 @@
 
 Retraining a federation for every coalition of its n clients costs 2^n trainings. :func:`few_coalitions` lists far fewer
 coalitions, and :func:`few_coalitions_shapley` estimates the Shapley values from their utilities. With all 2^n
-coalitions the values are exact, and their error is the difference between one seed of the trainings and the next:
-:func:`interval_over_seeds`, or :mod:`flsv.functional.shapley.one_seed` for a single seed.
+coalitions the values of these trainings are exact; they still differ from seed to seed, see
+:func:`interval_over_seeds`, and :mod:`flsv.functional.shapley.one_seed` for a single seed.
 
 **The fit** is the surrogate of :mod:`flsv.functional.shapley.surrogate` with a fixed kernel, the sum of
 
@@ -21,14 +21,14 @@ matrix k(X, X) with the noise variance added to its diagonal, and v the prior va
 The gap between the sum of the fitted values and U(grand) - U(empty) is divided equally among the players.
 
 **Signal and noise variance** maximize the marginal likelihood, with the noise variance at most the variance of one part
-of the kernel. Otherwise the likelihood of so few coalitions can have its maximum where everything is noise and all
-players get the same value, as when one player's loss or accuracy is close to the grand coalition's. Two trainings of
-the same coalition differ far less: their variance is 1 to 15 % of the variance between coalitions in the federations of
-``flsv.benchmark`` (``docs/results/intervals.md``).
+of the kernel. Without this bound, the likelihood of so few coalitions can be largest where everything counts as noise,
+and all players get the same value; this happens if one player alone has nearly the grand coalition's performance. The
+true noise is far smaller: the variance between two trainings of the same coalition is 1 to 15 % of the variance between
+coalitions in the federations of ``flsv.benchmark`` (``docs/results/intervals.md``).
 
-**Standard errors** measure the uncertainty from coalitions that were not evaluated, provided that the game is a draw
-from this Gaussian process. :func:`flsv.functional.kernel_shap` makes no such assumption: if its values of the same
-coalitions are outside the intervals of this fit, the assumption determines the result.
+**Standard errors** measure the uncertainty from coalitions that were not evaluated, on the assumption that the game is
+a draw from this Gaussian process. :func:`flsv.functional.kernel_shap` does not assume this. If its values for the same
+coalitions are outside this fit's intervals, the result depends on the assumption.
 
 The method is this package's own.
 """
@@ -51,21 +51,21 @@ from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES
 from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
 
-#: Largest number of players for which ``"auto"`` is all coalitions; number of players from which on the values are the
-#: mean of the fit's and of those of a curve over the coalitions' size.
+#: ``MOST_FOR_ALL``: the largest number of players for which ``"auto"`` means all coalitions. ``CURVE_FROM``: the
+#: smallest number of players for which the values of the fit are averaged with those of ``size_effects_shapley``.
 MOST_FOR_ALL, CURVE_FROM = 7, 10
-#: Largest number of players for which ``"auto"`` includes the coalitions of all but two players: each of 12 players is
-#: then in 78 evaluated coalitions (each of 7 players, with all coalitions, in 64), each of 20 would be in 210.
+#: The largest number of players for which ``"auto"`` includes the coalitions of all but two players. A player is then
+#: in 78 coalitions if there are 12 players, and would be in 210 of 20 players; with all coalitions of 7 it is in 64.
 MOST_FOR_TWO = 12
 
 #: The parts whose sum is the kernel of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
-#: The largest noise variance to fit, in units of the variance of one part.
+#: The largest noise variance to fit, in units of the variance of one part of the kernel.
 MOST_NOISE = 1.0
 
 
 def default_design(num_players: int) -> Which:
-    """Return the name of the design that ``"auto"`` stands for.
+    """Return the name of the design that ``"auto"`` stands for, see :func:`few_coalitions`.
 
     Example:
         >>> [default_design(players) for players in (7, 8, 12, 13)]
@@ -87,13 +87,13 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
             players but one (n + 2 in all). ``"both"``: each player alone and all but one (2 n + 2 in all).
             ``"pairs+leave-one-out"``: each player alone, every two players, and all but one.
             ``"pairs+leave-two-out"``: these and all but two (n^2 + n + 2 in all). ``"all"``: all 2^n coalitions.
-            ``"complements"``: each player alone, all but one, and in place of every two players as many coalitions of
-            all sizes between, drawn once and for all, each with its complement: no better in federations of 13 to 20
-            clients (``docs/results/payments.md``). ``"auto"``: ``"all"`` for up to 7 players,
+            ``"complements"``: each player alone, all but one, and about n (n - 1) / 2 coalitions of the sizes between,
+            each with its complement, the same in every call; no better than ``"pairs+leave-one-out"`` in federations of
+            13 to 20 clients (``docs/results/payments.md``). ``"auto"``: ``"all"`` for up to 7 players,
             ``"pairs+leave-two-out"`` for 10 to 12, ``"pairs+leave-one-out"`` for 8, 9 and from 13 on.
 
     Raises:
-        ConfigurationError: ``which`` is unknown, there is no player, or ``"all"`` is asked for with more than 22
+        ConfigurationError: ``which`` is unknown, there is no player, or ``which`` is ``"all"`` for more than 22
             players.
 
     Example:
@@ -126,7 +126,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
 
 
 def _complements(num_players: int) -> Tensor:
-    """Draw coalitions of all sizes from 2 to n - 2, each with its complement, about n (n - 1) / 2 in all.
+    """Draw about n (n - 1) / 2 coalitions of all sizes from 2 to n - 2, each with its complement, bool ``[J, n]``.
 
     They are the same in every call. Sizes are equally frequent, and all players are in equally many coalitions."""
     n, draw, drawn = num_players, torch.Generator().manual_seed(0), list[Tensor]()
@@ -145,7 +145,7 @@ def _complements(num_players: int) -> Tensor:
 
 
 def _distinct(masks: Tensor) -> Tensor:
-    """Drop repeated rows of ``masks``; the first occurrence of each coalition stays."""
+    """Drop repeated rows of ``masks``, except the first occurrence of each."""
     return masks[list(first_positions(coalition_keys(masks)).values())]
 
 
@@ -158,20 +158,21 @@ def few_coalitions_shapley(
 ) -> ShapleyEstimate:
     """Compute Shapley values from the utilities of some coalitions, by a Gaussian process fitted to them.
 
-    From ten players on, where this is more accurate, the values are the mean of the fit's and of those of a curve over
-    the coalitions' size (:mod:`flsv.functional.shapley.size_effects`), if all coalitions of one player and of all but
-    one are evaluated and no other size in part. With all 2^n coalitions the values are exact.
+    With all 2^n coalitions the values are exact. Otherwise they are those of the fitted game. For ten or more players
+    these are averaged with the values of :func:`flsv.functional.shapley.size_effects.size_effects_shapley`, which makes
+    the result more accurate. The average needs every coalition of size 1 and of size n - 1 and, of each other size,
+    either all coalitions or none, as in the ``"pairs+..."`` designs.
 
     Args:
         masks: the K evaluated coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them; see
             :func:`few_coalitions`.
         utilities: the coalitions' utilities, ``[K]``, or ``[K, M]`` for M games at once.
-        noise: the standard deviation of a utility between two trainings of the same coalition, in the utility's unit;
-            the fit assumes at least this much noise. None: the noise is fitted by marginal likelihood.
-        prior: a cheaper game's utilities of the same coalitions, ``[K]`` or ``[K, M]``, and its Shapley values, ``[n]``
-            or ``[n, M]``, such as those of :class:`flsv.metrics.ProxyShapley` (``docs/results/proxy.md``). A multiple
-            of this game, by least squares and not below 0, is the mean of the Gaussian process, which is then fitted
-            to the rest.
+        noise: the least standard deviation of the noise in a utility, that is between trainings of the same coalition,
+            in the utility's unit; None: 0. The noise itself is fitted by marginal likelihood.
+        prior: the utilities of the same coalitions in a cheaper game, ``[K]`` or ``[K, M]``, and the cheaper game's
+            Shapley values, ``[n]`` or ``[n, M]``, such as those of :class:`flsv.metrics.ProxyShapley`
+            (``docs/results/proxy.md``). The cheaper game times a factor, fitted by least squares and at least 0, is
+            the Gaussian process's mean. None: the mean is constant.
 
     Returns:
         The estimate: ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``, and ``evaluations`` K. ``stderr``
@@ -215,13 +216,14 @@ def few_coalitions_shapley(
 
 
 def _whole_sizes(masks: Tensor) -> bool:
-    """Return whether ``masks [K, n]`` has, for each coalition size, either all coalitions of this size or none."""
+    """Return whether the K coalitions ``masks [K, n]``, all different, include of each size either all or none."""
     n, counts = masks.shape[1], torch.bincount(masks.sum(1), minlength=masks.shape[1] + 1).tolist()
     return all(count in (0, math.comb(n, size)) for size, count in enumerate(counts))
 
 
 def _beyond(prior: tuple[Tensor, Tensor], masks: Tensor, utilities: Tensor, noise: float | None) -> ShapleyEstimate:
-    """Compute Shapley values with a cheaper game as ``prior``: a multiple of its values plus those of what remains."""
+    """Compute :func:`few_coalitions_shapley` with a ``prior``: subtract a multiple of the cheaper game's utilities, fit
+    the game that remains, and add the same multiple of the cheaper game's values to its values."""
     game, (cheap, values) = torch.as_tensor(utilities).detach().cpu().double(), (p.cpu().double() for p in prior)
     if cheap.shape != game.shape or values.shape != (masks.shape[1], *game.shape[1:]):
         raise ValueError(
@@ -237,12 +239,12 @@ def _beyond(prior: tuple[Tensor, Tensor], masks: Tensor, utilities: Tensor, nois
 def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
     """Compute half the width of the confidence interval of each player's mean value over seeds.
 
-    The interval is Student's t interval of the player's own values. A spread pooled over the players would make some
+    It is Student's t interval from the player's own values. Pooling the spread over the players would make some
     intervals too narrow, since players' values vary by different amounts.
 
     Args:
         values: ``[seeds, n]``, the exact Shapley values of n players in each seed's trainings.
-        level: the interval's level, in (0, 1).
+        level: the confidence level, in (0, 1).
 
     Returns:
         float64 ``[n]``; NaN for a single seed, which shows no spread.
@@ -265,15 +267,15 @@ def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
 def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
     """Compute Shapley values from retrained coalitions, and half the widths of their confidence intervals.
 
-    With one seed the half width is a normal quantile times :func:`one_seed_stderr`. With several seeds and all 2^n
-    coalitions :func:`interval_over_seeds` computes it. With several seeds and fewer coalitions,
-    :func:`few_coalitions_shapley` is applied to the mean utilities over the seeds, with the noise estimated from the
-    spread between the seeds, and the half width is a normal quantile times its standard error.
+    - One seed: the half width is a normal quantile times :func:`one_seed_stderr`.
+    - Several seeds, all 2^n coalitions: :func:`interval_over_seeds` computes the half width.
+    - Several seeds, fewer coalitions: :func:`few_coalitions_shapley` is applied to the means of the utilities over the
+      seeds, with the noise estimated from their spread; the half width is a normal quantile times its standard error.
 
     Args:
         masks: the K trained coalitions, bool ``[K, n]``, see :func:`few_coalitions_shapley`.
         utilities: ``[seeds, K]``, the coalitions' utilities for each seed.
-        level: the intervals' level, in (0, 1).
+        level: the confidence level, in (0, 1).
 
     Returns:
         The values, float64 ``[n]``, and half the width of each value's interval, float64 ``[n]``.
@@ -359,7 +361,8 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
 
 
 def _check(masks: Tensor, columns: Tensor) -> None:
-    """Raise unless masks and utilities fit, are distinct and finite, and include the empty and the grand coalition."""
+    """Raise ValueError unless the masks are distinct and include the empty and the grand coalition, and the utilities
+    are finite and as many as the masks."""
     if masks.dtype != torch.bool or masks.ndim != 2 or columns.ndim != 2 or len(masks) != len(columns):
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "

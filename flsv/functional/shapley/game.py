@@ -5,8 +5,8 @@ The Shapley value (Shapley 1953; ShapleyFL, KDD 2023, eq. 1) of player i in the 
     SV_i = 1/n sum_{S not containing i} [U(S + i) - U(S)] / binom(n - 1, |S|).
 
 A game is a callable ``utility(masks: bool [K, n]) -> float [K]`` that returns the utilities of K coalitions (or
-``[K, M]``, one game per column, such as the accuracy of each class). The functions of this package depend on nothing
-else: not on models, and not on rounds.
+``[K, M]``, one game per column, such as the accuracy of each class). The functions of this package know nothing about
+models or rounds.
 
 Arithmetic is float64 on the CPU; results have the utility's dtype if that is float32 or float64, otherwise float32.
 """
@@ -39,12 +39,12 @@ class ShapleyEstimate:
 
     Attributes:
         values: ``[n]``, or ``[n, M]`` for a vector-valued utility, in the utility's unit.
-        stderr: standard error of ``values`` due to sampling, same shape and unit: 0 if every coalition that enters the
-            values was evaluated, NaN with fewer than two samples, which show no spread. It does not include the bias of
-            truncation or of a fitted surrogate, which the estimators' docstrings describe.
+        stderr: standard error of ``values`` due to sampling, same shape and unit. 0 if every coalition that enters the
+            values was evaluated; NaN with fewer than two samples, which show no spread. It does not include the bias of
+            truncation or of a fitted surrogate.
         evaluations: number of distinct coalitions that were evaluated, the empty and the grand coalition included.
         freedom: the degrees of freedom of ``stderr``, for intervals by Student's t: a tensor of the shape of
-            ``stderr``, or one number for all; inf, for normal intervals, if the estimator does not determine them.
+            ``stderr``, or one number for all; inf (normal intervals) if the estimator does not compute them.
 
     Example:
         Three pairs of orders give 2 degrees of freedom, and an interval 1.8 times as wide as a normal interval.
@@ -65,7 +65,7 @@ class ShapleyEstimate:
 
 
 def check_num_players(num_players: int) -> None:
-    """Raise ConfigurationError unless ``num_players`` is a positive integer."""
+    """Raise ConfigurationError if ``num_players`` is below 1."""
     if num_players < 1:
         raise ConfigurationError(f"num_players={num_players}: a coalition game needs at least 1 player.")
 
@@ -89,14 +89,14 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
 
 
 def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key, int]:
-    """Find the keys that are not in ``known``.
+    """Find the keys that are not in ``known``, and the position in ``keys`` at which each occurs first.
 
     Args:
         keys: keys of coalitions, possibly repeated.
         known: the keys to leave out, such as those of evaluated coalitions.
 
     Returns:
-        ``{key: position}``, where in ``keys`` each new key occurs first, in order of these positions.
+        ``{key: position}``, by ascending position.
 
     Example:
         >>> first_positions([6, 3, 5, 6, 5], known={3})
@@ -110,7 +110,7 @@ def first_positions(keys: Iterable[Key], known: Container[Key] = ()) -> dict[Key
 
 
 def evaluate(utility: Utility, masks: Tensor) -> Tensor:
-    """Call ``utility`` once and check its result.
+    """Evaluate coalitions by one call of ``utility``, and check the result.
 
     Args:
         utility: the game.
@@ -140,5 +140,5 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
 
 
 def result_dtype(values: Tensor) -> torch.dtype:
-    """Return the dtype of estimates from these utilities: float64 for float64, otherwise float32."""
+    """Return the dtype of estimates from the utilities ``values``: float64 if they are float64, otherwise float32."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32

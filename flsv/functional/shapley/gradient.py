@@ -24,7 +24,7 @@ def gradient_shapley(
     weighting: Annotated[Literal["uniform"] | Tensor, "Weights by samples have no closed form."] = "uniform",
     server_lr: float = 1.0,
 ) -> Tensor:
-    """Compute Shapley values of the first- or second-order expansion of the validation loss.
+    """Compute exact Shapley values of a first- or second-order Taylor expansion of the validation loss.
 
     The game is U(S) = -L(x + eta sum_{i in S} w_i(S) d_i), with L the validation loss, x the round's global model, d_i
     the clients' updates, w_i(S) their weights in a coalition S, and eta = ``server_lr``. With a_i = g . d_i,
@@ -35,8 +35,8 @@ def gradient_shapley(
     Args:
         gradient_products: ``[k]``, the products a_i.
         hessian_products: ``[k, k]``, the products H_ij; None: first-order expansion.
-        weighting: ``"uniform"``: w_i(S) = 1/|S|; or fixed weights ``[k]``, not renormalized inside a coalition.
-            Weights by samples have no closed form.
+        weighting: ``"uniform"``: w_i(S) = 1/|S|; or a tensor ``[k]`` of fixed weights, the same in every coalition.
+            For weights by samples, renormalized in a coalition, there is no closed form.
         server_lr: eta, the factor by which the server multiplies the aggregated update.
 
     Returns:
@@ -70,10 +70,10 @@ def gradient_shapley(
 
 
 def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
-    """Compute the Shapley values, with the opposite sign, for fixed weights w_i.
+    """Compute minus the Shapley values ``[k]`` for fixed weights w_i.
 
     The game is quadratic in the members. A linear term belongs to its client, and the term of a pair is divided equally
-    between its two clients, so that the value of client i is
+    between its two clients, so that the Shapley value of client i is
 
         phi_i = -[ eta w_i a_i + eta^2/2 w_i sum_j w_j H_ij ].
 
@@ -91,7 +91,7 @@ def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
 
 
 def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
-    """Compute the Shapley values, with the opposite sign, for uniform weights w_i(S) = 1/|S|.
+    """Compute minus the Shapley values ``[k]`` for uniform weights w_i(S) = 1/|S|.
 
     The value is linear in the game, so that three elementary games v(S) of the n players suffice. Let s be a player's
     position in a random order of the players, h = sum_{s=1..n} 1/s and q = sum_{s=1..n} 1/s^2. Averaged over s:
@@ -123,15 +123,15 @@ def _uniform(slopes: Tensor, bends: Tensor | None) -> Tensor:
 
 
 def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
-    """Divide each client's term: the client gets ``own`` times the term, and all clients together ``total`` times it.
+    """Divide each client's term among all n clients, and sum up what each client gets.
 
     Args:
         terms: ``[n]``, one term per client.
-        own: the factor of a term for its own client.
-        total: the factor for all clients together; the other clients share total - own equally.
+        own: the fraction of a term that its own client gets.
+        total: the fraction that all clients get together; the other clients get (total - own) / (n - 1) each.
 
     Returns:
-        ``[n]``, the sums of the clients' parts.
+        ``[n]``, the clients' sums.
     """
     n = len(terms)
     if n == 1:

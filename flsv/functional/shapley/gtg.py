@@ -3,23 +3,23 @@
 U is the utility, N the grand coalition of all n players, and the *size* of the utility is the larger of
 ``abs(U(empty))`` and ``abs(U(N))``.
 
-- *Between rounds*: if the round changed the utility by at most ``round_truncation`` times its size, every value is 0,
-  and only the empty and the grand coalition are evaluated.
+- *Between rounds*: if ``abs(U(N) - U(empty))`` is at most ``round_truncation`` times the size, every value is 0, and
+  only the empty and the grand coalition are evaluated.
 - *Guided sampling*: orders of the players are drawn in cycles of n orders, in which each player comes first once, so
   that the first marginal contributions, which are the largest, are sampled equally often for all players.
-- *Within a round*: once the utility along an order differs from U(N) by at most ``truncation`` times its size, the
-  remaining players get 0.
-- *Convergence*: stop when the running mean of the values after each of the last 10 orders differs from the present mean
-  by less than ``convergence`` (relative, averaged over the players), after at least 30 orders and n orders, as in the
+- *Within a round*: once the utility along an order differs from U(N) by at most ``truncation`` times the size, the
+  remaining players of this order get 0.
+- *Convergence*: after at least max(30, n) orders, sampling stops as soon as each of the last 10 running means of the
+  values differs from the present one by less than ``convergence`` (relative, averaged over the players), as in the
   authors' code.
 
-Both truncations bias the values, by up to these fractions of the utility's size; without them (None) the estimate is
-unbiased except for the convergence rule. Departures: the thresholds are relative, whereas the paper's are in units of
-accuracy, since no round changes a loss of 0.005 by 0.01. And the first players of a cycle's orders come in a fresh
-random order, not in the order of their numbers, so that a budget that is spent within a cycle does not favor a player.
+Both truncations bias the values, by up to these fractions of the size. With both None, only the convergence rule biases
+them. Departures: the thresholds are relative, whereas the paper's are in units of accuracy, which do not suit a loss
+(no round changes a loss of 0.005 by 0.01). And each cycle takes the first players in a fresh random order, not in the
+order of their numbers, so that a budget that is spent within a cycle does not favor a player.
 
-The standard error pools the spread among orders with the same first player, and adds the effect of the first players of
-an incomplete last cycle.
+The standard error pools the spread among orders with the same first player, and includes the effect of an incomplete
+last cycle, in which not all players come first equally often.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def gtg_shapley(
             values are 0 (the paper's epsilon_b), as the same fraction; None: no truncation between rounds.
         convergence: the relative change of the running mean below which it counts as converged; None: sample until
             the budget is spent.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is one order, n + 1 evaluations.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is one
+            order, n + 1 evaluations.
         generator: the random generator that draws the orders; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. In a truncated round the values are 0,
@@ -117,12 +118,12 @@ def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tenso
 
 
 def _converged(samples: Tensor, threshold: float) -> bool:
-    """Return whether the running mean of marginal contributions has converged.
+    """Return whether the running mean of marginal contributions has converged, see the module's text.
 
     Args:
         samples: ``[P, n, M]``, the contributions along the P orders so far.
-        threshold: the largest relative difference, averaged over the players, between the present mean and the means
-            after each of the 10 orders before.
+        threshold: the relative difference, averaged over the players, that all of the last 10 running means must stay
+            below.
     """
     if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
         return False

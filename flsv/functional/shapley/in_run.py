@@ -9,9 +9,9 @@ validation loss L in a step with these samples only,
 expanded around w. l_z is the part of sample z in the training loss: 1/B of its own loss in a mean over B samples. With
 g and H the gradient and the Hessian of L at w, the Shapley value of sample z is
 
-    phi_z = lr g . grad l_z - lr^2/2 grad l_z^T H sum_j grad l_j,
+    phi_z = lr g . grad l_z - lr^2/2 grad l_z^T H sum_j grad l_j.
 
-to first order only the first term.
+A first-order expansion has the first term only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from flsv.utilities.declared import checked
 
 @checked
 def step_weights(lrs: Sequence[float], momentum: float = 0.0) -> Tensor:
-    """Compute how far the gradient of each step has moved the model by the end of training, in SGD with momentum.
+    """Compute the factor f_t with which the gradient of each step t enters the final model, in SGD with momentum.
 
     With the momentum buffer b_s = momentum b_{s-1} + grad_s and the steps w_{s+1} = w_s - lr_s b_s of the weights w,
-    the gradient of step t has moved the model by -f_t grad_t after the last step, where
-    f_t = sum_{s >= t} lr_s momentum^(s - t). The paper has no momentum: f_t = lr_t.
+    grad_t changes the final weights by -f_t grad_t, where f_t = sum_{s >= t} lr_s momentum^(s - t). The paper has no
+    momentum: f_t = lr_t.
 
     Args:
         lrs: the learning rates of the T steps, in order.
@@ -61,13 +61,13 @@ def client_in_run_values(
 ) -> Tensor:
     """Split each client's value in a round into a part for each class of its samples, and a rest.
 
-    The value to split is that of :func:`flsv.functional.gradient_shapley` with fixed weights, which depends on the
-    client's update only. The values of the client's samples attribute it to classes; the rest is the difference between
-    the client's value and their sum.
+    The value to split is that of :func:`flsv.functional.gradient_shapley` with fixed weights, which is computed from
+    the updates alone. The part for a class is the sum of the in-run values of the client's samples of this class; the
+    rest is the client's value minus all these parts.
 
     Args:
         class_values: ``[k, M]``, for each of k clients and M classes the sum of the in-run values of the client's
-            samples of this class, as if the client's update were the round's only update.
+            samples of this class, in a round in which the client's update would be the only one, with weight 1.
         gradient_products: ``[k]``, the scalar products of the validation loss's gradient with the clients' updates d_i.
         aggregation_weights: ``[k]``, the updates' weights in the aggregate.
         hessian_products: ``[k, k]``, d_i^T H d_j with H the validation loss's Hessian; None: values of first order.

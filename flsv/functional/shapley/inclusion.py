@@ -19,11 +19,11 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
     the largest weights get probability 1, each other client i gets (m - l) w_i / (the sum of the other clients'
     weights) (eq. 9).
 
-    The paper takes the l in 0..m-1 with the smallest objective among those whose probabilities are all in [0, 1] (the
-    theorem's text omits this condition, its proof in appendix C.1 has it). This is the smallest l that satisfies the
-    condition (the Karush-Kuhn-Tucker point); it is taken here without comparing objectives, for any real m. Clients of
-    equal weight get equal probabilities. Clients of weight 0 get probability 0, unless fewer than m clients have a
-    positive weight; then they share the rest of m equally.
+    The paper compares the objectives of all l in 0..m-1 whose probabilities are in [0, 1] (the theorem's text omits
+    this condition, its proof in appendix C.1 has it), and takes the l with the smallest objective. This is always the
+    smallest such l (the Karush-Kuhn-Tucker point), which is taken here, for any real m. Clients of equal weight get
+    equal probabilities. Clients of weight 0 get probability 0, unless fewer than m clients have a positive weight; then
+    they share the rest of m equally.
 
     Args:
         weights: the clients' aggregation weights, ``[n]``, not negative and finite; their scale does not matter.

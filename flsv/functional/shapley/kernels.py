@@ -1,7 +1,7 @@
 r"""Kernels of coalitions, and the exact Shapley value of a game that is fitted with one.
 
-A kernel-ridge (Gaussian process) fit of a game is g(S) = sum_T a_T k(S, T) over the evaluated
-coalitions T. The Shapley value is linear, so that the value of g follows from the values of the games S -> k(S, T). Let
+A kernel-ridge (Gaussian process) fit of a game is g(S) = sum_T a_T k(S, T), with a sum over the evaluated coalitions T.
+The Shapley value is linear, so that the value of g follows from the values of the games S -> k(S, T). Let
 n be the number of players. If k(S, T) = k(j, s, t) depends only on j = |S n T|, s = |S| and t = |T|, all members of T
 have the same value in the game S -> k(S, T), and so have all other players. The predecessors of a player in a random
 order are a uniform coalition of uniform size s, and the number j of them in T is hypergeometric. The two values are
@@ -10,19 +10,20 @@ order are a uniform coalition of uniform size s, and the number j of them in T i
     outside(t) = 1/n sum_{s=0..n-1} sum_j  C(t, j)   C(n-1-t, s-j) / C(n-1, s)  [k(j,   s+1, t) - k(j, s, t)]
 
 with C(a, b) the binomial coefficient. They are exact for any such k, cost n^2 operations per t and need no evaluation
-of a coalition. Ridge regression on explicit features is the special case in which k is the features' inner product
-(z_i is 1 if player i is in S, otherwise 0):
+of a coalition. Ridge regression on explicit features is the special case in which k is the features' inner product.
+Three sets of features of a coalition S, with z_i = 1 if player i is in S and otherwise 0:
 
-- membership z_i: k = j. The feature z_i has the value 1 for player i and 0 for the others.
-- pairwise products z_i z_l: k = j (j - 1) / 2. The feature has the value 1/2 for each of the players i and l.
-- membership / |S|, the linear term of a game whose coalitions *average* their members' updates: k = j / (s t). On
-  joining s others, player i adds 1 / (s + 1) to its feature z_i / |S|, and every later player reduces the feature. It
-  has the value  E[1/(s+1)] = H_n / n  for player i (H_n the harmonic number), and by efficiency
-  (1/n - H_n/n) / (n - 1) = -(H_n - 1) / (n (n - 1))  for every other player.
+- membership z_i: k = j. In the game z_i, player i has the value 1 and all others 0.
+- pairwise products z_i z_l: k = j (j - 1) / 2. In the game z_i z_l, the players i and l have the value 1/2 each.
+- membership / |S|, the linear term of a game whose coalitions *average* their members' updates: k = j / (s t). In the
+  game z_i / |S|, player i contributes 1 / (s + 1) if it joins s others, and every later player reduces the utility.
+  Player i has the value  E[1/(s+1)] = H_n / n  (H_n the harmonic number), and by efficiency every other player has
+  (1/n - H_n/n) / (n - 1) = -(H_n - 1) / (n (n - 1)).
 
-The Gaussian kernel contains products of these averages of every order. A coalition's model is x + mean_{i in S} d_i,
-with x the global model and d_i the clients' updates: a function of the weight vector c_S = z / |S|. Coalitions with
-close weight vectors have close utilities, and |c_S - c_T|^2 = 1/s + 1/t - 2 j / (s t).
+The Gaussian kernel corresponds to products of these averages of every order. A coalition's model is
+x + mean_{i in S} d_i, with x the global model and d_i the clients' updates: a function of the weight vector
+c_S = z / |S|. The kernel makes coalitions with close weight vectors have close utilities; their squared distance is
+|c_S - c_T|^2 = 1/s + 1/t - 2 j / (s t).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
 
 
 def pairs(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """Compute the kernel of games with interactions of two players: how many pairs of players two coalitions share.
+    """Compute the kernel of games with interactions of two players: the number of pairs of players in both coalitions.
 
     Args:
         j: the number of players in both coalitions.
@@ -63,7 +64,8 @@ def pairs(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
 def averaged_membership(j: Tensor, s: Tensor, t: Tensor) -> Tensor:
     """Compute the kernel of games that are linear in the mean of the members' updates.
 
-    It is the inner product of two coalitions' membership vectors divided by their sizes; 0 for the empty coalition.
+    It is the inner product of the two membership vectors, each divided by its coalition's size; 0 if a coalition is
+    empty.
 
     Args:
         j: the number of players in both coalitions.

@@ -1,25 +1,23 @@
 """Layers: samples of distinct coalitions of each size, for the estimators that average by size.
 
-The coalitions of one size are a *layer*. A layer is drawn without replacement: no coalition is evaluated twice, a layer
-that is drawn completely contributes no error, and the drawn fraction of a layer enters the standard error. With n
-players, the layers of the sizes 1 and n - 1 are always complete: they are the smallest, and have the largest weights in
-the Shapley kernel.
+All coalitions of one size are a *layer*. Draws from a layer are without replacement: no coalition is evaluated twice, a
+completely drawn layer contributes no error, and the drawn fraction of a layer enters the standard error. With n
+players, the layers of the sizes 1 and n - 1 are always drawn completely: they are the smallest, and have the largest
+weights in the Shapley kernel.
 
-*Draws per size*, unless ``share`` is given. For a single player, the layer of size s enters the Shapley value with
-weight 1/n, by a mean over those of its coalitions that contain the player (a fraction s/n) and a mean over the others.
-If utilities spread equally at all sizes, its error with m draws has a variance proportional to
-(1/m) (n/s + n/(n - s)) = n^2 / (s (n - s) m). Minimizing the sum of these variances for a fixed number of draws gives m
-proportional to 1 / sqrt(s (n - s)). Kernel regression leads to the same rule (the kernel weight 1 / (s (n - s)) times
+*Draws per size*, unless ``share`` is given: the number m of draws from the layer of size s is proportional to
+1 / sqrt(s (n - s)). The layer enters a player's Shapley value with weight 1/n, as a mean over the coalitions that
+contain the player (a fraction s/n) and a mean over the others. If utilities spread equally at all sizes, the variance
+from this layer is proportional to (1/m) (n/s + n/(n - s)) = n^2 / (s (n - s) m). The rule minimizes the sum of these
+variances for a fixed number of draws. Kernel regression leads to the same rule (the kernel weight 1 / (s (n - s)) times
 the length sqrt(s (n - s) / n) of the centered membership vector).
 
 *Pairs.* With ``paired`` a draw is a coalition together with its complement; the sizes s and n - s are one layer.
 
-*Cover.* With ``cover`` a layer starts with a random division of the players into blocks, so that every player is in at
-least one coalition of every size, and outside at least one. Estimators that average by player and size need this.
-
-The drawn coalitions depend on players only through their random order: the distribution of the sample is the same for
-every relabeling of the players. Given which of the drawn coalitions contain player i, the other members of each are
-therefore uniform, and averages by player and size are unbiased, also with ``cover``.
+*Cover.* With ``cover`` the first draws from a layer are a random division of the players into blocks, so that every
+player is in at least one coalition of every size, and outside at least one. Estimators that average by player and size
+need this. The averages stay unbiased: the distribution of the sample is the same for every relabeling of the players,
+so that, given which of the drawn coalitions contain player i, the other members of each are uniform.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ from flsv.functional.shapley.random_coalitions import random_coalitions, random_
 
 @dataclass
 class Layer:
-    """The coalitions (or complementary pairs) of one size, and those drawn so far.
+    """All coalitions of one size, or all pairs of a coalition of this size and its complement, and those drawn so far.
 
     Attributes:
-        size: the size s of the coalitions; in pairs that of the smaller half.
-        capacity: how many coalitions (or pairs) of this size there are.
-        minimum: how many of them are always drawn.
+        size: the size s of the coalitions; for pairs, that of the smaller half.
+        capacity: the number of all coalitions (or pairs) of this size.
+        minimum: the number of coalitions (or pairs) to draw at least.
         sizes: the number of sizes in the layer: 2 for pairs whose halves differ in size, otherwise 1.
         masks: the m drawn coalitions, bool ``[m, n]``, distinct. A pair is stored as its half of size s; if both halves
             have this size, as the half that contains player 0.
@@ -63,7 +61,7 @@ class Layer:
 
     @property
     def fraction(self) -> float:
-        """Return the number of drawn coalitions (or pairs) divided by that of all."""
+        """Return the drawn fraction of the layer: the number of drawn coalitions (or pairs) divided by ``capacity``."""
         return len(self.masks) / self.capacity
 
 
@@ -74,14 +72,14 @@ class LayeredSample:
         num_players: the number n of players.
         paired: draw each coalition together with its complement.
         cover: draw, for every player and size, a coalition with the player and one without.
-        share: a function from a layer to a number that its draws are proportional to; None: 1 / sqrt(s (n - s)) for
-            each size s of the layer.
+        share: a function from a layer to the number that its draws are proportional to; None: the sum of
+            1 / sqrt(s (n - s)) over the layer's sizes s.
         generator: the random generator of the draws; None: torch's default.
 
     Attributes:
         layers: the layers of the sizes 1..n-1, or 1..n/2 if paired; empty for a single player.
         minimum: the smallest number of coalitions (or pairs) that can be drawn.
-        capacity: how many coalitions (or pairs) there are.
+        capacity: the number of coalitions (or pairs) in all layers.
     """
 
     def __init__(
@@ -126,7 +124,7 @@ class LayeredSample:
             self._draw(layer, count)
 
     def _equal_spread(self, layer: Layer) -> float:
-        """Compute a number that a layer's draws are proportional to, if utilities spread equally at all sizes."""
+        """Compute the default of ``share``, which suits utilities that spread equally at all sizes."""
         return layer.sizes / math.sqrt(layer.size * (self.num_players - layer.size))
 
     def _draw(self, layer: Layer, count: int) -> None:
@@ -140,7 +138,7 @@ class LayeredSample:
             self._add(layer, random_coalitions(sizes, self.num_players, self.generator), count)
 
     def _add(self, layer: Layer, masks: Tensor, count: int) -> None:
-        """Add coalitions to a layer, until it has ``count``; coalitions that it already has are left out.
+        """Add coalitions that a layer does not have yet, until it has ``count``.
 
         Args:
             layer: the layer, which is changed.
@@ -157,9 +155,9 @@ class LayeredSample:
         layer.masks = torch.cat([layer.masks, masks[new]])
 
     def _blocks(self, size: int) -> Tensor:
-        """Draw coalitions of one size such that every player is in at least one, and outside at least one.
+        """Draw coalitions of one size such that every player is in at least one of them and outside at least one.
 
-        They are random blocks of ``size`` players, or, if ``size`` is above n / 2, the complements of random blocks.
+        They are random blocks of ``size`` players; if ``size`` is above n / 2, complements of random blocks.
 
         Returns:
             bool ``[B, n]``.
@@ -182,12 +180,13 @@ def layer_variance(layer: Layer, influences: Tensor) -> Tensor:
     """Compute the variance of an estimate that comes from the sampling of one layer.
 
     Args:
-        layer: the layer; the fraction that is drawn reduces the variance, to 0 if the layer is complete.
-        influences: ``[m, n, M]``, the deviation of the estimate that each draw causes. The influences sum to 0, and
-            their squares sum to an unbiased estimate of the variance if the drawn fraction is small.
+        layer: the layer, with m draws.
+        influences: ``[m, n, M]``, the deviation of the estimate that each draw causes. The influences sum to 0. Their
+            squares sum to an unbiased estimate of the variance with replacement, which is multiplied by 1 minus the
+            drawn fraction.
 
     Returns:
-        ``[n, M]``; NaN if the layer is not complete and has fewer than two draws.
+        ``[n, M]``; 0 if the layer is drawn completely, otherwise NaN with fewer than two draws.
     """
     if len(layer.masks) == layer.capacity:
         return torch.zeros(influences.shape[1:], dtype=influences.dtype)
@@ -205,20 +204,22 @@ def estimate_in_stages(
     estimator: Callable[[MemoizedGame, LayeredSample], tuple[Tensor, Tensor]],
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
-    """Draw as many coalitions as the budget suffices for, and estimate.
+    """Draw as many coalitions as the budget suffices for, and estimate the values from them.
 
-    With a target, the sample grows by half in each stage, until the target is reached or the budget is spent. The
-    result is exact for up to 2 players, and also if the budget suffices for all coalitions and there is no target.
+    With a target, the sample starts at its minimum and grows by half in each stage, until the target is reached or the
+    budget is spent. The result is exact for up to 2 players, and also if there is no target and the budget suffices for
+    all coalitions.
 
     Args:
         name: the estimator's name, for error messages.
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
-        sample: the sample, which grows. The budget's minimum is the sample's, and the empty and the grand coalition.
-        budget: the largest number of distinct evaluations, see :class:`flsv.functional.shapley.budget.Sampling`.
+        sample: the sample, to which coalitions are added.
+        budget: the largest number of distinct evaluations, see :class:`flsv.functional.shapley.budget.Sampling`. It
+            must suffice for the sample's minimum and for the empty and the grand coalition.
         target_stderr: the standard error at which to stop; None: no target.
-        estimator: a function from the memoized game and the sample to values and standard errors, both ``[n, M]``.
-        size_weights: the n weights of the semivalue for the exact value, see :func:`exact_shapley`.
+        estimator: computes values and standard errors, both ``[n, M]``, from the memoized game and the sample.
+        size_weights: the n weights of the semivalue, used if the result is exact, see :func:`exact_shapley`.
 
     Returns:
         The estimate.

@@ -1,7 +1,7 @@
 """Leave-one-out: the decrease of the grand coalition's utility if one player is left out.
 
-It is the cheapest contribution measure (n + 1 evaluations for n players), and a baseline of nearly every paper. It is
-not the Shapley value: two players with the same data both get 0.
+It is the cheapest contribution measure (n + 1 evaluations for n players), and a baseline in nearly every paper. It
+differs from the Shapley value: for example, two players with the same data both get 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def leave_one_out(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations, at least n + 1.
+        budget: largest number of distinct evaluations, at least n + 1; None: n + 1.
         generator: not used; it is here because every estimator takes it.
         target_stderr: not used, since the standard error is 0.
 

@@ -1,8 +1,8 @@
 """The memoized coalition game, which evaluates, checks and counts each distinct coalition once.
 
-Estimators may ask for coalitions in any order and repeatedly; :class:`MemoizedGame` makes the fewest possible calls of
-the user's utility. Coalitions are stored by bitmasks, Python integers for up to 64 players and byte strings for more,
-so that cohorts of hundreds of clients work, too.
+Estimators may ask for coalitions in any order and repeatedly; :class:`MemoizedGame` calls the user's utility only for
+those that are new. The keys of the stored utilities are bitmasks: Python integers for up to 64 players, and byte
+strings for more.
 """
 
 from __future__ import annotations
@@ -74,14 +74,13 @@ class MemoizedGame:
         return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
 
     def cost(self, masks: Tensor) -> Tensor:
-        """Count the new evaluations that groups of coalitions need, cumulated over the groups.
+        """Count the new evaluations that are needed for the first g + 1 groups of coalitions, for each g.
 
         Args:
             masks: G groups of K coalitions, bool ``[G, K, n]``.
 
         Returns:
-            int ``[G]``; entry g is the number of new evaluations for the groups 0..g together, so that an estimator can
-            take as many groups as its budget allows.
+            int ``[G]``; entry g is the number of coalitions in the groups 0..g that have not been evaluated yet.
         """
         groups, size = masks.shape[:2]
         new = first_positions(coalition_keys(masks.reshape(-1, self.num_players)), self._rows)
@@ -94,7 +93,7 @@ class MemoizedGame:
         return ends[0], ends[1]
 
     def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
-        """Make an estimate in the shape and dtype of the utility's results.
+        """Make a :class:`ShapleyEstimate` in the dtype of the utility's results, without the axis M if they have none.
 
         Args:
             values: float64 ``[n, M]``.
@@ -109,7 +108,7 @@ class MemoizedGame:
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
 
     def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
-        """Evaluate and store the coalitions without a stored utility.
+        """Evaluate the coalitions without a stored utility, in one call, and store the utilities.
 
         Args:
             masks: bool ``[K, n]``.

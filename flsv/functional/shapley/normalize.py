@@ -27,7 +27,7 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
 
     If all values are equal, the paper leaves NSV undefined and its code divides 0 by 0. Here ``"min-max"`` gives every
     player 0.5, the initial value of the paper's surrogate Shapley values. Values count as equal if their spread is at
-    most 8 units in the last place of the largest value, in the values' own dtype.
+    most 8 machine epsilons of their dtype times the largest absolute value.
 
     Args:
         values: Shapley values, ``[n]``, or ``[n, M]`` to normalize each column by itself. NaN marks players without a

@@ -3,16 +3,16 @@
 The Shapley value of a player is the mean, over all n! orders of n players, of its marginal contribution to the players
 before it. An order and its reverse form an antithetic pair: a player that is early in the order is late in the reverse,
 so that the effects of few and of many predecessors cancel within the pair. The mean over pairs is unbiased and
-satisfies efficiency exactly. The pairs are the independent samples of the standard error, whose degrees of freedom are
-the number of distinct pairs minus one; with two or three pairs an interval of two standard errors is far too narrow.
+satisfies efficiency exactly. The standard error treats the pairs as independent samples; its degrees of freedom are the
+number of distinct pairs minus one. (With two or three pairs, two standard errors would be far too narrow an interval.)
 
 With ``truncation`` this is the truncated Monte Carlo (TMC) of Ghorbani and Zou (2019), a baseline of ShapleyFL's table
 3 and of Guo's paper: once the utility of the coalition along an order is within ``truncation`` of the grand
 coalition's utility, the remaining players get 0 for that order. The bias is at most ``truncation`` for each player, and
 the standard error does not include it.
 
-Orders are processed in batches, with one call of the utility for all coalitions along them (or, with truncation, for
-the next coalition of every unfinished order).
+Orders are processed in batches. A batch takes one call of the utility for all its coalitions or, with truncation, one
+call per position for the next coalition of every unfinished order.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def marginals_along(
 ) -> Tensor:
     """Compute the marginal contributions of all players along given orders.
 
-    With ``size_weights`` q, the contribution of a player that joins s others is multiplied by n q_s. All positions in a
-    random order are equally likely, so that the mean over random orders is the semivalue with the weights q.
+    With ``size_weights`` q, the contribution of a player that joins s others is multiplied by n q_s. A player has each
+    position with probability 1/n, so the mean over random orders is the semivalue with the weights q.
 
     Args:
         game: the memoized game.
@@ -97,15 +97,16 @@ def permutation_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        antithetic: draw each order together with its reverse.
+        antithetic: whether to draw each order together with its reverse.
         truncation: stop an order once every column of the utility is within this number of the grand coalition's
             utility, in the utility's unit (TMC); None: never stop.
-        num_permutations: the number of orders (rounded up to pairs), unless the budget is spent before; None: as many
-            as the budget suffices for. pFedSV asks for 3 n.
-        budget: largest number of distinct evaluations, default 50 n, or no limit if ``num_permutations`` is given. The
-            minimum is the largest number of evaluations for one pair, 2 n (n + 1 with ``antithetic=False``).
+        num_permutations: the largest number of orders (rounded up to pairs), such as pFedSV's 3 n; None: as many as the
+            budget suffices for.
+        budget: largest number of distinct evaluations; None: 50 n, 2^n with ``target_stderr``, or no limit with
+            ``num_permutations``. The minimum is the largest number of evaluations for one pair, 2 n (n + 1 with
+            ``antithetic=False``).
         generator: the random generator that draws the orders; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
         size_weights: the n weights of another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: those of
             the Shapley value.
 
@@ -145,7 +146,7 @@ def permutation_shapley(
 
 
 class _Walk:
-    """A walk over groups of orders until the budget is spent or the target is reached.
+    """Evaluation of groups of random orders until the budget is spent or the target is reached.
 
     A group is one order, or an order and its reverse.
 
@@ -176,7 +177,7 @@ class _Walk:
         self._per_group = max(group * (run.game.num_players - 1), 1)
 
     def go(self, generator: Generator | None) -> None:
-        """Walk all groups, or as many as the budget suffices for or the target needs."""
+        """Draw and evaluate groups until there are ``most``, the budget is spent or the target is reached."""
         self.run.game.empty_and_grand()
         affordable = 0
         while self.moments.count < self.most:
@@ -195,15 +196,15 @@ class _Walk:
                 return
 
     def _safe(self) -> int:
-        """Count the groups that the remaining budget suffices for even if no coalition along them is evaluated yet."""
+        """Count the groups that the remaining budget suffices for even if all their coalitions are new."""
         return self.most if self.run.budget >= 2**self.run.game.num_players else self.run.left // self._per_group
 
     def _batch(self, safe: int, affordable: int) -> int:
         """Choose how many groups to draw next.
 
         Args:
-            safe: how many groups the budget suffices for, see :meth:`_safe`.
-            affordable: how many groups of the last batch were walked.
+            safe: the number of groups that the budget suffices for in any case, see :meth:`_safe`.
+            affordable: the number of groups of the last batch that were evaluated.
         """
         batch = min(max(safe, 2 * affordable, 8), self.most - self.moments.count, max(_MAX_BATCH // self._per_group, 1))
         if self.run.target_stderr is not None:
@@ -224,14 +225,14 @@ class _Walk:
 
 
 def _representatives(orders: Tensor, group: int) -> Tensor:
-    """Choose one order per group, so that equal groups have equal representatives.
+    """Choose one order per group; two groups with the same orders get the same representative.
 
     Args:
         orders: int ``[P * group, n]``, the orders of P groups.
         group: the number of orders in a group; 2: an order and its reverse.
 
     Returns:
-        int ``[P, n]``; for a pair it does not depend on which of the two orders is first.
+        int ``[P, n]``.
     """
     first = orders[::group]
     return torch.where(first[:, :1] <= first[:, -1:], first, first.flip(1)) if group == 2 else first

@@ -1,7 +1,7 @@
 """Random orders of the players and random coalitions, drawn in batches.
 
-An order is that of uniform float64 numbers, one per player. Ties would favor the players with low numbers; their
-probability is below 1e-10 for a thousand players.
+An order is obtained by sorting uniform float64 numbers, one per player. Ties would favor the players with low indices;
+their probability is below 1e-10 for a thousand players.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from flsv.functional.shapley.memoized_game import MemoizedGame
 
 
 def centered(layer: Layer) -> Tensor:
-    """Return the membership of a layer's m coalitions minus its mean: float64 ``[m, n]``, whose rows sum to 0."""
+    """Return the membership vectors of a layer's m drawn coalitions minus s/n, with s their size: float64 ``[m, n]``,
+    each row of which sums to 0."""
     return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
 
 
@@ -41,15 +42,15 @@ def kernel_regression(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor
 
         ((U(S) - U(N \ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error.
 
-    The part of the game that is equal for a coalition and its complement drops out, and with it all interactions of two
-    players. This is why pairs are far better than single coalitions.
+    The part of the game that is equal for a coalition and its complement cancels, and with it all interactions of two
+    players. This makes pairs far better than single coalitions.
 
     Departures from KernelSHAP: coalitions are drawn without replacement, size by size (see
-    :mod:`flsv.functional.shapley.layers`), and each layer gets exactly its share 2 / (s (n - s)) of the kernel,
-    whatever its number of pairs, which removes the sampling noise of the sizes. The estimate is the ratio of two
-    unbiased estimates, hence consistent but not unbiased (with m pairs the bias is of order 1/m); for an additive game
-    it is exact. The standard error is the sandwich estimate, with residuals divided by one minus their leverage, and
-    with the finite-population correction of each layer.
+    :mod:`flsv.functional.shapley.layers`). And each layer has exactly its weight in the Shapley kernel
+    (:func:`kernel_share`), whatever its number of pairs, which removes the sampling noise of the sizes. The estimate is
+    consistent but not unbiased, since it is a ratio of two unbiased estimates (with m pairs the bias is of order 1/m);
+    for an additive game it is exact. The standard error is the sandwich estimate, with residuals divided by one minus
+    their leverage, and with the finite-population correction of each layer.
 
     Args:
         game: the memoized game.
@@ -96,10 +97,10 @@ def regression_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is all coalitions of size 1 and n - 1
-            and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is all
+            coalitions of size 1 and n - 1 and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
@@ -123,9 +124,9 @@ def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:
     """Compute KernelSHAP's values from the utilities of given coalitions.
 
     KernelSHAP's sum over all coalitions is replaced by the sum over the given coalitions: the result is the additive
-    game closest to their utilities. This makes no assumption on the game, not even that similar coalitions have similar
-    utilities, and serves as a baseline for fits that make assumptions. There is no standard error, since the coalitions
-    are not drawn at random; :func:`regression_shapley` draws them and has one.
+    game closest to their utilities. This assumes nothing about the game, not even that similar coalitions have similar
+    utilities, and is a baseline for fits that do. There is no standard error, since the coalitions are not drawn at
+    random; :func:`regression_shapley` draws them and has one.
 
     Args:
         masks: the K coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them.

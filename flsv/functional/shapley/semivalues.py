@@ -6,9 +6,9 @@ Operations Research 6, 1981). With n players and weights q_0, ..., q_{n-1} that 
 
     phi_i = sum_{s=0..n-1} q_s E[U(S + i) - U(S)],  S uniform among the coalitions of size s without i.
 
-q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, from a Beta distribution for Beta; for leave-one-out it
-is 1 at s = n - 1 and otherwise 0. The estimators ``exact`` and ``permutation`` estimate any semivalue, each other
-estimator only one.
+The weight q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, and that of :func:`beta_weights` for Beta;
+for leave-one-out it is 1 at s = n - 1 and otherwise 0. The estimators ``exact`` and ``permutation`` estimate any
+semivalue, each other estimator only one.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 """Estimators by name; all accept ``budget``, ``generator`` and ``target_stderr``."""
 
-#: The estimators of any semivalue; they take the weights of the coalitions' sizes.
+#: The estimators that can estimate any semivalue; they have the argument ``size_weights``.
 OF_ANY_VALUE = ("exact", "permutation")
-#: Arguments of estimators that a metric passes itself, and a user cannot.
+#: Arguments of estimators that metrics pass, and that ``estimator_args`` cannot contain.
 GIVEN = ("utility", "num_players", "generator", "size_weights")
 _FEW = 10  # the largest number of players for which "auto" evaluates all coalitions
 _PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
@@ -74,8 +74,7 @@ def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[f
         of_beta: the parameters ``alpha`` and ``beta`` of the Beta value; by default 16 and 1.
 
     Returns:
-        The n weights, which sum to 1; weight number s, from 0, is the total weight of the coalitions of size s that a
-        player joins.
+        The n weights, which sum to 1; entry s is the total weight of the coalitions of size s that a player joins.
 
     Example:
         >>> size_weights("banzhaf", 4), size_weights("leave_one_out", 4)
@@ -96,8 +95,8 @@ def estimator_of(
 
     Args:
         value: the name of the semivalue.
-        estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``. ``"auto"`` is
-            ``"surrogate"`` for the Shapley value, and for any other semivalue the estimator of its name. Its default
+        estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``. ``"auto"`` means
+            ``"surrogate"`` for the Shapley value, and for any other semivalue the estimator of its name; its default
             budget is all coalitions for up to 10 players, and 20 evaluations per player for more.
         num_players: the number n of players.
         arguments: keyword arguments for the estimator; for the Beta value also its ``alpha`` and ``beta``.
@@ -135,7 +134,7 @@ def check_estimator(
 
     Args:
         owner: the name of the class whose options are checked, for the message.
-        estimator: as for :func:`estimator_of`; ``"auto"`` takes the arguments of the estimator that it stands for.
+        estimator: as for :func:`estimator_of`; for ``"auto"``, the arguments of the estimator that it stands for count.
         arguments: keyword arguments for the estimator.
         value: the name of the semivalue.
 
@@ -173,8 +172,8 @@ def check_estimator(
 
 
 def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], value: Semivalue) -> None:
-    """Raise unless the function ``function`` has all ``arguments``; ``owner`` and ``value`` as in
-    :func:`check_estimator`."""
+    """Raise ConfigurationError unless the function ``function`` takes all ``arguments``; ``owner`` and ``value`` are as
+    for :func:`check_estimator`."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a function without a signature

@@ -1,20 +1,19 @@
-r"""Shapley values from coalitions of only some sizes: effects at the other sizes are interpolated.
+r"""Shapley values from all coalitions of some sizes: players' effects at the other sizes are interpolated.
 
-Grouped by size s, the Shapley value of player i in the game U of n players N is a mean of differences (it is the
-formula of :mod:`flsv.functional.shapley.stratified` with its two terms combined):
+Grouped by size s, the Shapley value of player i in the game U of n players N is a mean of differences (the formula of
+:mod:`flsv.functional.shapley.stratified` with its two terms combined):
 
     SV_i = [ U(N) - U(empty) + sum_{s=1..n-1} D_i(s) ] / n,   D_i(s) = E[U(S) | i in S] - E[U(S) | i not in S], |S| = s.
 
-With all coalitions of a size, the difference D_i(s) is exact: coalitions of one player give s = 1, of two players
-s = 2, of all but one s = n - 1. Between these sizes, :func:`size_effects_shapley` interpolates D_i linearly in log s. A
-member's effect on an average falls with the number of members, fast while they are few and slowly when they are many; a
-line over s itself does not follow this. The differences D_i(s) of all players sum to 0, hence so do the interpolated
-ones, and the values sum to U(N) - U(empty).
+If all coalitions of size s are evaluated, the difference D_i(s) is exact. For all other sizes,
+:func:`size_effects_shapley` interpolates D_i linearly in log s. (A member's effect on an average falls with the number
+of members, fast while they are few and slowly when they are many; a line over s itself would not follow this.) The
+differences D_i(s) of all players sum to 0, hence so do the interpolated ones, and the values sum to U(N) - U(empty).
 
-The method is this package's own. It fits nothing and assumes nothing about how players interact, whereas the Gaussian
-process of :mod:`flsv.functional.shapley.few_coalitions` models interactions, but has no coalitions at the sizes
-between. The two methods make different errors: from ten players on, the mean of both methods' values is closer to the
-values from all retrained coalitions than either method's (``docs/results/retrain.md``).
+The method is this package's own. It assumes nothing about how players interact. The Gaussian process of
+:mod:`flsv.functional.shapley.few_coalitions`, in contrast, models interactions. The two methods make different errors:
+from ten players on, the mean of their values is closer to the values from all retrained coalitions than the values of
+either (``docs/results/retrain.md``).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def size_effects(masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
         utilities: the coalitions' utilities, float64 ``[K, M]``.
 
     Returns:
-        ``{size: differences}`` for the sizes 1 to n - 1, with the n players' differences float64 ``[n, M]``. A size is
-        left out if one of its coalitions is missing.
+        ``{size: differences}`` for those of the sizes 1 to n - 1 of which ``masks`` has all coalitions; the n players'
+        differences are float64 ``[n, M]``.
 
     Example:
         >>> masks = torch.eye(3, dtype=torch.bool)
@@ -53,9 +52,10 @@ def size_effects(masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
 
 
 def size_effects_shapley(masks: Tensor, utilities: Tensor) -> Tensor | None:
-    """Compute Shapley values from coalitions of some sizes; other sizes are interpolated.
+    """Compute Shapley values from all coalitions of some sizes.
 
-    Each player's effect at a size, see :func:`size_effects`, is interpolated linearly in the logarithm of the size.
+    Each player's effects at these sizes, see :func:`size_effects`, are interpolated to the other sizes, linearly in the
+    logarithm of the size.
 
     Args:
         masks: K distinct coalitions, bool ``[K, n]``, the empty and the grand coalition among them.
@@ -63,8 +63,8 @@ def size_effects_shapley(masks: Tensor, utilities: Tensor) -> Tensor | None:
 
     Returns:
         float64 ``[n, M]``, whose sum over the players is the utility of the grand coalition minus that of the empty
-        one; exact if all coalitions are given. None if a coalition of one player or of all but one is missing, since
-        sizes next to these cannot be interpolated then.
+        one; exact if all coalitions are given. None if a coalition of size 1 or n - 1 is missing: then there is nothing
+        to interpolate from at this end.
 
     Example:
         A game of six players in which U(S) is the square root of the sum of the members' numbers, with 29 of its 64

@@ -7,13 +7,13 @@ utilities,
 
 which is eq. 1 of ShapleyFL with separate means of its two terms. K-subset, the baseline of Guo's paper ("randomly takes
 every possible size subset, reconstructs the participant's value as his expected contribution to a K-size subset"),
-samples marginal contributions U(S + i) - U(S) for one player and size at a time. Here the two terms have separate means
-(as in Stratified SVARM; Kolpaczki et al. 2024), so that one coalition is a sample for all n players; the estimate
-remains unbiased. All coalitions of the sizes 0, 1, n - 1 and n are evaluated; those of other sizes are drawn as in
+samples marginal contributions U(S + i) - U(S) for one player and size at a time. With separate means (as in Stratified
+SVARM; Kolpaczki et al. 2024) one coalition is a sample for all n players, and the estimate remains unbiased. All
+coalitions of the sizes 0, 1, n - 1 and n are evaluated; those of other sizes are drawn as in
 :mod:`flsv.functional.shapley.layers`.
 
-Efficiency: the true values sum to U(N) - U(empty), the sampled values do not. The gap is divided equally among the
-players, which keeps the estimate unbiased and can only reduce its squared error.
+The true values sum to U(N) - U(empty), the sampled values do not. The gap is divided equally among the players, which
+keeps the estimate unbiased and can only reduce its squared error.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         members: the m drawn coalitions, bool ``[m, n]``; every player is in at least one.
-        values: the number to average for each draw, ``[m, M]``, or ``[m, n, M]`` if it depends on the player.
+        values: the numbers to average, ``[m, M]`` for M games, or ``[m, n, M]`` if they depend on the player.
 
     Returns:
-        Means ``[n, M]`` and influences ``[m, n, M]``. An influence is the deviation of a draw from the mean, divided by
-        the number c of draws with the player, times sqrt(c / (c - 1)), so that the squares of the influences sum to the
-        usual unbiased variance of a mean. For a player with a single draw, the deviation is taken from the mean of all
-        players' draws, which overestimates the variance.
+        Means ``[n, M]`` and influences ``[m, n, M]``. The influence of a draw on a player's mean over c draws is the
+        draw's deviation from this mean, divided by c, times sqrt(c / (c - 1)), so that the squared influences sum to
+        the usual unbiased variance of a mean; 0 for draws without the player. For a player with a single draw, the
+        deviation is taken from the mean of all players' draws, which overestimates the variance.
     """
     weights = members.to(torch.float64).unsqueeze(-1)
     values = values.unsqueeze(1).expand(-1, members.shape[1], -1) if values.ndim == 2 else values
@@ -75,10 +75,11 @@ def stratified_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        budget: largest number of distinct evaluations, default 50 n. The minimum has, for every player and
-            size, a coalition with the player and one without: 48 for 10 players, about 2 n (1 + log n) in general.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum has, for
+            every player and size, a coalition with the player and one without: 48 for 10 players, about 2 n (1 + log n)
+            in general.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
@@ -99,7 +100,7 @@ def stratified_shapley(
 
 
 def _by_size(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values and standard errors, both ``[n, M]``, from the coalitions drawn so far."""
+    """Compute Shapley values and standard errors, both ``[n, M]``, from the coalitions in ``sample``."""
     n, (empty, grand) = game.num_players, game.empty_and_grand()
     values = (grand - empty).repeat(n, 1)
     variance = torch.zeros_like(values)

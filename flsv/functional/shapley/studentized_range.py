@@ -14,9 +14,11 @@ from scipy.stats import studentized_range
 from torch import Tensor
 
 LEVEL = 0.95
-#: The factor between successive tried numbers of evaluations; degrees of freedom from which on they count as infinite.
+#: ``STEP``: the ratio of successive numbers of evaluations that :func:`times_to_tell_apart` tries. ``MANY``: from this
+#: number on, degrees of freedom count as infinite.
 STEP, MANY = 1.25, 1000.0
-#: How many standard deviations t of the true values are tried, and the largest, in standard deviations of the sample.
+#: The number of standard deviations t of the true values that are tried, and the largest of them in standard deviations
+#: of the sample.
 _POINTS, _REACH = 2001, 6.0
 
 
@@ -27,10 +29,10 @@ def pairs_differ(values: Tensor, stderr: Tensor, freedom: float = math.inf, leve
 
         |v_i - v_j| / sqrt((e_i^2 + e_j^2) / 2) > q,
 
-    with q the quantile of the studentized range of n standard normal numbers. If all n values are equal, at least one
-    of the n (n - 1) / 2 pairs passes this test with probability 1 - ``level``. Games and Howell use separate degrees of
-    freedom for each pair. Here the smallest degrees of freedom of all values are used, and every e_i^2 counts as at
-    least the mean of them all, since an e_i^2 is 0 if a few samples agree by chance. Both make the test stricter.
+    with q the quantile at ``level`` of the studentized range of n standard normal numbers. If all n true values are
+    equal, the probability that any pair passes this test is 1 - ``level``. Two departures from Games and Howell make
+    the test stricter. All pairs have the same degrees of freedom, the smallest of all values. And e_i^2 counts as at
+    least the mean of all e_j^2, since it is 0 if a few samples agree by chance.
 
     Args:
         values: ``[n]``, one value per player. Players whose value or standard error is NaN are left out.
@@ -53,22 +55,21 @@ def pairs_differ(values: Tensor, stderr: Tensor, freedom: float = math.inf, leve
 
 
 def times_to_tell_apart(values: Tensor, stderr: Tensor, freedom: float = math.inf, level: float = LEVEL) -> float:
-    """Estimate how many times more evaluations are needed until a pair of values differs significantly.
+    """Estimate by which factor the number of evaluations has to grow until a pair of values differs significantly.
 
-    The result is a factor of the present number of evaluations, with which :func:`pairs_differ` would find a pair in
-    half of all cases.
+    With this many evaluations, :func:`pairs_differ` would find a differing pair in half of all cases.
 
-    The largest gap between values that are nearly all noise is itself noise, about q standard errors at any budget (q
-    as in :func:`pairs_differ`), and does not determine the number of evaluations. The spread of the values beyond their
-    standard error e does. If the n true values are normal with standard deviation t, the variance of the estimated
-    values is (t^2 + e^2) chi^2_{n-1} / (n - 1). With a flat prior this gives a distribution of t, whose median is
-    taken. e^2 falls in proportion to 1 / (number of evaluations), and the range of the values is that of n standard
-    normal numbers times sqrt(t^2 + e^2), which in half of all cases is above q e as soon as
+    The estimate is not made from the largest gap: of values that are nearly all noise the gap is itself noise, about q
+    standard errors at any budget (q as in :func:`pairs_differ`). It is made from the spread of the values beyond their
+    standard error e. If the n true values are normal with standard deviation t, the variance of the estimated values is
+    (t^2 + e^2) chi^2_{n-1} / (n - 1). With a flat prior on t this gives a posterior, whose median is taken as t. Since
+    e^2 falls in proportion to 1 / (number of evaluations), and the range of the values is that of n standard normal
+    numbers times sqrt(t^2 + e^2), the range is above q e in half of all cases as soon as
 
         t^2 + e^2 >= e^2 (q / m)^2,    m the median of the range of n standard normal numbers.
 
-    If the true values spread by less than a third of their standard error, the estimate is too low, but never by a
-    large factor, since such a small spread is not detected.
+    Limitation: a spread of the true values below a third of their standard error is not detected. The estimate is then
+    too low, but never by a large factor.
 
     Args:
         values: ``[n]``, see :func:`pairs_differ`, at least two of them not NaN.

@@ -25,9 +25,9 @@ regressions as g, found independently. The fit and the following choices are thi
 - *Kernel and ridge penalty* maximize the marginal likelihood, with one choice for all columns of a vector-valued game.
   No evaluations are set aside for the choice.
 - *Bias.* By default g is fitted to the same coalitions whose residuals correct it. This shrinks the residuals: the
-  estimate is biased towards the surrogate's value, but closer to the truth. ``unbiased=True`` fits on all folds but one
-  and corrects by the residuals of that fold, averaged over five folds; coalitions in the fit enter with their known
-  residuals, so that only the residuals of coalitions that were never evaluated are extrapolated.
+  estimate is biased towards the surrogate's value, but usually closer to the truth. ``unbiased=True`` uses
+  cross-fitting: g is fitted without one of five folds and corrected by the residuals of that fold, and the five results
+  are averaged. The residuals of the coalitions in the fit are known exactly and enter as such.
 - *Standard error*: the sampling variance by size of the residuals, where each coalition's residual is taken from a fit
   without it (leave-one-out residuals in closed form, or the held-out fold's). With ``unbiased=True`` it is within some
   25 % of the estimates' spread. By default it is 1 to 1.8 times the spread, except on very smooth games, where it can
@@ -61,7 +61,7 @@ from flsv.utilities.declared import checked
 
 _MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
 
-#: The candidate kernels, each as the parts of a sum; :func:`fit_surrogate` takes the one of largest likelihood.
+#: The candidate kernels, each as the list of the parts of its sum; :func:`fit_surrogate` takes the likeliest.
 SURROGATES: list[list[Kernel]] = [
     *([membership, gaussian(width)] for width in (0.1, 0.3, 1.0, 3.0)),
     [membership, pairs, averaged_membership],
@@ -69,15 +69,15 @@ SURROGATES: list[list[Kernel]] = [
 ]
 
 PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
-CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's variance: vague
+CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's variance: a vague prior
 
 
 @dataclass
 class Surrogate:
-    """A fitted game g(S) = offset + sum_T a_T k(S, T).
+    """A game g(S) = offset + sum_T a_T k(S, T), fitted to coalitions T.
 
     Attributes:
-        parts: the kernels whose weighted sum is k, each with its weight.
+        parts: the kernels whose weighted sum is the kernel k, each with its weight.
         coalitions: the coalitions T of the fit, bool ``[m, n]``.
         coefficients: a_T, float64 ``[m, M]``.
         offset: ``[M]``, added to every utility.
@@ -89,7 +89,7 @@ class Surrogate:
     offset: Tensor
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Compute the fitted utilities ``[K, M]`` of coalitions bool ``[K, n]``."""
+        """Compute the fitted utilities ``[K, M]`` of the coalitions ``masks``, bool ``[K, n]``."""
         kernel = sum((scale * gram(part, masks, self.coalitions) for part, scale in self.parts), torch.zeros(()))
         return self.offset + kernel @ self.coefficients
 
@@ -146,7 +146,7 @@ def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
         residuals: ``[m, M]``, the residual r(S) of a coalition minus r(N \ S) of its complement.
 
     Returns:
-        ``[m, n, M]``, the layer's part of the Shapley values as each pair estimates it.
+        ``[m, n, M]``; entry j is the estimate of the layer's part of the Shapley values from pair j alone.
     """
     return kernel_share(layer) * layer.masks.shape[1] / 2 * centered(layer).unsqueeze(-1) * residuals.unsqueeze(1)
 
@@ -242,11 +242,12 @@ def surrogate_shapley(
         utility: the game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]``, or
             ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        unbiased: correct only by the residuals of coalitions that are held out of the fit.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is all coalitions of size 1 and n - 1
-            and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
+        unbiased: whether to correct by the residuals of coalitions that were held out of the fit, in five folds,
+            instead of all sampled coalitions. This removes the bias, and usually increases the error.
+        budget: largest number of distinct evaluations; None: 50 n, or 2^n with ``target_stderr``. The minimum is all
+            coalitions of size 1 and n - 1 and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
         generator: the random generator that draws the coalitions; None: torch's default.
-        target_stderr: stop as soon as every standard error is at most this number, in the utility's unit.
+        target_stderr: stop once every standard error is at most this number, in the utility's unit; None: no target.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the

@@ -1,3 +1,3 @@
-"""Optimal transport between data sets: distances, the federated protocol, and values of clients and samples; features
-are given, not made, here.
+"""Optimal transport between data sets: distances, the federated protocol, and values of clients and samples. Callers
+pass features; this package computes none.
 """

@@ -22,7 +22,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class AnsweringClient(Protocol):
-    """The methods of a client that the barycenter needs; :class:`TransportClient` has them."""
+    """Protocol of the clients of :func:`wasserstein_barycenter`, with the members ``dim`` and ``answer`` of
+    :class:`TransportClient`."""
 
     @property
     def dim(self) -> int: ...
@@ -61,8 +62,8 @@ def wasserstein_barycenter(
         X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i
 
     with lambda_i the weight of client i, gamma_i the interpolating measure between its samples and X_Q, and pi the
-    optimal plan. The decrease of the objective that the paper's theorem 1 states does not hold for this step. Support
-    points that start equal (the paper starts with zeros) would stay equal; here they start as samples of the clients'
+    optimal plan between X_Q and gamma_i. Contrary to the paper's theorem 1, this step can increase the objective. Equal
+    support points (the paper starts with zeros) would stay equal; here they start as random points of the clients'
     first interpolants.
 
     Args:
@@ -71,15 +72,15 @@ def wasserstein_barycenter(
         iterations: the number of iterations, at least 1.
         weights: the clients' weights lambda, ``[n]``, at least 0 (such as sample counts), which are normalized to sum
             to 1; None: equal weights.
-        generator: the random generator of all draws, among them the first points sent to all clients, which are normal
-            and close to 0. None: torch's default.
+        generator: the random generator of the points that are first sent to all clients (normal, close to 0) and of the
+            choice of the start points X_Q. None: torch's default.
         p: the exponent of the Wasserstein distance; the step of the support points is that for p = 2.
 
     Returns:
         The support points and the clients' distances, see :class:`FederatedBarycenter`.
 
     Raises:
-        ConfigurationError: there are no clients, or clients of different dimensions; a client has so few samples that
+        ConfigurationError: there are no clients; clients have different dimensions; a client has so few samples that
             its answer would reveal them; a weight is negative, or all are 0; or an option is out of range.
 
     Example:

@@ -1,4 +1,4 @@
-"""Checks of samples and labels, and of the number of points that a client may answer without revealing a sample.
+"""Checks of samples and labels, and of the number of points that a client may return without revealing a sample.
 
 Each of the S points that a client returns is a mean of m/S of its m samples. For S below m/2 the attack of
 ``tools/studies/paper_fedbary_samples.py`` hardly finds a near copy of a sample:
@@ -17,7 +17,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def check_points(x: Tensor, name: str = "x") -> None:
-    """Raise unless ``x`` is a non-empty ``[m, d]`` float tensor of finite numbers."""
+    """Raise ConfigurationError unless ``x`` is a non-empty float tensor ``[m, d]`` of finite numbers; ``name`` is for
+    the message."""
     if x.ndim != 2 or not x.is_floating_point():
         raise ConfigurationError(
             f"{name}: expected a float tensor [samples, features], got {list(x.shape)} of {x.dtype}. Flatten "
@@ -34,7 +35,8 @@ def check_points(x: Tensor, name: str = "x") -> None:
 
 
 def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> None:
-    """Raise unless both sides pass :func:`check_points` and have the same number of features."""
+    """Raise ConfigurationError unless ``x`` and ``x2`` pass :func:`check_points` and have the same number of
+    features."""
     check_points(x, name)
     check_points(x2, name2)
     if x.shape[1] != x2.shape[1]:
@@ -45,7 +47,7 @@ def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> Non
 
 
 def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
-    """Raise unless ``y`` holds one integer class per row of ``x``."""
+    """Raise ConfigurationError unless ``y`` has one integer class per row of ``x``; ``name`` is for the message."""
     if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1]:
         raise ConfigurationError(
             f"{name}: expected {len(x)} integer classes, one a sample, got {list(y.shape)} of {y.dtype}."
@@ -53,16 +55,17 @@ def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
 
 
 def check_labeled(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> None:
-    """Raise unless ``x`` and ``x2`` are samples with the same features, and ``y`` and ``y2`` have a class for each."""
+    """Raise ConfigurationError unless ``x`` and ``x2`` pass :func:`check_pair`, and ``y`` and ``y2`` have a class for
+    each of their rows."""
     check_pair(x, x2)
     check_labels(y, x)
     check_labels(y2, x2, "y2")
 
 
 def safe_support(samples: int) -> int:
-    """Compute how many points a client with ``samples`` samples may answer: the largest number below half of them.
+    """Compute how many points a client with ``samples`` samples may return: the largest integer below half of them.
 
-    It is 0 for fewer than 3 samples, which no number of points protects.
+    The result is 0 for fewer than 3 samples: such a client may not return any point.
 
     Example:
         >>> [safe_support(samples) for samples in (2, 3, 60, 61)]
@@ -72,10 +75,10 @@ def safe_support(samples: int) -> int:
 
 
 def check_support(support: int, samples: int, who: str = "the client") -> None:
-    """Raise unless every point that a client answers is a mean of more than two of its samples.
+    """Raise unless every point that a client returns is a mean of more than two of its samples.
 
     Args:
-        support: the number of points.
+        support: the number of points that the client is asked for.
         samples: the number of the client's samples.
         who: the client's name, for the message.
 
@@ -91,7 +94,8 @@ def check_support(support: int, samples: int, who: str = "the client") -> None:
     )
 
 
-#: The position between two measures, the exponent of a distance, and the factor from one regularization to the next.
+#: Types of arguments. ``Place``: the position between two measures, from 0 (the first) to 1 (the second). ``Exponent``:
+#: that of the Wasserstein distance. ``Scaling``: the factor of the regularization from one stage to the next.
 Place = Annotated[float, Gt(0), Lt(1), "0.5 is the middle of the geodesic."]
 Exponent = Annotated[float, Ge(1)]
 Scaling = Annotated[float, Gt(0), Lt(1)]

@@ -1,4 +1,4 @@
-"""Class statistics: each class as a Gaussian, for the label part of the ground distance.
+"""Class statistics: the mean and covariance of each class, for the label term of the ground cost.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9, after Alvarez-Melis
 and Fusi, "Geometric Dataset Distances via Optimal Transport", NeurIPS 2020.
@@ -25,14 +25,14 @@ Covariance = Literal["diag", "full", "none"]
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Means and covariances of the classes of one data set.
+    """Means and covariances of the classes of one data set, see :func:`class_statistics`.
 
     Attributes:
         labels: ``[V]`` int64, the classes that are present, ascending.
         counts: ``[V]`` int64, the classes' numbers of samples.
         means: ``[V, d]``, the classes' means.
-        deviations: ``[V, d]`` standard deviations (``"diag"``), ``[V, d, d]`` square roots of the covariances
-            (``"full"``) or None (``"none"``). A class with one sample has no covariance: its deviation is 0.
+        deviations: depending on ``covariance``: ``"diag"``: the classes' standard deviations ``[V, d]``; ``"full"``:
+            the square roots of their covariances ``[V, d, d]``; ``"none"``: None. 0 for a class with one sample.
     """
 
     labels: Tensor
@@ -41,7 +41,7 @@ class ClassStatistics:
     deviations: Tensor | None
 
     def index(self, y: Tensor) -> Tensor:
-        """Find the row of each label in these statistics.
+        """Find each label's row in the tensors of these statistics.
 
         Args:
             y: the labels, ``[m]``.

@@ -3,12 +3,12 @@
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9 and section 4.1. The
 paper stacks the features x of a sample with label y, the mean m_y of its class, and the square root of the class's
 covariance Sigma_y to a vector [x; m_y; vec(Sigma_y^(1/2))]. The squared distance of two such vectors is |x - x'|^2 plus
-a number that depends on the two labels only, so that a cost matrix is computed without the vectors (of length d^2 and
-more for d features).
+a label term that depends on the two labels only. A cost matrix is therefore computed without the vectors, which have
+more than d^2 entries for d features.
 
-The weight of the label term is an addition to the paper: without a weight raw features dominate the label term, and
-label noise is not detected, as the paper itself finds. Each data set uses its own class statistics; a class that the
-other data set lacks is far from all its classes.
+The weight of the label term is an addition to the paper: without a weight, raw features dominate the label term and
+label noise is not detected, as the paper itself finds. The class statistics are computed for each data set separately,
+so a class that one data set lacks is far from all classes of that data set.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def label_augmented_cost(
 
     Args:
         x: the features of the first data set, ``[m, d]``.
-        y: the integer classes of ``x``, ``[m]``. Without the classes of both data sets the label term is left out.
+        y: the integer classes of ``x``, ``[m]``. The label term is left out if ``y`` or ``y2`` is None.
         x2: the features of the second data set, ``[m2, d]``.
         y2: the integer classes of ``x2``, ``[m2]``.
         covariance: the deviations s of a class: ``"diag"``: standard deviations; ``"full"``: the square root of the
@@ -99,9 +99,9 @@ def label_embedding(
     """Embed labeled samples as points whose squared distances are the costs of :func:`label_augmented_cost`.
 
     The point of a sample with features x and label y is [x; sqrt(w) m_y; sqrt(w) s_y], with m and s the classes' means
-    and deviations. In this form any method for points, such as :class:`TransportClient`, takes labels into account. An
-    embedded sample reveals its features and its class's mean and deviation; a :class:`TransportClient` sends averages
-    of several embedded samples.
+    and deviations. With these points, a method that knows no labels, such as :class:`TransportClient`, takes labels
+    into account. An embedded sample reveals its features and its class's mean and deviation; a
+    :class:`TransportClient` sends only averages of several embedded samples.
 
     Args:
         x: the samples' features, ``[m, d]``.

@@ -1,21 +1,21 @@
 """FedBary: values of a client's samples, computed with the validation samples or with the points a client receives.
 
 After Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3. LAVA
-(:func:`lava`) differs in that it takes one dual potential of features and labels together.
+(:func:`lava`) differs: it uses a single dual potential of features and labels together.
 
-The paper's potential does not detect label noise: the distances of clean samples' features from other samples vary more
-than a wrong label adds, and if labels enter the potential of the samples towards themselves, mislabeled samples explain
-each other. The potential f(from -> to) is therefore split into parts, all with one regularization eps. For a sample
-with features x and label y they are
+The paper's potential does not detect label noise, for two reasons. Clean samples' distances to other samples vary by
+more than a wrong label adds. And if labels enter the potential of the samples towards themselves, mislabeled samples
+compensate for each other. The potential f(from -> to) is therefore split into parts, all with the same regularization
+eps. For a sample with features x and label y they are
 
     features:  f(x -> validation) - f(x -> x), from the features alone,
     labels:    f((x, y) -> validation) - f(x -> validation), the effect of the label for the same features,
     both:      features + 2 labels.
 
-The part "labels" has an offset for each class, which depends on the two data sets' class shares and not on the sample:
-it would flag whole classes of a client whose class shares differ. So the mean over the sample's own class is subtracted
-from "labels" and "both"; "features" is equation 11 unchanged. (The labels of a class whose labels are all wrong are
-thus not detected.)
+The part "labels" has an offset for each class that depends on the two data sets' class shares only. With it, whole
+classes of a client with other class shares would be flagged. So the mean over the sample's own class is subtracted from
+"labels" and "both"; "features" is equation 11 unchanged. As a consequence, a class whose labels are all wrong is not
+detected.
 
 A client without the validation samples replaces them by gamma, the points that the server has sent to it (see
 :mod:`flsv.functional.transport.federated`), whose first d coordinates are features.
@@ -58,7 +58,7 @@ def direct_values(
 
     Args:
         x: the features of the client's samples, ``[m, d]``.
-        y: the integer classes of the client's samples, ``[m]``. Without both classes only features count.
+        y: the integer classes of the client's samples, ``[m]``. If ``y`` or ``y2`` is None, only features count.
         x2: the features of the validation samples, ``[m2, d]``.
         y2: the integer classes of the validation samples, ``[m2]``.
         part: ``"features"``, ``"labels"`` or ``"both"``, see :mod:`flsv.functional.transport.fedbary`.
@@ -66,8 +66,8 @@ def direct_values(
         scaling: see :func:`debiased_potential`.
         covariance: see :func:`label_augmented_cost`.
         label_weight: the weight of the label term, see :func:`label_augmented_cost`. If the label term is much larger
-            than feature distances, the class shares of the two data sets decide instead of the labels: on PCA features
-            take 0.5 to 1.
+            than feature distances, the values depend on the two data sets' class shares instead of on wrong labels; 0.5
+            to 1 suits PCA features.
 
     Returns:
         The samples' values, ``[m]``, in squared feature units, which sum to 0; positive means harmful.
@@ -105,9 +105,9 @@ def client_values(
     Args:
         x: the features of the client's samples, ``[m, d]``.
         y: the integer classes of the client's samples, ``[m]``; None: only features count.
-        gamma: the points that the client has received, ``[S, d']``, from a :class:`TransportServer` if both sides
-            passed their :func:`label_embedding` of d' numbers. Without ``y`` only the first d numbers of a point are
-            used, and d' may be d.
+        gamma: ``[S, d']``, the points from the :class:`TransportServer`, where both sides have exchanged their samples'
+            :func:`label_embedding` with d' coordinates. If ``y`` is None, only the first d coordinates are used, and d'
+            may be d.
         part: ``"features"``, ``"labels"`` or ``"both"``, see :mod:`flsv.functional.transport.fedbary`.
         blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and
             ``gamma``; above 0.
@@ -149,9 +149,9 @@ def _values(
 
     Args:
         x: the features of the client's samples, ``[m, d]``.
-        y: their classes, ``[m]``, or None.
+        y: the classes of the client's samples, ``[m]``; None: they are not known.
         x2: the features of the validation samples (or of gamma), ``[m2, d]``.
-        labeled: a function that computes the cost matrix ``[m, m2]`` with labels; None: without labels.
+        labeled: computes the cost matrix ``[m, m2]`` with the label term; None: labels do not count.
         part: ``"features"``, ``"labels"`` or ``"both"``.
         blur: see :func:`direct_values`.
         scaling: see :func:`direct_values`.

@@ -8,13 +8,13 @@ S points gamma. The client answers with eta_P, the interpolant of P and gamma, a
 eta_Q, the interpolant of gamma and Q, and the next gamma, the interpolant of eta_P and eta_Q. By the triangle
 inequality W(P, gamma) + W(gamma, Q) is never below W(P, Q), and is equal to it if gamma is on the geodesic.
 
-The server sends S points; the client sends S points and one number. A point of the client is the mean of m/S of its
-samples, averaged with a point that the server has sent and can subtract again. With S >= m the server can therefore
-reconstruct the samples, and with S >= m/2 points in which one sample has at least half of the weight
-(``docs/results/fedbary_reconstruction.md``). So a client answers only fewer than m/2 points, which biases the distance
-upwards, unless ``allow_reconstruction`` is set. This does not prove privacy: many iterations send many means. If both
-sides pass embeddings of :func:`label_embedding`, labels are sent as part of the points: as averages of class means and
-deviations, which for a class of one sample are the sample.
+A point of the client's answer is the mean of m/S of its samples, averaged with a point that the server has sent and can
+subtract again. With S >= m the server can therefore reconstruct the samples. With S >= m/2 it can reconstruct points in
+which a single sample has at least half of the weight (``docs/results/fedbary_reconstruction.md``). So a client answers
+only if S < m/2, unless ``allow_reconstruction`` is set; a small S biases the distance upwards. Even so there is no
+proof of privacy, since many iterations send many means. If both sides use points from :func:`label_embedding`, labels
+are sent as part of the points: as averages of class means and deviations. For a class with one sample these are the
+sample itself.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from flsv.functional.transport.interpolation import interpolate_along, interpola
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
-# The composition of two optimal plans need not be optimal: if the first gamma is widely spread, the protocol ends in
-# some pairing of P and Q that no iteration improves. If gamma starts as nearly a single point, eta_P and eta_Q are
-# small copies of P and Q, so that their optimal plan is that of P and Q, in all iterations. The spread breaks ties.
+# The standard deviation of the first gamma, relative to that of the server's samples. The composition of two optimal
+# plans need not be optimal: from a widely spread gamma, the protocol ends in some pairing of P and Q that no iteration
+# improves. From nearly a single point, eta_P and eta_Q are small copies of P and Q in all iterations, so that their
+# optimal plan is that of P and Q. A spread of 0 would leave ties.
 SPREAD = 1e-4
 
 
 @checked
 class TransportClient:
-    """The client of the federated Wasserstein distance: it has samples, and answers the points that the server sends.
+    """The client's side of the federated Wasserstein distance: it has samples, and answers the server's points.
 
     Args:
         x: the client's samples (or their embeddings), ``[m, d]``.
-        t: where the answered points lie on the way from the client's samples (0) to the server's points (1).
+        t: the position of the points in an answer between the client's samples (0) and the server's points (1).
         p: the exponent of the Wasserstein distance.
-        allow_reconstruction: answer any number of points, even if the answer reveals the samples.
+        allow_reconstruction: whether to answer any number of points, even if the answer reveals the samples.
 
     Example:
         >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
@@ -62,7 +63,7 @@ class TransportClient:
         return self._x.shape[1]
 
     def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        """Answer the server's points with interpolated points and a distance.
+        """Compute the answer to the server's points: interpolated points and a distance.
 
         Args:
             gamma: the server's points, ``[S, d]``.
@@ -85,13 +86,13 @@ class TransportClient:
 
 @checked
 class TransportServer:
-    """The server of the federated Wasserstein distance, towards one client: it has the validation samples.
+    """The server's side of the federated Wasserstein distance to one client: it has the validation samples.
 
     Args:
         x2: the validation samples (or their embeddings), ``[m2, d]``.
-        t: where interpolated points lie on the way towards the server's samples; the paper's value is 0.5. Above 0.5
-            the points end nearer to the server's samples, at t^2 / (t^2 + (1 - t)^2) of the way from the client's
-            samples, and reveal more of them. The client must use the same t.
+        t: the position of interpolated points in each step towards the server's samples; the paper's value is 0.5. Over
+            the iterations gamma settles at t^2 / (t^2 + (1 - t)^2) of the way from the client's samples, so a larger t
+            reveals more of the server's samples. The client must use the same t.
         p: the exponent of the Wasserstein distance.
 
     Attributes:
@@ -124,7 +125,7 @@ class TransportServer:
 
         Args:
             support: the number S of points, at least 1.
-            dim: the dimension of the client's points; None: not known, and not checked.
+            dim: the dimension of the client's points, which is checked; None: it is not known.
             generator: the random generator that draws the points; None: torch's default.
 
         Returns:
@@ -208,13 +209,13 @@ def federated_wasserstein(
         x2: the server's samples, ``[m2, d]``.
         support: S, the number of points that are sent.
         iterations: the number of iterations, at least 1.
-        t: where interpolated points lie on the way towards the server's samples; 0.5 is the middle.
+        t: the position of interpolated points in each step towards the server's samples; 0.5 is the middle.
         p: the exponent of the Wasserstein distance.
         generator: the random generator that draws the first points; None: torch's default.
-        allow_reconstruction: allow S >= m/2, with which the client's samples can be reconstructed.
+        allow_reconstruction: whether to allow S >= m/2, with which the client's samples can be reconstructed.
 
     Returns:
-        The distance, its history and the last points.
+        The distance, its history and the last points, see :class:`FederatedDistance`.
 
     Raises:
         ConfigurationError: samples are empty, not finite or of wrong shapes, an option is out of range, or S >= m/2

@@ -29,7 +29,7 @@ def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent 
     Args:
         x: equally heavy samples, ``[m, d]``.
         x2: equally heavy samples, ``[m2, d]``.
-        t: the part of the way, in (0, 1): 0 would be ``x``, 1 would be ``x2``.
+        t: the position between ``x`` (0) and ``x2`` (1), in (0, 1).
         p: the exponent of the distance in the optimal plan's cost, at least 1.
 
     Returns:
@@ -69,11 +69,12 @@ def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: floa
         x: the points of the first set, ``[m, d]``.
         x2: the points of the second set, ``[m2, d]``.
         plan: the plan between the two sets, ``[m, m2]``.
-        support: m or m2, the number of points of the result: the points of this side are moved.
-        t: the part of the way from ``x`` (0) to ``x2`` (1).
+        support: m: move each point of ``x`` towards the mean of its partners in ``x2``; m2: move each point of ``x2``
+            towards the mean of its partners in ``x``.
+        t: the position between ``x`` (0) and ``x2`` (1).
 
     Returns:
-        ``[support, d]``.
+        The interpolated points, ``[support, d]``.
     """
     if support == len(x):
         return torch.lerp(x, len(x) * (plan @ x2), t)

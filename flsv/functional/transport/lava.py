@@ -6,14 +6,15 @@ of two labels is the transport distance W_d between the samples of their classes
 Dataset Distances via Optimal Transport", NeurIPS 2020), and c is the weight of the labels. The value of a sample is the
 calibrated gradient of the dual potential at that sample.
 
-As with the settings of the public code (p = 2, exact inner transport, debiased, eps = 0.1), d is half the squared
-Euclidean distance, and the dual potential is the entropic one minus the entropic potential towards the client's own
-samples (Feydy et al., AISTATS 2019).
+As in the public code with its settings (p = 2, exact inner transport, debiased, eps = 0.1), d is half the squared
+Euclidean distance, and the dual potential is the entropic potential towards the validation samples minus that towards
+the client's own samples (Feydy et al., AISTATS 2019).
 
-Departures: the potentials are solved to a tolerance, otherwise there is a warning, whereas GeomLoss makes one pass of
-annealing. The distance between classes is exact, by the network simplex, whereas that of GeomLoss is entropic. The port
-in opendataval, with which the values were compared, halves the distance between classes twice, so that its weight of 1
-is ``label_weight=0.5`` here, and omits the potential towards the client's own samples.
+Departures from the public code, which uses GeomLoss: the potentials are iterated to a tolerance (with a warning if it
+is not reached) instead of one pass of annealing; and the distance between classes is exact, by the network simplex,
+instead of entropic. The values were compared with the port in opendataval. This port halves the distance between
+classes twice, so that its weight of 1 is ``label_weight=0.5`` here, and omits the potential towards the client's own
+samples.
 
 :func:`direct_values`, which also needs access to both data sets, is this package's own estimator.
 """
@@ -88,7 +89,7 @@ def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inne
 
     Args:
         x: the samples of the first data set, ``[m, d]``.
-        y: their integer classes, ``[m]``, of which V are present.
+        y: the integer classes of ``x``, ``[m]``, of which V are present.
         x2: the samples of the second data set, ``[m2, d]``. If ``x2`` and ``y2`` are the same tensors as ``x`` and
             ``y``, each pair of classes is solved only once.
         y2: the integer classes of ``x2``, ``[m2]``, of which V2 are present.

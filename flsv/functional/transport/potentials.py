@@ -29,19 +29,20 @@ MAX_BYTES = 800 * 2**20
 STAGE_ITERATIONS = 20
 LAST_ITERATIONS = 5000
 BLOCK = 20  # iterations between two checks of the error, since each check waits for the device
-TOLERANCE = 1e-4  # error of potentials, in eps: the marginals' mean relative error / (1 - the rate at which it falls)
+TOLERANCE = 1e-4  # largest error of potentials, in eps; the error is estimated from the marginals' relative error
 MOST_OMEGA = 1.99
 FARTHEST = 200.0  # largest logarithm of a scaling, so that its exponential stays finite
 SMALLEST_EPS = 1e-5  # relative to the largest cost; with a smaller eps, float32 potentials are rounding errors
 TINY = 1e-300
 NO_MASS = 1e-200  # smaller masses count as 0: products with them would be denormal numbers, which are slow
-#: A stage's result: the logarithms of the rows' and the columns' scalings, the iterations used, the remaining error.
+#: A stage's result: the logarithms of the row and the column scalings, ``[m]`` and ``[m2]``, the number of iterations,
+#: and the remaining error in eps. ``Finish`` is a function from a plan and the largest number of iterations to it.
 Finished = tuple[Tensor, Tensor, int, float]
 Finish = Callable[[Tensor, int], Finished]
 
 
 def calibrated_gradient(potential: Tensor) -> Tensor:
-    """Compute, for each sample, how the transport distance changes if the sample gets more mass (eq. 11).
+    """Compute, for each sample, the rate at which the transport distance grows if the sample gets more mass (eq. 11).
 
     The calibrated gradient of sample l among m samples with the dual potentials f is
 
@@ -85,17 +86,16 @@ def debiased_potential(
 ) -> Tensor:
     """Compute the debiased entropic dual potential of the samples ``x`` in the transport to ``x2``.
 
-    It is the entropic potential towards ``x2`` minus the entropic potential of ``x`` towards itself.
-
-    The regularization eps falls in stages from the largest cost down to ``blur`` times the mean cost between ``x`` and
-    ``x2``; the cost is the squared distance of :func:`label_augmented_cost`.
+    It is the entropic potential of ``x`` towards ``x2`` minus that towards ``x`` itself. The costs are those of
+    :func:`label_augmented_cost`. The regularization eps falls in stages from the largest cost to ``blur`` times the
+    mean cost between ``x`` and ``x2``.
 
     Args:
         x: samples, ``[m, d]``.
         x2: samples, or points of an interpolating measure, ``[m2, d]``.
         blur: the final eps, as a fraction of the mean cost, so that it does not depend on the scale of the data.
         scaling: the factor of eps from one stage to the next, in (0, 1).
-        y: the integer classes of ``x``, ``[m]``. Without the classes of both sides labels do not enter the cost.
+        y: the integer classes of ``x``, ``[m]``. If ``y`` or ``y2`` is None, labels do not enter the cost.
         y2: the integer classes of ``x2``, ``[m2]``.
         covariance: see :func:`label_augmented_cost`.
         label_weight: see :func:`label_augmented_cost`.
@@ -125,9 +125,9 @@ def debiased_potential(
 def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
     """Compute the entropic potential of a set of samples towards itself.
 
-    Both sides are the same set. The last stage therefore updates both sides at once, like all other stages (see
-    :func:`_half_way`): if eps is small almost no mass moves, and alternating updates would keep the sides' potentials
-    different.
+    Both sides of the transport are the same set. All stages, also the last, therefore update both sides at once (see
+    :func:`_half_way`). If eps is small, almost no mass moves, and after alternating updates the two sides' potentials
+    would differ.
 
     Args:
         cost: the costs between the samples, ``[m, m]``, which are overwritten.
@@ -144,11 +144,11 @@ def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tenso
     """Compute the entropic dual potentials of two sets of equally heavy samples.
 
     The regularization eps falls in stages. A stage takes one step in logarithms, which cannot overflow, and continues
-    with products with the plan's matrix in double precision, which are much faster. Both sides are updated at once, by
-    half of the full step: alternating updates would favor one side in the offset between far-apart clusters, which
-    hardly any mass determines. Only the last stage alternates, with over-relaxation, see :func:`_over_relaxed`. It ends
-    when the potentials are within 1e-4 eps of their limit, as estimated from the marginals' error and its rate of
-    decrease. If it does not get there, a warning gives the remaining error.
+    with much faster products with the plan's matrix in double precision. It updates both sides at once, each by half of
+    the full step. (Alternating updates would favor one side where hardly any mass determines the potentials: in the
+    offset between far-apart clusters.) Only the last stage alternates, with over-relaxation (:func:`_over_relaxed`). It
+    ends when the potentials are within 1e-4 eps of their limit, as estimated from the marginals' error and its rate of
+    decrease. If this is not reached in 5000 iterations, a warning states the remaining error.
 
     Args:
         cost: the costs between the two sets, ``[m, m2]``, which are overwritten.
@@ -165,7 +165,7 @@ def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tenso
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
-    """Compute the potentials of both sides, with eps falling from the largest cost to its final value.
+    """Compute the potentials of both sides, see :func:`entropic_potentials`, with a choice of the last stage.
 
     Args:
         cost: the costs ``[m, m2]``, which are overwritten.
@@ -213,11 +213,17 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
 
 
 def _half_way(plan: Tensor, iterations: int) -> Finished:
-    """Scale the rows and the columns of a plan at once, each by the square root of what its marginals require.
+    """Find scalings of a plan that give it uniform marginals, by simultaneous updates of both sides.
+
+    In each iteration rows and columns are scaled at once, each by the square root of the factor that would correct its
+    marginal.
 
     Args:
-        plan: ``[m, m2]``, the plan to scale.
+        plan: ``[m, m2]``, the masses to scale, times m m2, so that the mean of a row or column should be 1.
         iterations: the largest number of iterations.
+
+    Returns:
+        The scalings' logarithms, the number of iterations and the remaining error, see ``Finished``.
     """
     u, v = plan.new_ones(len(plan)), plan.new_ones(plan.shape[1])
     steps, error = 0, math.inf
@@ -230,16 +236,20 @@ def _half_way(plan: Tensor, iterations: int) -> Finished:
 
 
 def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
-    """Scale the columns and the rows of a plan alternately, by the power omega of what their marginals require.
+    """Find scalings of a plan that give it uniform marginals, by alternating, over-relaxed updates.
 
-    Thibault, Chizat, Dossal, Papadakis, "Overrelaxed Sinkhorn-Knopp Algorithm for Regularized Optimal Transport",
-    Algorithms 14(5), 2021. With omega = 1 the error falls by a factor lambda per iteration, which is close to 1 if eps
+    Columns and rows are scaled alternately, each by the power omega of the factor that would correct its marginal
+    (Thibault, Chizat, Dossal, Papadakis, "Overrelaxed Sinkhorn-Knopp Algorithm for Regularized Optimal Transport",
+    Algorithms 14(5), 2021). With omega = 1 the error falls by a factor lambda per iteration, which is close to 1 if eps
     is small. With omega = 2 / (1 + (1 - lambda)^(1/2)) it falls by the factor omega - 1 (Young). Lambda is estimated
     from the decrease of the error.
 
     Args:
-        plan: ``[m, m2]``, the plan to scale.
+        plan: as for :func:`_half_way`.
         iterations: the largest number of iterations.
+
+    Returns:
+        As for :func:`_half_way`.
     """
     u, v = plan.new_zeros(len(plan)), plan.new_zeros(plan.shape[1])
     omega, most, before, error, steps = 1.0, MOST_OMEGA, math.inf, math.inf, 0
@@ -269,11 +279,9 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
 
 
 def _soft_minimum(cost: Tensor, other: Tensor, eps: float) -> Tensor:
-    """Compute the soft minimum of each row of the costs minus the other side's potentials.
+    """Compute the soft minimum over j of cost_ij - other_j for each row i, in blocks of rows to save memory.
 
-        -eps log mean_j exp((other_j - cost_ij) / eps),
-
-    in blocks of rows, which bound the memory.
+        -eps log mean_j exp((other_j - cost_ij) / eps)
 
     Args:
         cost: the costs ``[m, m2]``.

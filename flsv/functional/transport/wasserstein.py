@@ -40,7 +40,7 @@ def wasserstein_distance(
     Args:
         x: the samples of the first set, ``[m, d]``.
         x2: the samples of the second set, ``[m2, d]``.
-        y: the integer classes of ``x``, ``[m]``. Without the classes of both sets labels do not enter the cost.
+        y: the integer classes of ``x``, ``[m]``. If ``y`` or ``y2`` is None, labels do not enter the cost.
         y2: the integer classes of ``x2``, ``[m2]``.
         p: the exponent of the distances, at least 1.
         covariance: see :func:`label_augmented_cost`.
@@ -91,8 +91,8 @@ def contribution_shares(distances: Tensor) -> Tensor:
         distances: the clients' distances, ``[n]``, at least 0 (possibly inf); NaN for a client without a distance.
 
     Returns:
-        The shares, ``[n]``, which sum to 1; NaN for clients without a distance, which are left out. If there are
-        clients at distance 0, they share everything equally, which is the limit.
+        The shares, ``[n]``, which sum to 1; NaN for clients without a distance, which are left out. If some clients
+        have distance 0, they have equal shares and all others 0.
 
     Raises:
         ConfigurationError: a distance is negative, or ``distances`` is not a vector.

@@ -1,5 +1,5 @@
 """Metrics of coalition games over the rounds of a run: the class CoalitionValue, and published methods as presets of
-it; no estimator (functional) and no game (games).
+it. Estimators are in ``flsv.functional``, games in ``flsv.games``.
 """
 
 from flsv.metrics.coalitions.moving_average import MovingAverage, SurrogateAverage

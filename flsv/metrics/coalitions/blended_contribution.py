@@ -25,16 +25,16 @@ class BlendedContribution(
         u_i = \sum_t \omega^t \phi_i(t), \qquad a_i = \overline{\cos(d_i^t, d_N^t)}, \qquad
         \psi_i = \frac12 \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + \frac12 \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
 
-    with :math:`\phi_i(t)` the Shapley value of the game of round t, as in :class:`flsv.metrics.DecayedShapley` without
-    the division, and :math:`d_N` the sum of the updates scaled to one length, with the weights of the round's
+    with :math:`\phi_i(t)` client i's Shapley value in the game of round t, :math:`\omega` the decay, :math:`d_i^t`
+    client i's update, and :math:`d_N` the sum of the updates scaled to one length, with the weights of the round's
     aggregation, as in :class:`flsv.metrics.CosineGradientShapley`. The two halves fail in different federations: the
     Shapley values where a round's gains are noise or classes are learned one after another, the cosines where the
     majority is wrong. This method is not from a paper. Both halves and the decay were chosen on ``flsv.benchmark``'s
     tuning federations (docs/benchmark.md).
 
-    A round costs its coalition game and two products with the matrix of updates. If no client has a positive gain, the
-    cosines alone determine the values, and vice versa; if no client has either, all values are 0. A client that does
-    not take part in a round gets no gain in it, and its mean cosine is over its own rounds; a client that never took
+    A round costs its coalition game and two products with the matrix of updates. If no client has a positive gain u,
+    the cosines alone determine the values; if no client has a positive mean cosine a, the gains alone; if neither, all
+    values are 0. In a round in which it does not take part a client has no gain and no cosine; a client that never took
     part is NaN.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0, a ``utility(masks: bool [K, k]) -> [K]``,
@@ -84,7 +84,7 @@ class BlendedContribution(
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
+        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
         return {**super().round_fields, "client_updates": parameters_of}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -100,7 +100,7 @@ class BlendedContribution(
         round_index: int = 0,
         aggregation_weights: Tensor | None = None,
     ) -> None:
-        """Add a round.
+        """Update the states with one round.
 
         Args:
             client_ids: ``[k]``, the ids of the round's k clients.
@@ -123,7 +123,7 @@ class BlendedContribution(
         return gradient_agreement(super().compute(), self.cosine / self.seen).to(self.total)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of evaluations, and each client's decayed sum of values and mean cosine, both
-        ``[num_clients]``.
+        """Return the diagnostics of :class:`flsv.metrics.DecayedShapley`, and each client's decayed sum of values
+        ``gain`` and mean ``cosine``, both ``[num_clients]``.
         """
         return {**super().diagnostics(), "gain": super().compute(), "cosine": self.cosine / self.seen}

@@ -23,9 +23,9 @@ class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
     rounds' estimates are independent, so the variance of the sum is the sum of the rounds' variances.
 
     When not to use it:
-        Where clients take part in different numbers of rounds, which should not matter: a client that is drawn more
-        often can have a larger sum. Times E[T] / T, of the T rounds that it was drawn in, it is the value of the data
-        and no longer that of the realized rounds (example below); trials: ``docs/results/payments.md``. Where a single
+        Where it should not matter in how many rounds a client takes part: a client that is drawn more often can have a
+        larger sum. Multiplied by E[T] / T, with T the number of its rounds, the sum is an estimate of the value of its
+        data instead of its part in this run (example below; trials in ``docs/results/payments.md``). Where a single
         round's loss jumps: its game counts as much as any other. Without a validation set at the server.
 
     Example:
@@ -37,8 +37,7 @@ class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
         >>> metric.compute()
         tensor([2., 3., 3.])
 
-        A sampler had drawn two of three clients for each of these two rounds. Of somebody whom it never draws, nothing
-        is known: NaN.
+        A sampler had drawn two of three clients for each of these two rounds. A client that it never draws has NaN.
 
         >>> from flsv.sampling import UniformSampler
         >>> expected = metric.rounds * UniformSampler(2).inclusion_probabilities(3, {})

@@ -19,12 +19,12 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
     .. math::
         \phi_i = \sum_{t=1}^{R} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
 
-    with :math:`\omega` the decay and :math:`\phi_i(t)` client i's Shapley value in the game of round t, whose coalition
-    models are rebuilt from the round's updates with the weights of the round's aggregation; so the metric is updated
-    after the aggregation. A round whose values are all 0 is skipped; values that sum to 0 or less are divided by the
-    sum of their absolute values. ``diagnostics`` returns how many rounds of both kinds there were. A round with hardly
-    any gain has as much weight as any other, and if its values have both signs, its shares are not bounded:
-    ``normalize=False`` leaves the division out.
+    with :math:`\omega` the decay and :math:`\phi_i(t)` client i's Shapley value in the game of round t. The game's
+    coalition models are rebuilt from the round's updates with the weights of the round's aggregation, so the metric is
+    updated after the aggregation. A round whose values are all 0 is skipped; values that sum to 0 or less are divided
+    by the sum of their absolute values. ``diagnostics`` returns the numbers of both kinds of rounds. A round with
+    hardly any gain has as much weight as any other, and its shares are unbounded if its values have both signs.
+    ``normalize=False`` omits the division.
 
     With FedAvg it covers three baselines of the paper, the sum of the rounds' values (SOR), the multi-round index (MR)
     and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
@@ -41,7 +41,7 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
-        threshold: rounds with decay^t below it are not evaluated; at most ``decay``.
+        threshold: rounds with omega^t below this number are not evaluated; at most ``decay``.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         normalize: divide each round's values by their sum; if False, the value is in the unit of the performance.

@@ -1,4 +1,4 @@
-"""Sets of coalitions of which ShadowShapley trains models: their names, their members and what training them costs."""
+"""Sets of coalitions whose models ShadowShapley trains: their names, their members and the cost of training them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from flsv.functional import few_coalitions
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.utilities.errors import ConfigurationError
 
-#: A set of coalitions: its name, or the members of each.
+#: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, or each coalition's members.
 Coalitions = Which | Sequence[Sequence[int]]
-#: Sets of coalitions, from the most accurate to the cheapest, by the sizes of which they have all coalitions.
+#: Designs, from the most accurate to the cheapest, and the coalition sizes that each contains completely, as a function
+#: of the number n of clients.
 DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
     "all": lambda n: range(1, n),
     "pairs+leave-two-out": lambda n: {1, 2, n - 2, n - 1},
@@ -25,13 +26,13 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 
 
 def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
-    """Return the name of the set of coalitions that gives the most accurate values at a cost of at most ``max_fits``
-    fits of the federation, if each coalition is trained by a fit of its own.
+    """Return the name of the most accurate design that costs at most ``max_fits``, if each coalition is trained by a
+    fit of its own; ``"singles"`` if none is cheap enough.
 
     Args:
-        max_fits: the largest cost.
+        max_fits: the largest cost, in fits of the whole federation.
         num_clients: the number of clients.
-        cohort: the number of clients that the sampler draws for a round; None: all.
+        cohort: the (mean) number of clients that the sampler draws for a round; None: all.
 
     Example:
         >>> [design_within(10, clients) for clients in (4, 5, 6, 11)]
@@ -49,12 +50,14 @@ def design_within(max_fits: float, num_clients: int, cohort: float | None = None
 
 
 def fits_of(masks: Tensor, cohort: float | None = None) -> float:
-    """Compute the cost of training the coalitions ``masks``, bool ``[K, n]``, in fits of the whole federation: in a
-    round a coalition trains as many clients as the run, or all its members. The empty and the full coalition are free.
+    """Compute the cost of training coalitions, each by a fit of its own, in fits of the whole federation.
+
+    In a round a coalition trains as many clients as the run does, or all its members if it has fewer. The empty and the
+    full coalition are not counted.
 
     Args:
-        masks: the members of each coalition.
-        cohort: the number of clients that the sampler draws for a round; None: all.
+        masks: bool ``[K, n]``, the members of each coalition.
+        cohort: the (mean) number of clients that the sampler draws for a round; None: all.
 
     Example:
         >>> fits_of(coalition_masks("all", 5))
@@ -68,12 +71,12 @@ def fits_of(masks: Tensor, cohort: float | None = None) -> float:
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Make the masks of the empty coalition, the full coalition and those that ``coalitions`` names, bool ``[K, n]``.
+    """Make the masks, bool ``[K, n]``, of the empty coalition, the full coalition and those in ``coalitions``.
 
     Args:
-        coalitions: a name that :func:`flsv.functional.few_coalitions` takes, or a list of the members of each
+        coalitions: the name of a design, see :func:`flsv.functional.few_coalitions`, or a list with the members of each
             coalition.
-        num_clients: n.
+        num_clients: n, the number of clients.
 
     Raises:
         ConfigurationError: the name is unknown, or a client does not exist.

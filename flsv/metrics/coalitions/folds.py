@@ -1,4 +1,4 @@
-"""The folds, which combine rounds' values, by their names."""
+"""The folds by their names in configurations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flsv.metrics.coalitions.moving_average import MovingAverage, SurrogateAvera
 from flsv.metrics.coalitions.sums import Decay, Sum
 
 FoldName = Literal["last", "average", "surrogate", "sum", "decay"]
-#: Each fold with its default arguments.
+#: ``{name: fold with its default arguments}``.
 FOLDS: dict[FoldName, Fold] = {
     "last": MovingAverage(0.0),
     "average": MovingAverage(),

@@ -10,7 +10,7 @@ from flsv.utilities.declared import Momentum
 
 
 class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args", "fold")):
-    r"""The loss of performance if a client's update is left out of a round; it costs k + 1 evaluations per round of k
+    r"""The loss of performance if a client's update is left out of a round, at k + 1 evaluations per round of k
     clients.
 
     .. math::

@@ -21,10 +21,10 @@ from flsv.utilities.declared import Momentum, Share, checked
 @checked
 @dataclass(frozen=True)
 class MovingAverage(Fold):
-    """Fold that keeps a moving average of each client's values over the rounds in which it took part.
+    """Fold that keeps a moving average of each client's values over the rounds in which the client took part.
 
     Args:
-        momentum: mu in [0, 1), the weight of the past; 0 gives the last round's value.
+        momentum: mu in [0, 1), the weight of the past; with 0 the value is that of the client's last round.
         init: the value before a client's first round, from which the average starts: a number, or ``"uniform"``, 1/n.
             None: the average starts at the first round's value.
     """
@@ -52,7 +52,8 @@ class MovingAverage(Fold):
         return values
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        """Return the values and standard errors of a round's estimate in the form in which they enter the average."""
+        """Return the values and standard errors of a round's estimate as they enter the average: here unchanged, in
+        :class:`SurrogateAverage` normalized."""
         return estimate.values, estimate.stderr
 
     def compute(self, metric: Any) -> Tensor:
@@ -65,8 +66,8 @@ class MovingAverage(Fold):
 @checked
 @dataclass(frozen=True)
 class SurrogateAverage(MovingAverage):
-    """Fold that keeps a moving average of values that are normalized over each round's clients (ShapleyFL, definition
-    4.2 and equation 3).
+    """Fold that normalizes each round's values over the round's clients and keeps a moving average of the results
+    (ShapleyFL, definition 4.2 and equation 3).
 
     Args:
         momentum: beta in [0, 1), the weight of the past.

@@ -32,7 +32,7 @@ updates' weights ``[n]``.
 
 @dataclass(frozen=True)
 class _AtTheEnd(Fold):
-    """Fold that holds the values of a single game, which is evaluated after ``rounds`` rounds."""
+    """Fold that stores the values of a single game, which is evaluated after ``rounds`` rounds."""
 
     rounds: int
 
@@ -62,12 +62,13 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
     The model of coalition S is the initial model :math:`x_0` plus the updates :math:`d_i^t` of its members from all
     rounds t, with weights :math:`w_i^t`; the updates come from the run with all clients. Buffers (BatchNorm's
     statistics) are the global model's buffers. Until the game is evaluated all values are NaN. The metric stores n + 1
-    vectors of the model's size, in checkpoints too. The game needs all rounds in one place, so parts of a run cannot be
-    merged, nor two processes' rounds synchronized: both raise an error.
+    vectors of the model's size, in checkpoints too. The game needs all rounds in one place: merging parts of a run, or
+    a sync between processes, raises an error.
 
     The paper stores every client's update of every round; this metric stores each client's weighted sum over the
-    rounds. For weights that are normalized inside S the two agree if the weights do not change between rounds; if they
-    do change (partial participation, adaptive weights), the normalization uses their mean over the rounds.
+    rounds. With ``coalition_weights="renormalized"`` the two are equal only if a client's weight is the same in all
+    rounds. Otherwise (partial participation, adaptive weights) the weights in S are renormalized by their means over
+    the rounds.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
     ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a ``utility`` that makes a game from
@@ -79,9 +80,9 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
         clients: the game has 2^n models. With personalized or corrupted aggregations.
 
     Args:
-        rounds: the number of rounds after which the game is evaluated, usually the run's ``max_epochs`` (a longer run
-            evaluates it again at each multiple of this number). A shorter run has no values, and a warning is given
-            before it starts.
+        rounds: the number of rounds after which the game is evaluated, usually the run's ``max_epochs``. A longer run
+            evaluates the game again after each multiple of this number. A shorter run has no values; a warning before
+            training says so.
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
@@ -130,7 +131,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``."""
+        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
         return {**super().round_fields, "utility": lambda round: partial(game_of_run, round, self.measured_by)}
 
     def check_rounds(self, rounds: int) -> None:
@@ -184,8 +185,14 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
 def game_of_run(
     round: Round, performance: Any, start: Tensor, updates: Tensor, weighting: Weighting
 ) -> CoalitionUtility:
-    """Make the coalition game of an artificial round in which all clients take part: their models are
-    ``start + updates``, with ``start [P]`` and ``updates [n, P]``.
+    """Make the coalition game of an artificial round in which all n clients take part.
+
+    Args:
+        round: the run's present round, from which buffers and the evaluation are taken.
+        performance: the performance measure.
+        start: ``[P]``, the model at the start of the artificial round.
+        updates: ``[n, P]``, the clients' updates in it.
+        weighting: the weights of the updates in a coalition's model.
     """
     assert round.games is not None
     models, cut = start + updates, round.space.num_parameters

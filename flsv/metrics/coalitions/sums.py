@@ -20,8 +20,9 @@ from flsv.utilities.errors import ConfigurationError
 @checked
 @dataclass(frozen=True)
 class Sum(Fold):
-    """Fold that sums up a client's values over the rounds in which it took part. The rounds' estimates are independent,
-    so their variances are summed up.
+    """Fold that sums up each client's values over the rounds in which the client took part.
+
+    The rounds' estimates are independent, so the variance of the sum is the sum of their variances.
     """
 
     over_rounds: ClassVar[OverRounds] = "sum"
@@ -55,12 +56,12 @@ class Sum(Fold):
 @checked
 @dataclass(frozen=True)
 class Decay(Sum):
-    """Fold that sums up each client's shares of the rounds' gains, with the largest weights for early rounds; see
-    :mod:`flsv.functional.shapley.decayed`.
+    """Fold that sums up each client's shares of the rounds' gains, with weights that decay from round to round; see
+    :func:`flsv.functional.decayed_shapley`.
 
     Args:
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
-        threshold: games of rounds with omega^t below this number are not evaluated; at most ``decay``.
+        threshold: rounds with omega^t below this number are not evaluated; at most ``decay``.
         normalize: divide each round's values by their sum; if False, the value is in the unit of the performance.
     """
 
@@ -103,8 +104,8 @@ class Decay(Sum):
         return None
 
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
-        """Return the numbers of rounds that were skipped because all values were 0, flagged because the values' sum was
-        not positive, and not evaluated because of the threshold.
+        """Return three numbers of rounds: ``skipped``, because all values were 0; ``flagged``, because their sum was
+        not positive; and ``truncated``, not evaluated because of the threshold.
         """
         return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
 

@@ -14,7 +14,7 @@ from flsv.utilities.declared import Momentum, Share
 
 
 class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "per_class")):
-    r"""The surrogate federated Shapley value.
+    r"""The surrogate federated Shapley value: a moving average of Shapley values normalized to [0, 1] in each round.
 
     .. math::
         NSV_i = \frac{SV_i - \min SV}{\max SV - \min SV}, \qquad
@@ -24,17 +24,17 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
     and :math:`\beta` the weight of the past; if all values are equal, NSV is 1/2 (the paper does not specify this
     case). A client that does not take part in a round keeps its value; all clients start at ``init``.
 
-    **Free riders.** As the paper defines it, a client that returns the model unchanged has a positive value, for two
-    reasons. First, in an average over the coalition an update of zero shrinks the others' updates, which improves the
-    model if local training overshoots. Second, min-max normalization moves the zero, so that a client that does nothing
-    ranks above all clients with a negative value. Measured with FedAvg on the digits (8 clients, one of them a free
-    rider, 20 rounds; equal data and Dirichlet 0.5, 2 seeds each): the free rider's Shapley values are 0.022 to 0.035 on
-    average, the honest clients' 0.002 to 0.004; it ranks first, with 0.18 to 0.21 of the SSV where an equal share is
-    0.125. Neither of the two remedies in flsv is enough by itself: ``normalize="positive"`` gives the free rider 0.25
-    to 0.38 of the SSV, ``weighting="fixed"`` 0.10 to 0.12. With ``normalize="positive", weighting="fixed", init=None``
-    it has exactly 0, and no weight under :class:`flsv.aggregation.ShapleyWeighted`. That holds for exact values
-    (cohorts of up to 10 clients), and for models without BatchNorm, whose statistics are averaged in every game. A
-    round without a positive value counts as 0 for all clients.
+    **Free riders.** As the paper defines the value, a client that returns the model unchanged has a positive value, for
+    two reasons. First, in an average over the coalition an update of zero shrinks the others' updates, which improves
+    the model if local training overshoots. Second, min-max normalization moves the zero, so that a client that does
+    nothing ranks above all clients with a negative value. Measured with FedAvg on the digits (8 clients, one of them a
+    free rider, 20 rounds; equal data and Dirichlet 0.5, 2 seeds each): the free rider's Shapley values are 0.022 to
+    0.035 on average, the honest clients' 0.002 to 0.004; it ranks first, with 0.18 to 0.21 of the sum of all SSV, where
+    an equal share is 0.125. There are two remedies, and neither is enough by itself: with ``normalize="positive"`` the
+    free rider has 0.25 to 0.38 of the sum, with ``weighting="fixed"`` 0.10 to 0.12. With ``normalize="positive",
+    weighting="fixed", init=None`` it has exactly 0, and no weight under :class:`flsv.aggregation.ShapleyWeighted`. That
+    holds for exact values (cohorts of up to 10 clients), and for models without BatchNorm, whose statistics are
+    averaged in every game. In a round without a positive value all clients then have 0.
 
     Inputs are those of :class:`flsv.metrics.PartialFederatedShapley`. ``compute`` returns ``[num_clients]`` in [0, 1],
     NaN for clients that never took part; samplers and aggregators assume ``init`` for them.

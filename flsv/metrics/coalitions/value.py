@@ -29,8 +29,8 @@ _OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")
 
 
 class MeasuredMetric(ContributionMetric):
-    """Base class of metrics that evaluate models by a performance measure of the user's choice, or by each class's
-    accuracy.
+    """Base class of metrics that evaluate models by a performance measure that the user chooses, or by the accuracy of
+    each class, at the server or at the clients.
     """
 
     to_pay_by = True
@@ -38,7 +38,7 @@ class MeasuredMetric(ContributionMetric):
     judges: Judges
 
     def _measure(self, performance: str | Metric, mode: Mode | None, per_class: bool, judges: Judges) -> None:
-        """Store the arguments of the performance measure.
+        """Check and store the arguments ``performance``, ``mode``, ``per_class`` and ``judges`` of a subclass.
 
         Raises:
             ConfigurationError: the performance is unknown, or is not accuracy although values are per class.
@@ -54,22 +54,23 @@ class MeasuredMetric(ContributionMetric):
 
     @property
     def measured_by(self) -> Any:
-        """The performance measure of models, see :meth:`flsv.Round.play`."""
+        """The performance measure by which models are evaluated, in the form that :meth:`flsv.Round.play` takes."""
         return judged_by(self.judges, "per_class_accuracy" if self.per_class else self.performance)
 
     @property
     def evaluates(self) -> bool:  # type: ignore[override]  # depends on the judges
-        """Whether the clients score the models."""
+        """Whether clients evaluate models on their own validation samples: True if ``judges`` is ``"clients"``."""
         return self.judges == "clients"
 
     @property
     def needs_classes(self) -> bool:
-        """Whether samples must have classes: if values are per class, or clients report scores class by class."""
+        """Whether the training samples must have classes: True if values are per class, or if the clients judge and
+        report their scores class by class."""
         return self.per_class or getattr(self.measured_by, "by_class", False)
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the performance
-        """Unit of a round's value."""
+        """Unit of a round's value, from the performance measure."""
         if self.per_class:
             return "gain in a class's accuracy"
         measure = self.measured_by
@@ -82,10 +83,10 @@ class MeasuredMetric(ContributionMetric):
 class CoalitionValue(MeasuredMetric):
     r"""A client's value in the coalition games of its rounds.
 
-    It has four options: the performance measure of a coalition's model on the server's validation set; the value, which
-    weights a player's marginal contributions to coalitions of different sizes; the estimator, which selects the
-    coalitions to evaluate; and the fold, which combines all rounds' values to one. The papers' choices are classes of
-    their own: :class:`PartialFederatedShapley`, :class:`CumulativeShapley`,
+    There are four choices: the performance measure of a coalition's model on the server's validation set; the value,
+    which weights a player's marginal contributions to coalitions of different sizes; the estimator, which selects the
+    coalitions to evaluate; and the fold, which combines the values of all rounds to one. The choices of published
+    methods are subclasses: :class:`PartialFederatedShapley`, :class:`CumulativeShapley`,
     :class:`SurrogateFederatedShapley`, :class:`DecayedShapley`, :class:`OneRoundShapley` and :class:`LeaveOneOut`.
 
     .. math::
@@ -115,11 +116,11 @@ class CoalitionValue(MeasuredMetric):
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
             the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
         value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
-        estimator: for the Shapley value a name in ``flsv.functional.ESTIMATORS``, of which ``"banzhaf"``, ``"beta"``
-            and ``"leave_one_out"`` compute the values of these names instead; for any other ``value`` ``"exact"`` or
-            ``"permutation"``; a function of the same signature; or ``"auto"``: exact for up to 10 players, else with 20
-            evaluations per player by ``"surrogate"``, or by the estimator named after the value; with the budget in
-            ``estimator_args`` if there is one.
+        estimator: for ``value="shapley"`` a name in ``flsv.functional.ESTIMATORS`` (``"banzhaf"``, ``"beta"`` and
+            ``"leave_one_out"`` then compute the values of these names instead); for any other value ``"exact"`` or
+            ``"permutation"``; or a function with the signature of these estimators. ``"auto"``: exact for up to 10
+            players; for more, 20 evaluations per player, or the budget in ``estimator_args``, by ``"surrogate"`` for
+            the Shapley value and by the estimator named after the value for others.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``; for ``"beta"`` also ``alpha`` and
             ``beta``.
         fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"`` or ``"decay"``,
@@ -186,8 +187,13 @@ class CoalitionValue(MeasuredMetric):
         super().__init__(num_clients, num_classes, **kwargs)
 
     def __init_subclass__(cls, chosen: Sequence[str] = (), **kwargs: Any) -> None:
-        """Give a preset a signature: its own arguments, and those of this class that are not in ``chosen``, which it
-        sets.
+        """Set the signature of a preset, a subclass with some arguments of this class set to fixed values.
+
+        The signature has the preset's own arguments, and this class's arguments without those.
+
+        Args:
+            chosen: names of the arguments that the preset sets.
+            kwargs: further arguments of the class statement.
         """
         super().__init_subclass__(**kwargs)
         if chosen:
@@ -200,7 +206,7 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def over_rounds(self) -> OverRounds:  # type: ignore[override]  # depends on the fold
-        """How rounds are combined, as the fold declares it."""
+        """How rounds are combined, from the fold."""
         return self.fold.over_rounds
 
     @property
@@ -210,22 +216,23 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def prior(self) -> float | None:  # type: ignore[override]  # likewise
-        """Value that samplers, aggregators and personalizers assume for a client that never took part."""
+        """Value that samplers, aggregators and personalizers assume for a client that never took part, from the fold;
+        None: they get NaN."""
         return self.fold.prior(self.num_clients)
 
     @property
     def plot_lower_bound(self) -> float | None:  # type: ignore[override]  # likewise
-        """The least possible value."""
+        """The least possible value, from the fold; None: there is none."""
         return self.fold.limits[0]
 
     @property
     def plot_upper_bound(self) -> float | None:  # type: ignore[override]  # likewise
-        """The largest possible value."""
+        """The largest possible value, from the fold; None: there is none."""
         return self.fold.limits[1]
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        """Arguments of ``update``, and the functions of the round that compute them in a ``FederatedLoop``; None: the
+        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``; None: the
         argument is not passed.
         """
         fields: dict[str, Any] = {
@@ -238,7 +245,7 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the fold
-        """Unit of a value."""
+        """Unit of a value, from the fold and the performance measure."""
         return self.fold.unit.format(super().unit)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -262,7 +269,8 @@ class CoalitionValue(MeasuredMetric):
                 classes.
             generator: the estimator's generator of random numbers.
             round_index: the round's index, from 0.
-            aggregation_weights: ``[k]``; not used, since the utility contains them.
+            aggregation_weights: not used, since the game has the weights. A ``FederatedLoop`` passes them only if the
+                ``weighting`` is that of the aggregation, and then updates the metric after the aggregation.
         """
         factor = self.fold.factor(round_index)
         if factor == 0:
@@ -274,15 +282,15 @@ class CoalitionValue(MeasuredMetric):
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:
-        """Compute the values ``[num_clients]`` or ``[num_clients, num_classes]``; NaN for a client that never took
-        part.
+        """Compute the values of all rounds together, by the fold, ``[num_clients]`` or ``[num_clients, num_classes]``;
+        NaN for a client that never took part.
         """
         value = self.fold.compute(self)
         return value if self.per_class else value.squeeze(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the number of evaluations in all rounds, the standard error of each client's value if the estimator
-        provides it, and the fold's diagnostics.
+        """Return the number of ``evaluations`` in all rounds, the fold's diagnostics and, if values are not per class
+        and the fold knows it, the ``stderr [num_clients]`` of the values due to the estimator's sampling.
         """
         result = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
         error = self.fold.error(self)

@@ -1,5 +1,5 @@
-"""Features by which samples are compared: pixels, principal components, features of a backbone or of the model; no
-distance between them.
+"""Features by which samples are compared: pixels, principal components, and inputs of the classifier head of a backbone
+or of the trained model.
 """
 
 from flsv.valuation.features.backbone import Backbone

@@ -16,10 +16,10 @@ from flsv.valuation.features.base import Features, head_inputs
 
 
 class Backbone(Features):
-    """Features of samples: the inputs of the classifier head of a network.
+    """Features of samples: the inputs of the classifier head of a network that the federation does not train.
 
-    Pixels are not changed, so the data should be normalized as the network's weights require. For a torchvision
-    network, images with one channel are repeated to three channels; timm adapts a network's first layer.
+    Pixel values are not changed, so normalize the data as the network's weights require. For a torchvision network,
+    images with one channel are repeated to three channels; timm adapts a network's first layer instead.
 
     Args:
         name: name of the network, such as ``"resnet18.a1_in1k"`` or ``"torchvision:resnet18"``, see
@@ -28,7 +28,8 @@ class Backbone(Features):
         weights: file of weights to load instead (``.pt``, ``.pth``, ``.safetensors``); weights of the head are ignored.
             Without ``pretrained`` and ``weights`` the weights are random; the features of a random network roughly
             preserve distances.
-        image_size: side in pixels to which images are resized, for networks that need larger images; None: not resized.
+        image_size: side length in pixels to which images are resized, for networks that need larger images; None: they
+            are not resized.
         seed: seed of random weights.
         options: further keyword arguments of the network.
 
@@ -83,7 +84,12 @@ class Backbone(Features):
 
 
 class _Prepare(nn.Module):
-    """Preprocessing layer that repeats a single channel and resizes images."""
+    """Preprocessing layer that repeats a single channel and resizes images.
+
+    Args:
+        channels: number of channels of the result for images with one channel; None: channels are not changed.
+        size: side length in pixels of the result; None: images are not resized.
+    """
 
     def __init__(self, channels: int | None, size: int | None) -> None:
         super().__init__()
@@ -99,7 +105,16 @@ class _Prepare(nn.Module):
 
 
 def _load(network: nn.Module, path: str, name: str) -> None:
-    """Load weights from the file ``path`` into the network, except weights of its head; ``name`` is for messages."""
+    """Load weights from the file ``path`` into the network; the file may lack the weights of the head.
+
+    Args:
+        network: the network.
+        path: path of the file.
+        name: description of the features, for messages.
+
+    Raises:
+        ConfigurationError: there is no such file, it cannot be read, or it does not fit the network.
+    """
     timm = import_timm(name)
     if not Path(path).is_file():
         raise ConfigurationError(f"{name}: there is no file {Path(path).absolute()}.")

@@ -1,10 +1,11 @@
-"""Features of samples, fitted without pooling raw data: the samples themselves, features of a model, and principal
-components.
+"""Features of samples: the samples themselves, inputs of a model's head, and principal components, which are fitted
+without pooling raw data.
 
 Principal components are fitted on the server's validation samples if there are any. Otherwise every client sends the
 sum ``[d]`` and the second moments ``[d, d]`` of its samples; the sums of these over clients give the same components as
 the pooled samples. The moments of a client with fewer than d samples reveal the subspace that its samples span. Only
-the sums over clients are used, which secure aggregation could compute without revealing the moments of any client.
+the sums over clients are used; secure aggregation, which is not built in, could compute them without revealing the
+moments of any client.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Features(ValidatedArguments, ABC):
-    """Map from samples ``[m, ...]`` to features ``[m, d]``, the same at every client and at the server.
+    """Base class of features: maps from samples ``[m, ...]`` to vectors ``[m, d]``, in which samples are compared.
+
+    A valuation calls :meth:`fit` once at the server, and then the object itself at every client and at the server.
 
     Attributes:
         needs_model: whether the call needs the current global model.
@@ -43,26 +46,27 @@ class Features(ValidatedArguments, ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
-        """Compute features ``[m, d]`` of samples ``[m, ...]``; a sample with NaN may give NaN, but must not change
-        other rows.
+        """Compute the features ``[m, d]`` of samples.
+
+        A sample with NaN may have NaN features, but must not change the features of other samples.
 
         Args:
-            x: the samples.
-            module: the global model in evaluation mode, if ``needs_model``; else None.
+            x: the samples ``[m, ...]``.
+            module: the global model in evaluation mode, if ``needs_model`` and there is a model; else None.
         """
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
-        """Fit the features before the first call; by default nothing is fitted.
+        """Fit the features before they are computed; by default nothing is fitted.
 
         Args:
             server: the server's validation samples ``[m, ...]``; None if it has none.
-            clients: the clients, which may be asked for statistics; the server receives only the return value of the
-                function that it sends them.
+            clients: the clients, whom ``client.ask(function)`` can ask for statistics of their samples; the server
+                receives only the function's return value.
         """
 
 
 def make_features(features: str | Features) -> Features:
-    """Return the features with a name, with default options; return a ``Features`` object unchanged.
+    """Make a :class:`Features` object with default options from its name in ``FEATURES``; return an object unchanged.
 
     Raises:
         ConfigurationError: the name is unknown, or the object is not a ``Features``.
@@ -79,7 +83,7 @@ def make_features(features: str | Features) -> Features:
 
 
 class Pixels(Features):
-    """Inputs of the network, flattened: the number of features d is the product of a sample's shape.
+    """Features that are the sample's values themselves, flattened to a vector.
 
     Example:
         >>> import torch
@@ -95,17 +99,19 @@ BATCH = 256
 
 
 class Penultimate(Features):
-    """Inputs ``[m, d]`` of the classifier head of the current global model.
+    """Features that are the inputs ``[m, d]`` of the classifier head of the current global model.
 
-    These features change from round to round, so compare shares, not distances, between rounds.
+    The model changes from round to round, and with it the unit of distances between samples. Between rounds, do not
+    compare clients' distances from the validation data, but their contribution shares
+    (:attr:`flsv.valuation.Valuation.shares`), which have no unit.
 
     Args:
-        head: name of the head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or the last
-            ``nn.Linear``.
+        head: name of the head as in ``module.named_modules()``; None: the layer that timm's ``get_classifier()``
+            returns, or the last ``nn.Linear``.
 
     Raises:
-        ConfigurationError: at the call: the model has no linear layer or no layer of the name ``head``, or its forward
-            pass does not call the head exactly once.
+        ConfigurationError: at the call: there is no model, it has no linear layer or no layer with the name ``head``,
+            or its forward pass does not call the head exactly once.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -126,10 +132,15 @@ class Penultimate(Features):
 
 @torch.no_grad()
 def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor:
-    """Compute the inputs ``[m, d]`` of a module's classifier head for samples ``[m, ...]``, in batches.
+    """Compute the inputs ``[m, d]`` of a module's classifier head for samples, in batches of 256.
+
+    Args:
+        module: the module, called with batches of samples.
+        x: the samples ``[m, ...]``.
+        head: name of the head as in ``module.named_modules()``; None: as for :class:`Penultimate`.
 
     Raises:
-        ConfigurationError: the module has no linear layer or no layer of the name ``head``, or its forward pass does
+        ConfigurationError: the module has no linear layer or no layer with the name ``head``, or its forward pass does
             not call the head exactly once.
     """
     found = ParameterSpace(module, head).head
@@ -156,7 +167,7 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Number, sum and second moments of samples; moments of several sets of samples can be added.
+    """Number, sum and second moments of samples; the sum of two such objects is that of both sets of samples.
 
     Args:
         count: number of samples.
@@ -193,19 +204,18 @@ class Moments:
         return self.total / self.count
 
     def covariance(self) -> Tensor:
-        """Compute the covariance of the samples, float64 ``[d, d]``, with the number of samples as divisor."""
+        """Compute the samples' covariance, float64 ``[d, d]``, with the number of samples as divisor."""
         mean = self.mean()
         return self.square / self.count - mean[:, None] * mean
 
 
 class PCA(Features):
-    """First principal components of the samples, not scaled, so that their distances approximate the samples'
-    distances.
+    """Features that are the first principal components of the samples, fitted without pooling raw data.
 
-    With fewer samples or dimensions than ``components`` there are as many components as possible.
+    Components are not scaled to unit variance, so that distances between features approximate those between samples.
 
     Args:
-        components: number of components.
+        components: number of components; with fewer samples or dimensions, as many as possible.
 
     Raises:
         ConfigurationError: at construction: ``components`` is below 1. At the fit: there is no finite sample, or
@@ -257,11 +267,11 @@ class PCA(Features):
 
 
 def _moments(local: LocalData) -> Moments | None:
-    """Return the moments of a client's samples, for a fit without server samples; None for a client without samples."""
+    """Return the moments of a client's training samples, which :class:`PCA` asks for; None if it has no samples."""
     if not int(local.class_counts.sum()):
         return None
     return Moments.of(local.samples()[0].flatten(1).cpu())
 
 
-#: Features that need no arguments, by the name that configuration files use.
+#: Features without necessary arguments, ``{name in configuration files: class}``.
 FEATURES: dict[str, Callable[..., Features]] = {"pca": PCA, "penultimate": Penultimate, "pixels": Pixels}
