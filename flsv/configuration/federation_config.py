@@ -1,4 +1,4 @@
-"""FederationConfig: the arguments of a federation in one frozen object, shared by all parts that read them."""
+"""FederationConfig: the arguments of a federation in one frozen object."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
 @checked
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """The choice of when the clients' own models are evaluated on their own test splits, and which models these are.
+    """Options of the evaluation of each client's own model on the client's own test split.
 
     Args:
-        every: rounds between two evaluations; the last round is always evaluated; 0: no evaluation.
-        models: ``"received"``, the client's next start point, or ``"trained"``, the model that it trained last (the
-            fine-tuned one).
-        keep_trained: keep the model that every client trained last. Default: only if ``models`` is ``"trained"``.
+        every: number of rounds between two evaluations; the last round is always evaluated; 0: no evaluation.
+        models: the model that is a client's own: ``"received"``, its next start point, or ``"trained"``, the model that
+            it trained last (the fine-tuned one).
+        keep_trained: whether to keep the model that every client trained last. Default: only if ``models`` is
+            ``"trained"``.
 
     Raises:
         ConfigurationError: a number is out of range, or a word is unknown.
@@ -62,8 +63,8 @@ class ClientEvaluation:
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with defaults in place of None; lists are copied,
-    so that later changes to the caller's lists have no effect.
+    """The arguments of a :class:`flsv.FederatedLoop`, as attributes of the same names, with defaults in place of None.
+    Lists are copied, so that later changes to the caller's lists have no effect.
 
     Raises:
         ConfigurationError: an argument, or a combination of arguments, is wrong.
@@ -118,7 +119,7 @@ class FederationConfig:
 
     @property
     def text(self) -> str:
-        """Return a text with the strategies, and the other arguments that differ from their defaults."""
+        """Return a text with the strategies and with the other arguments that differ from their defaults."""
         default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
         names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
         given = {**self.strategies, **{name: getattr(self, name) for name in names}}
@@ -133,7 +134,7 @@ class FederationConfig:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned; filters may differ from the saved ones, see
+        """Restore the state that :meth:`state_dict` returned. A filter without a saved state keeps its own, see
         ``UpdateFilter.may_change``."""
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state["strategies"][role])
@@ -150,7 +151,7 @@ class FederationConfig:
         optimizers: Sequence[Optimizer],
         metrics: Mapping[str, Metric],
     ) -> FederationInfo:
-        """Return the facts about the federation that strategies get before the first round.
+        """Return the facts about the federation that strategies and filters get before the first round.
 
         Args:
             global_vector: ``[P]``, the model that the first round starts from; P = length of the parameter vector.
@@ -176,8 +177,8 @@ class FederationConfig:
 
     @property
     def hides_starts(self) -> bool:
-        """Return whether clients' start points must be kept secret: a personalizer lets clients start from their own
-        models, which have no noise, while updates have."""
+        """Return whether clients must keep their start points secret. They must if a personalizer lets them start from
+        their own models, which have no noise, and if the updates that they send have noise."""
         return self.personalizer is not None and self.privacy is not None and self.privacy.noise_multiplier > 0
 
     @property
@@ -192,7 +193,7 @@ class FederationConfig:
 
 
 def named_head(parts: Iterable[Any]) -> str | None:
-    """Return the classifier head that these objects name in their argument ``head``; None if none does.
+    """Return the name of the classifier head that one of ``parts`` has as its argument ``head``; None if none has one.
 
     Args:
         parts: strategies, metrics and uploads.
