@@ -66,8 +66,8 @@ Models = Literal["received", "trained", "global"]
 class OwnModels(L.Callback):
     """Callback that evaluates every client's own model, and the global model, after the last round.
 
-    A client has two own models: the one that it has ``trained`` in its last round, and the one that it then
-    ``received`` from the server as the start point of the next round (the global model if there is no personalization).
+    A client has two own models: ``trained`` is the model that it trained in its last round, and ``received`` is the
+    model that the server would send it as the start point of the next round (the global model without personalization).
     For an attacker, ``trained`` is the model that it kept, not the one that it sent.
 
     Args:
@@ -75,9 +75,9 @@ class OwnModels(L.Callback):
         tests: the test samples: ``"shared"``, the test set that no client has, or ``"own"``, each client's test split.
 
     Attributes:
-        scores: set after the fit, ``{models: {measure: scores}}`` with ``[n]`` scores for the ``"received"`` and
-            ``"trained"`` models and one, ``[1]``, for the ``"global"`` model (with own tests the mean over the
-            clients); the measures are :data:`flsv.scores.class_scores.OWN_SCORES`.
+        scores: set after the fit, ``{models: {measure: scores}}``: ``[n]`` scores of the ``"received"`` and of the
+            ``"trained"`` models, and one score ``[1]`` of the ``"global"`` model (with own tests the mean over the
+            clients). The measures are :data:`flsv.scores.class_scores.OWN_SCORES`.
         seconds: the duration of the evaluation.
 
     Raises:
@@ -107,7 +107,8 @@ class OwnModels(L.Callback):
         try_forward(trainer, self._batches(data), data.num_classes, f'tests="{self.tests}"')
 
     def _batches(self, data: FederatedDataModule) -> Iterable[Any]:
-        """Return the batches of the shared test set, or of client 0's test split, on which evaluation is tried."""
+        """Return the batches of the shared test set; with own tests, of client 0's test split, to try the
+        evaluation."""
         return data.test_dataloader() if self.tests == "shared" else data.client_loader(0, "test", shuffle=False)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -138,8 +139,8 @@ class OwnModels(L.Callback):
 
         Args:
             clients: the k clients; a single one if clients keep parts of the model.
-            server: the global model ``[P]``, which is also that of clients without a model of their own.
-            evaluate: evaluates models on these clients' test samples.
+            server: the global model ``[P]``, which is also used for clients without a model of their own.
+            evaluate: evaluator of models on these clients' test samples.
         """
         received = self.loop.received()
         models: tuple[Mapping[int, Tensor], ...] = (received, {**received, **self.loop.trained}, {})
@@ -155,20 +156,19 @@ class OwnModels(L.Callback):
 
 
 class _AUROC(ClassScores):
-    """The scores of a classifier, reduced to the AUROC."""
+    """Metric with the AUROC of a classifier only."""
 
     def compute(self) -> Tensor:  # type: ignore[override]  # one of its scores, not all
         return super().compute()["auroc"]
 
 
 def kept_private(local: LocalData) -> dict[str, Tensor]:
-    """Return the entries of the model that a client does not share; a question that only a simulation asks."""
+    """Return the entries of the model that a client does not share. Only a simulation asks clients this question."""
     return dict(local.private)
 
 
 def _values(evaluate: ModelEvaluator, models: Tensor) -> Tensor:
-    """Evaluate K models, vectors of P entries, ``[K, P]``, and return their scores by all three measures,
-    ``[K, 3]``."""
+    """Return the scores of K models, vectors of P entries, ``[K, P]``, by the three :data:`MEASURES`, ``[K, 3]``."""
     scores = evaluate(models)
     return torch.stack([scores.value("metric" if name == "auroc" else name) for name in MEASURES], dim=1)
 
@@ -193,17 +193,18 @@ class Outcome:
     names: tuple[str, ...] = ()
 
     def scores(self, measure: str, models: Models = "received") -> Tensor:
-        """Return the scores of the clients' models by a measure, one per client; or the global model's single score."""
+        """Return the clients' scores ``[n]`` by a measure; for ``models="global"`` the global model's only score
+        ``[1]``."""
         return torch.tensor(self.table.loc[self.table["models"] == models, measure].tolist(), dtype=torch.float64)
 
     def gains(self, alone: Outcome, measure: str) -> Tensor:
-        """Compute each client's gain: the score of the model that it received last, minus its score in the outcome
-        ``alone``."""
+        """Compute each client's gain ``[n]``: the score of the model that it received last, minus its score in the
+        outcome ``alone``, in which clients train alone."""
         return self.scores(measure) - alone.scores(measure)
 
     def fairness(self, alone: Outcome, measure: str) -> float:
         """Compute collaborative fairness, the correlation of the clients' scores with those in the outcome ``alone``;
-        NaN if all clients' scores are the same."""
+        NaN if the scores of one of the two are the same for all clients."""
         return float(collaborative_fairness(alone.scores(measure), self.scores(measure)))
 
 
@@ -247,11 +248,11 @@ def compare(
     tests: Tests = "shared",
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Outcome]:
-    """Run the standalone baseline and every configuration.
+    """Run the standalone baseline and every configuration; read the results of finished runs instead.
 
     Args:
         configs: configuration files or names of packaged ones, one per algorithm.
-        base: configuration files or names that are read before each of them.
+        base: configuration files or names that are read before each of ``configs``.
         arguments: further arguments of ``flsv fit``, which override the files.
         out: the folder below which each run writes into a folder of its own.
         tests: the test samples, see :class:`OwnModels`.
@@ -296,7 +297,7 @@ def compare(
 
 
 def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: Path, alone: bool) -> FederatedCLI:
-    """Build the trainer, module and data of one run; if ``alone``, of the standalone baseline."""
+    """Return the command line interface with the objects of one run; if ``alone``, of the standalone baseline."""
     files = [option for file in (*base, config) for option in ("--config", file)]
     own = ["--trainer.default_root_dir", str(folder), "--federation.reporting.table", "false"]
     own += ["--federation.evaluation.keep_trained", "true"]
@@ -309,7 +310,7 @@ def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: P
 
 
 def _alone(loop: FederatedLoop) -> FederatedLoop:
-    """Return a loop for the same clients without a federation: no attacks, no sampling and no metrics."""
+    """Return a loop in which the same clients train alone, without attacks, sampling and metrics."""
     nothing = ("aggregator", "metrics", "sampler", "client_algorithm", "uploads")
     return loop.replace(
         **dict.fromkeys(nothing),
