@@ -66,8 +66,8 @@ Federation = FederationInfo  # the name before 1.1
 
 
 class Component(ValidatedArguments, ABC):
-    """Base class of strategies and filters, with what they have in common: :meth:`begin` is called before the first
-    round, the state is part of checkpoints, and ``repr`` shows the constructor's arguments."""
+    """Base class of strategies and filters: :meth:`begin` is called before the first round, and the state is saved in
+    checkpoints. ``repr`` shows the constructor's arguments."""
 
     def begin(self, federation: FederationInfo) -> None:
         """Prepare for a new fit: discard the state of an earlier fit, check the federation, create the new state.

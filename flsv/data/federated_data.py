@@ -40,7 +40,7 @@ class FederatedData:
         eval_options: keyword arguments of :func:`~flsv.data.make_loader` for evaluation batches.
         differs: which training samples the corruptions changed, bool ``[N]``.
         columns: one card per column of a table, which says how the column is used; empty for other data.
-        by_rarity: whether the rarer one of two classes was taken for the positive one.
+        by_rarity: whether the rarer one of two classes is the positive one because the user named none.
     """
 
     train: Dataset
@@ -235,7 +235,7 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
 def _corrupted(
     dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
 ) -> tuple[TensorDataset, Tensor, Tensor]:
-    """Apply the corruptions, in the given order, to the training samples of the clients that each one concerns.
+    """Apply each corruption, in the given order, to the training samples of the clients that it has chosen.
 
     Returns:
         The data set after the corruptions; the class of each sample in it, int64 ``[N]``; and which samples the

@@ -175,7 +175,7 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
 
 
 def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]) -> tuple[str, ...]:
-    """Return names of clients after the groups that they hold, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
+    """Return for each client a name made of its groups' names, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
 
     Args:
         parts: indices of each client's samples, int64 ``[n]``.

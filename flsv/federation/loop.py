@@ -77,7 +77,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         aggregator: the aggregator, which makes the next global model from the clients' models. Default: FedAvg.
         metrics: contribution metrics by name, or a ``MetricCollection``; ``loop.metrics[name]`` is the live metric. In
             Python, any torchmetrics ``Metric`` whose ``update`` arguments are named after attributes of ``flsv.Round``.
-        personalizer: gives clients start points of their own. Default: all clients start from the global model.
+        personalizer: the personalizer, which gives each client its own start point. Default: all clients start from the
+            global model.
         sampler: the sampler, which draws each round's cohort. Default: every client takes part.
         client_algorithm: changes the clients' training, such as ``flsv.training.algorithms.FedProx``.
         uploads: changes that clients make to their updates before sending them, in this order: attacks, which the

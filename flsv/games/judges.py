@@ -98,9 +98,9 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
 
 
 def unlike_others(opinions: Tensor) -> list[int]:
-    """Find judges whose scores are farther from those of every other judge than any two other judges' are apart.
+    """Find judges whose distance from every other judge exceeds the largest distance between two of the others.
 
-    Each judge's mean score is subtracted first, and distances are Euclidean.
+    The distance of two judges is Euclidean, between their scores after each judge's mean score is subtracted.
 
     Args:
         opinions: ``[j, K]``, the scores that j judges give to K coalitions' models. A judge with a NaN is left out.

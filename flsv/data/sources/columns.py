@@ -61,8 +61,8 @@ class Columns:
             matches ``-99.0``.
         standardize_target: whether to subtract the mean of a regression's target and divide by its standard deviation.
         max_categories: largest number of categories of a column; a column with more is refused.
-        delimiter: character between the values in a file; where the header lacks it, a semicolon, a tab or a vertical
-            bar is found by itself.
+        delimiter: character between the values in a file; if the header does not contain it, a semicolon, tab or
+            vertical bar in the header is used.
         decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number, and so is ``"12.5"``, whose
             point cannot separate thousands.
         thousands: thousands separator of numbers in a file: with ``"."``, ``"1.234,5"`` is 1234.5. None: numbers have
@@ -158,7 +158,7 @@ else:
 
 
 def as_columns(given: GivenColumns) -> Columns:
-    """Return the options as ``Columns``; a dictionary is converted, and None gives the defaults."""
+    """Return ``given`` as ``Columns``: a dictionary is converted, and None becomes the defaults."""
     found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
     check_kind("columns", "columns", found, Columns, "flsv.data.Columns(...) or its options")
     return found

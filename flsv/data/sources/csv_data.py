@@ -42,7 +42,7 @@ class CSVData(L.LightningDataModule):
     training.
 
     Args:
-        path: path of the file, looked up below ``root``, then as given.
+        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         group: the column whose values are the natural clients; None: there is no such column.
         root: folder of the files; None: ``$FLSV_DATA_ROOT``, else ``data``.
         test_path: path of a second file with the same columns, for testing; None: test samples are taken from the first
@@ -205,7 +205,7 @@ class TableData(CSVData):
     deviations and categories are fitted on the training rows.
 
     Args:
-        path: path of the file, looked up below ``root``, then as given.
+        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         target: the column to predict.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`; it is not a feature.
         columns: the task, and options by which the other columns become features.
@@ -283,7 +283,7 @@ class TextData(CSVData):
     without a class are left out, with a warning.
 
     Args:
-        path: path of the file, looked up below ``root``, then as given.
+        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         text: the column with the texts.
         label: the column with the classes.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
@@ -355,7 +355,7 @@ class CharacterData(CSVData):
     as several. Validation and test samples are pieces, not whole documents: the same document may be in both.
 
     Args:
-        path: path of the file, looked up below ``root``, then as given.
+        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         text: the column with the documents.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
         length: number of characters that a sample predicts.
