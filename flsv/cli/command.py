@@ -145,7 +145,7 @@ _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
 
 
 def number_hint(wrong: str) -> str:
-    """Return a suggestion for a text that begins with a number, as part of a message about it; "" for another text.
+    """Return ". Did you mean ...?" with the number at the beginning of a text; "" if there is none, or nothing else.
 
     Example:
         >>> number_hint("0.1x"), number_hint("0,1"), number_hint("much")
@@ -156,7 +156,7 @@ def number_hint(wrong: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """``ArgumentParser`` whose message about a number with a slip suggests the number."""
+    """``ArgumentParser`` whose errors about mistyped numbers suggest a number."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid \w+ value: '(.*)'$", message)

@@ -102,7 +102,8 @@ class FitParser(_Suggests, LightningArgumentParser):
 
 
 def nearest(wrong: str, options: set[str]) -> list[str]:
-    """Return up to three options whose last word equals that of a wrong option, or is spelled similarly.
+    """Return up to three options whose last word equals that of a wrong option, or is spelled similarly; only the one
+    in the same section if there is one.
 
     Example:
         >>> nearest("alfa", {"data.partitioner.alpha", "federation.seed"})

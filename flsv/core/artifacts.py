@@ -50,7 +50,7 @@ def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str])
     Args:
         local: the client's own data; call this inside a question to the client.
         name: the file's name without its extension, plain in the sense of :func:`flsv.utilities.arguments.plain_name`.
-        draw: called when the file is written; returns a figure, or the text of a ``.csv`` file.
+        draw: function that is called when the file is written, and returns a figure or the text of a ``.csv`` file.
 
     Raises:
         ConfigurationError: ``name`` is not a plain file name, so it could lead out of the client's folder.

@@ -191,8 +191,8 @@ class Round:
     @cached_property
     @after("aggregation")
     def server_head(self) -> Tensor:
-        """Return the average change of the classifier head (M classes, D weights and a bias each), weighted by this
-        round's aggregation weights, ``[M, D+1]``."""
+        """Return the average of the clients' updates in the classifier head (M classes, D weights and a bias each),
+        weighted by this round's aggregation weights, ``[M, D+1]``."""
         return torch.einsum("k,kmd->md", self._weights, self.client_heads)
 
     @cached_property
@@ -288,7 +288,7 @@ class Round:
     @cached_property
     @after("exchange")
     def coalitions(self) -> Tensor:
-        """Return the K coalitions of the n clients whose models are trained beside the global one, bool ``[K, n]``; the
+        """Return the K coalitions of clients for which models are trained beside the global model, bool ``[K, n]``; the
         empty and the full coalition are among them."""
         if self.trained is None:
             raise RuntimeError("no coalitions are trained in this round: flsv.metrics.ShadowShapley has them trained.")

@@ -142,7 +142,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return [part for s in splits for part in (self.client_indices(client, s), self.client_labels(client, s))]
 
     def corrupted_samples(self, client: int) -> Tensor:
-        """Return which of a client's training samples corruptions changed, bool ``[n]`` in the order of
+        """Return for each of a client's training samples whether corruptions changed it, bool ``[n]`` in the order of
         :meth:`client_indices`.
 
         This is ground truth for tests and figures; the server never receives it.

@@ -355,7 +355,7 @@ def _by_class(
         labels: class of every sample, int64 ``[N]``.
         classes: the classes to divide.
         generator: generator of the random order.
-        split: returns the clients' parts, given a class and the indices of its samples.
+        split: function ``split(class, indices of its samples)`` that returns the clients' parts of these indices.
 
     Returns:
         Indices of each client's samples, int64 ``[n]``.

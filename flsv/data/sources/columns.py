@@ -99,7 +99,8 @@ class Columns:
     date_format: list[str] | str | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
-        """Return the marks of a missing value in the column ``name``; with ``typed``, in a DataFrame's column."""
+        """Return the marks of a missing value in the column ``name``; ``typed`` says that it is a DataFrame's
+        column."""
         usual = () if typed else GAPS
         if isinstance(self.gaps, dict):
             return {"", *usual, *self.gaps.get(name, ())}

@@ -46,7 +46,8 @@ def doubtful_dates(table: Table, names: Iterable[str], columns: Columns) -> Iter
 
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Yield an error if a column is called like an identifier and has a different whole number in every row."""
+    """Yield an error if a column has the name of an identifier, such as "patient id", and a different whole number in
+    every row."""
     if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
         return
     table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])

@@ -68,7 +68,7 @@ class TableEncoder:
         return with_values(table, self.target, "target", self.columns)
 
     def row_names(self, table: Table) -> dict[str, list[str]]:
-        """Return labels by which a reader of the file recognizes each row; see :meth:`Table.row_names`."""
+        """Return ``{title: texts}`` with which users recognize each row in the file; see :meth:`Table.row_names`."""
         return table.row_names(self.columns.exclude or (), self.group)
 
     def features(self, table: Table, fit: np.ndarray) -> Tensor:

@@ -116,8 +116,8 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
 
     Args:
         name: one of :data:`DATA_SETS`, a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
-            ``test/<class>`` images or with ``<class>`` images alone. Files and folders are looked up below ``root``,
-            then as given.
+            ``test/<class>`` images or with ``<class>`` images alone. Paths are relative to ``root`` or, if they do
+            not exist there, to the working folder.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``, else ``data``.
         download: whether to download torchvision's data sets if they are missing.
         image_size: side in pixels to which the images of a folder are resized.

@@ -175,7 +175,7 @@ def date_formats(texts: Iterable[str], known: Sequence[str] = ()) -> list[str] |
     """Return the formats, as for ``strftime``, in which texts that are not in ISO 8601 are dates.
 
     Args:
-        texts: texts that :func:`are_dates`.
+        texts: texts for which :func:`are_dates` returns True.
         known: formats of other columns.
 
     Returns:

@@ -154,8 +154,8 @@ def data_root(root: str | None) -> Path:
 
 
 def find_place(name: str | Path, root: str | None) -> Path | None:
-    """Return the path of a file or folder, looked up below :func:`data_root`, then as given; None if it does not
-    exist."""
+    """Return the path of a file or folder, relative to :func:`data_root` or, if it does not exist there, to the working
+    folder; None if it does not exist."""
     return next((place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()), None)
 
 
